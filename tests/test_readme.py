@@ -36,7 +36,9 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)])
+@pytest.mark.parametrize(
+    "name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1), ("emulated-graphs", 1)]
+)
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)

@@ -78,7 +78,9 @@ class Imm:
 
 @dataclass(slots=True, eq=False)
 class Var:
-    """A variable or parameter: `init` are its first bytes, `relocations` are (offset, symbol, addend)."""
+    """A variable or parameter: `init` are its first bytes, `relocations` are (offset, symbol, addend). `managed`: the
+    host may use it too.
+    """
 
     name: str
     space: str
@@ -88,6 +90,7 @@ class Var:
     init: bytes = b""
     relocations: list[tuple[int, str, int]] = field(default_factory=list)
     extern: bool = False
+    managed: bool = False
     array: bool = False
     line: int = 0
 

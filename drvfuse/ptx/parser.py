@@ -80,6 +80,11 @@ def _blank(match: re.Match[str]) -> str:
     return text if text[0] == '"' else " " + "\n" * text.count("\n")
 
 
+def without_comments(ptx: str) -> str:
+    """A PTX text without its comments, in which everything stays in its line."""
+    return _COMMENT.sub(_blank, ptx.rstrip("\0"))
+
+
 class _Scope:
     __slots__ = ("labels", "names", "pending", "tag")
 
@@ -93,7 +98,7 @@ class _Scope:
 class _Parser:
     def __init__(self, ptx: str, bodies: bool):
         self.bodies = bodies
-        self.text = _COMMENT.sub(_blank, ptx.rstrip("\0"))
+        self.text = without_comments(ptx)
         self.pos = 0
         self.files: dict[int, str] = {}
         self.module = Module((0, 0), "")
@@ -221,6 +226,7 @@ class _Parser:
         align = int(m["align"] or element)
         var = Var(m["name"], spaces[0] if spaces else "param", m["type"], element * count, align)
         var.extern = "extern" in mods
+        var.managed = re.match(r"[^=]*\.attribute\s*\(\s*\.managed\b", text) is not None
         var.array = bool(dims)
         var.line = self.line(start)
         if m["init"] and var.type not in _OPAQUE:

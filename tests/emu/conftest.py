@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loopback import LoopbackDriver
 
 from drvfuse.emu import Machine
 
@@ -18,7 +19,13 @@ def machine() -> Iterator[Machine]:
         yield made
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of modules with `AS_MESSAGES` run a second time, with all calls and results written as bytes."""
+    if "cuda" in metafunc.fixturenames and getattr(metafunc.module, "AS_MESSAGES", False):
+        metafunc.parametrize("cuda", ["calls", "messages"], indirect=True)
+
+
 @pytest.fixture
-def cuda(machine: Machine) -> Any:
+def cuda(machine: Machine, request: pytest.FixtureRequest) -> Any:
     """The driver API of a fresh machine of 4 devices, initialised."""
-    return machine.driver
+    return LoopbackDriver(machine) if getattr(request, "param", "calls") == "messages" else machine.driver

@@ -81,8 +81,16 @@ class State:
         alive = [module, library, stream, event, graph, ok(cuda.cuCtxGetCurrent())]
         alive += [ok(cuda.cuModuleGetFunction(module, b"kernel")), ok(cuda.cuLibraryGetKernel(library, b"kernel"))]
         alive += [ok(cuda.cuDeviceGetDefaultMemPool(0)), ok(cuda.cuGraphInstantiate(graph, 0)), memory]
+        alive += [ok(cuda.cuGraphAddMemsetNode(graph, None, 0, self._fill(memory), 0))]
         self.alive = {type(handle).__name__: handle for handle in alive}
-        self.handles = [*alive[:-1], dead_stream, dead_event]
+        self.handles = [*alive, dead_stream, dead_event]
+        self.handles.remove(memory)
+
+    @staticmethod
+    def _fill(address: Any) -> Any:
+        p = T.CUDA_MEMSET_NODE_PARAMS()
+        p.dst, p.width, p.height, p.elementSize = address, 16, 1, 4
+        return p
 
 
 def ok(result: tuple[Any, ...]) -> Any:
@@ -108,6 +116,10 @@ class Arguments:
             return draw.choice((0, self.code, 7, FAR, *self.host["addresses"]))
         if isinstance(item, inputs.Text):
             return draw.choice((b"", b"kernel", b"variable", b"\xff\xfe", b"/no/such/file", b"a" * 70000))
+        if isinstance(item, inputs.Buffer):
+            return draw.choice((bytearray(64), bytearray(1), b""))
+        if isinstance(item, inputs.Moved):
+            return draw.choice((None, item.scalar.kind(0), item.scalar.kind(2**32 - 1)))
         if isinstance(item, inputs.Image):
             return draw.choice((PTX, b"", b"\x7fELF", b"\x50\xed\x55\xba" + bytes(12), *self.host["addresses"], 0, 5))
         if isinstance(item, inputs.Parameters):
@@ -172,6 +184,11 @@ def drivers(mode: str) -> Iterator[Any]:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def shown(value: Any) -> str:
+    """A value in the log: a structure that holds anything cannot print itself."""
+    return type(value).__name__ if hasattr(value, "getPtr") and not hasattr(value, "__int__") else repr(value)[:100]
+
+
 def attempt(call: Any) -> tuple[type[BaseException] | None, Any]:
     try:
         return None, call()
@@ -183,6 +200,7 @@ def attempt(call: Any) -> tuple[type[BaseException] | None, Any]:
 
 def main(mode: str, seed: int, rounds: int, log: str) -> int:
     faulthandler.enable()
+    os.chdir(os.path.dirname(log))  # some calls write files
     draw = random.Random(seed)
     arguments = Arguments(draw, host_memory())
     calls = raised = failed = 0
@@ -196,13 +214,14 @@ def main(mode: str, seed: int, rounds: int, log: str) -> int:
                 state, function = State(owner.driver), getattr(owner.driver, name)
                 for _ in range(rounds if made is not None and made.inputs else 1):
                     given = [arguments.of(item, state) for item in made.inputs] if made else [0] * draw.randrange(4)
-                    written.write(f"{name}{tuple(given)!r}\n"[:2000])
+                    written.write(f"{name}({', '.join(shown(value) for value in given)})\n")
                     written.flush()
                     expected, _ = attempt(lambda given=given, made=made: made and made.read(tuple(given), {}))
                     kind, result = attempt(lambda given=given, function=function: function(*given))
                     shape = type(result) is tuple and type(result[0]) is R and len(result) == wanted + 1
                     if kind is not expected or not (kind or shape):
-                        wrong.append(f"{name}{tuple(given)!r}: {result!r}, and reading the arguments raises {expected}")
+                        call = f"{name}({', '.join(shown(value) for value in given)})"
+                        wrong.append(f"{call}: {result!r}, and reading the arguments raises {expected}")
                     raised += kind is not None
                     failed += kind is None and result[0] != 0
                     calls += 1

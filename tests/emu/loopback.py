@@ -12,6 +12,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu.bindings import R
 from drvfuse.emu.driver import ENTRIES, perform
 from drvfuse.emu.driver.launch import layout_of
+from drvfuse.emu.machine.foreign import FOREIGN
 from drvfuse.emu.machine.objects import Function
 from drvfuse.emu.wire.arguments import Invalid
 from drvfuse.emu.wire.coder import coder
@@ -31,7 +32,19 @@ class Loopback:
     def known(self, address: int) -> int:
         return address
 
-    back = register = known
+    register = known
+
+    def lasting(self, address: int) -> int:
+        return address if self.shared(address) is not None else address + FOREIGN
+
+    def back(self, address: int) -> int:
+        return address - FOREIGN if address >= FOREIGN else address
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        return ctypes.string_at(address, nbytes)
+
+    def write(self, address: int, content: bytes) -> None:
+        ctypes.memmove(address, content, len(content))
 
     def layout(self, function: int) -> Layout | None:
         found = None if self.machine is None else self.machine.own.handles.get(function)
@@ -42,6 +55,13 @@ class Loopback:
 
     def pinned(self, address: int) -> int:
         return os.open(os.devnull, os.O_RDONLY)
+
+    def keep_image(self, link: int, content: bytes) -> int:
+        self._image = ctypes.create_string_buffer(content)
+        return ctypes.addressof(self._image)
+
+    def managed(self, address: int) -> None:
+        return None
 
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
         os.close(descriptor)
@@ -54,7 +74,8 @@ class LoopbackDriver:
     """The driver API of a machine's own process."""
 
     def __init__(self, machine: Machine) -> None:
-        self._machine, self._ends = machine, Loopback(machine)
+        self._machine, self._ends, self.process = machine, Loopback(machine), machine.own
+        machine.own.foreign = self._ends
         self._kept: deque[Any] = deque(maxlen=100)
 
     def __getattr__(self, name: str) -> Any:
@@ -72,6 +93,9 @@ class LoopbackDriver:
             self._kept.append(run)
             result = perform(self._machine.own, ENTRIES[name], run.values)
             if result[0]:
+                out = Outgoing()
+                made.write_told(out, run)
+                made.read_told(Incoming(memoryview(b"".join(out.parts)), []), sent)
                 return result
             out = Outgoing()
             made.write_result(out, result[1:], run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and fills, in stream order or waited for."""
+"""Copies, in stream order or waited for."""
 
 from __future__ import annotations
 
@@ -7,47 +7,65 @@ import ctypes
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.failure import Failure
+from ..machine.foreign import FOREIGN
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
-from ..machine.work import Copy, Copy2D, Fill
+from ..machine.work import Copy, Copy3D, End
 from ..wire import mapped
-from .entry import check, entry, host_address, number
+from .entry import check, entry, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
+END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # no program has memory at this address or above it
 
 
-def _range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
+def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check one end of a copy by `context`: memory of the machine has to be live and within its device's access, host
     memory has to be mapped. Above all that a program can have there is what a client had registered.
 
     The stream does not count: a copy on another device's stream needs access from the current context.
     """
-    if device or proc.machine.window.contains(address):
+    if proc.foreign is not None and address >= FOREIGN and not device:
+        check(address - FOREIGN <= _END - nbytes)
+    elif device or proc.machine.window.contains(address):
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(0 < address <= _END - nbytes)
         check((mapped.writable if verb == "writes" else mapped.readable)(address, nbytes))
 
 
-def _pageable(proc: Process, address: int) -> bool:
+def pageable(proc: Process, address: int) -> bool:
     return proc.memory.find(address) is None
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Failure, and the capture is spoilt, for a copy of pageable memory: the graph could not do what the call does."""
-    if stream.capture is not None and any(_pageable(proc, address) for address in addresses):
+    """Failure, and the capture is spoilt, for a copy of rows of foreign memory, which is here during the call only."""
+    if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
 
 def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
-    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver."""
-    _capturable(proc, stream, src, dst)
-    source = ctypes.string_at(src, nbytes) if _pageable(proc, src) else src
-    _queue(proc, stream, Copy(stream.context, dst, source, nbytes, keep), _pageable(proc, dst))
+    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver; that of a graph,
+    when its node runs.
+    """
+    source: int | bytes = src
+    if stream.capture is None and pageable(proc, src):
+        source = ctypes.string_at(src, nbytes)
+    _queue(proc, stream, Copy(stream.context, dst, source, nbytes, keep), pageable(proc, dst))
 
 
-def _queue(proc: Process, stream: Stream, command: Copy | Copy2D, wait: bool) -> None:
+def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
+    """The address by which a queued copy finds memory of the caller: in a graph, foreign memory is asked for again."""
+    origin = getattr(given, "origin", None)
+    if stream.capture is None or proc.foreign is None or origin is None:
+        return address
+    if given.keep is not None:
+        given.keep.unused = True  # nothing goes back to the caller now
+    return int(origin) + FOREIGN
+
+
+def _queue(proc: Process, stream: Stream, command: Copy | Copy3D, wait: bool) -> None:
     """Queue a copy, and wait for it unless it goes into a graph."""
     op = proc.enqueue(stream, command)
     if op is not None and wait:
@@ -55,22 +73,21 @@ def _queue(proc: Process, stream: Stream, command: Copy | Copy2D, wait: bool) ->
         proc.healthy(stream.context)
 
 
-def _copy(proc: Process, kind: str, dst: Any, src: Any, nbytes: int, hStream: Any = _NOW) -> None:
+def _copy(proc: Process, kind: str, dst: int, src: int, nbytes: int, hStream: Any = _NOW) -> None:
     """Copy now, or in the order of a stream. `kind` says what each end is, as in the driver's names: "HtoD", "DtoD", or
     "" where any memory may be at both.
     """
-    target, keep = host_address(dst) if kind == "DtoH" else (number(dst), None)
-    source, more = host_address(src) if kind == "HtoD" else (number(src), None)
-    target, source = proc.memory.on_device(target), proc.memory.on_device(source)
+    target, source = proc.memory.on_device(dst), proc.memory.on_device(src)
     context = proc.current()
     stream = None if hStream is _NOW else proc.stream(hStream)
     if nbytes:
-        _range(proc, "writes", target, nbytes, kind.endswith("D"), context)
-        _range(proc, "reads", source, nbytes, kind.startswith("D"), context)
+        check_range(proc, "writes", target, nbytes, kind.endswith("D"), context)
+        check_range(proc, "reads", source, nbytes, kind.startswith("D"), context)
         if stream is None:
             _queue(proc, context.legacy, Copy(context, target, source, nbytes), True)
         else:
-            _copy_async(proc, target, source, nbytes, stream, (keep, more))
+            target, source = _lasting(proc, stream, dst, target), _lasting(proc, stream, src, source)
+            _copy_async(proc, target, source, nbytes, stream, (dst, src))
 
 
 @entry(unsafe=True)
@@ -119,7 +136,7 @@ def _peer(proc: Process, dst: int, dst_context: Any, src: int, src_context: Any,
         context = proc.get(handle, Context, R.CUDA_ERROR_INVALID_CONTEXT)
         proc.healthy(context)
         if nbytes:
-            _range(proc, verb, address, nbytes, True, context)
+            check_range(proc, verb, address, nbytes, True, context)
 
 
 @entry(unsafe=True)
@@ -127,7 +144,7 @@ def cuMemcpyPeer(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int
 ) -> None:
     """Needs no peer access: without it the copy goes through the host."""
-    context, dst, src = proc.current(), number(dstDevice), number(srcDevice)
+    context, dst, src = proc.current(), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     if ByteCount:
         _queue(proc, context.legacy, Copy(context, dst, src, ByteCount), True)
@@ -138,89 +155,102 @@ def cuMemcpyPeerAsync(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int, hStream: Any
 ) -> None:
     """As cuMemcpyPeer. In a capture it is refused, and the capture is spoilt."""
-    stream, dst, src = proc.stream(hStream), number(dstDevice), number(srcDevice)
+    stream, dst, src = proc.stream(hStream), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     if ByteCount:
         _copy_async(proc, dst, src, ByteCount, stream)
 
 
-def _copy_2d(proc: Process, p: Any, context: Context) -> Copy2D | None:
-    def end(verb: str, kind: Any, host: Any, device: Any, pitch: int, x: int, y: int) -> tuple[int, int]:
-        kinds = T.CUmemorytype
-        check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
-        base = host_address(host)[0] if kind == kinds.CU_MEMORYTYPE_HOST else number(device)
-        check(pitch == 0 or pitch >= p.WidthInBytes + x)
-        pitch = pitch or p.WidthInBytes + x
-        start = proc.memory.on_device(base + y * pitch + x)
-        nbytes = pitch * (p.Height - 1) + p.WidthInBytes
-        _range(proc, verb, start, nbytes, kind == kinds.CU_MEMORYTYPE_DEVICE, proc.current())
-        return start, pitch
+def field(p: Any, name: str) -> Any:
+    """A field of a structure, 0 for one that it does not have. Failure for an enum that holds none of its members."""
+    try:
+        return getattr(p, name, 0)
+    except ValueError:
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
 
-    if p.WidthInBytes == 0 or p.Height == 0:
+
+def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
+    """What a CUDA_MEMCPY3D, its PEER form or a CUDA_MEMCPY2D asks for, checked; None where it is empty. A pitch or a
+    height of 0 is that of rows and layers without gaps.
+    """
+    width, height, depth = p.WidthInBytes, p.Height, getattr(p, "Depth", 1)
+    if 0 in (width, height, depth):
         return None
-    dst, dst_pitch = end("writes", p.dstMemoryType, p.dstHost, p.dstDevice, p.dstPitch, p.dstXInBytes, p.dstY)
-    src, src_pitch = end("reads", p.srcMemoryType, p.srcHost, p.srcDevice, p.srcPitch, p.srcXInBytes, p.srcY)
-    return Copy2D(context, dst, dst_pitch, src, src_pitch, p.WidthInBytes, p.Height, p)
+
+    def end(name: str, verb: str) -> End:
+        given = {key: field(p, name + key) for key in END_KEYS}
+        kinds, kind = T.CUmemorytype, given["MemoryType"]
+        check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+        check(not given["LOD"])
+        pitch = given["Pitch"] or width + given["XInBytes"]
+        rows = given["Height"] or height + given["Y"]
+        check(pitch >= width + given["XInBytes"] and (depth == 1 or rows >= height + given["Y"]))
+        base = number(given["Host" if kind == kinds.CU_MEMORYTYPE_HOST else "Device"])
+        first = base + (given["Z"] * rows + given["Y"]) * pitch + given["XInBytes"]
+        found = End(proc.memory.on_device(first), pitch, rows * pitch, given)
+        device = kind == kinds.CU_MEMORYTYPE_DEVICE
+        user = proc.current()
+        if hasattr(p, f"{name}Context") and kind != kinds.CU_MEMORYTYPE_HOST:
+            user = proc.get(getattr(p, f"{name}Context"), Context, R.CUDA_ERROR_INVALID_CONTEXT)
+            proc.healthy(user)
+        check_range(proc, verb, found.address, found.span(width, height, depth), device, user)
+        return found
+
+    return Copy3D(context, end("dst", "writes"), end("src", "reads"), width, height, depth, p)
 
 
-@entry(unsafe=True)
-def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
+def _rows(proc: Process, p: Any) -> None:
+    """Copy rows now."""
+    check(p is not None)
     context = proc.current()
-    check(pCopy is not None)
-    command = _copy_2d(proc, pCopy, context)
+    command = copy_3d(proc, p, context)
     if command is not None:
         _queue(proc, context.legacy, command, True)
 
 
+def _rows_async(proc: Process, p: Any, hStream: Any) -> None:
+    """Copy rows in the order of a stream; where pageable memory takes part, the call waits for that."""
+    check(p is not None)
+    stream = proc.stream(hStream)
+    command = copy_3d(proc, p, stream.context)
+    if command is not None:
+        ends = command.source.address, command.destination.address
+        _capturable(proc, stream, *ends)
+        _queue(proc, stream, command, any(pageable(proc, address) for address in ends))
+
+
+@entry(unsafe=True, name="cuMemcpy2DUnaligned")
+@entry(unsafe=True)
+def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
+    """Rows of any alignment, in either form."""
+    _rows(proc, pCopy)
+
+
 @entry()
 def cuMemcpy2DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
-    stream = proc.stream(hStream)
-    check(pCopy is not None)
-    command = _copy_2d(proc, pCopy, stream.context)
-    if command is not None:
-        _capturable(proc, stream, command.source, command.destination)
-        _queue(proc, stream, command, _pageable(proc, command.destination) or _pageable(proc, command.source))
-
-
-# Fills --------------------------------------------------------------------------------------------------------------
-
-
-def _fill(proc: Process, dst: Any, value: int, size: int, count: int, stream: Stream) -> None:
-    address = number(dst)
-    if count == 0:
-        return
-    check(address % size == 0)
-    proc.memory.require("a fill writes", address, count * size, proc.current(), direct=True)
-    proc.enqueue(stream, Fill(stream.context, address, value, size, count))
+    _rows_async(proc, pCopy, hStream)
 
 
 @entry(unsafe=True)
-def cuMemsetD8(proc: Process, dstDevice: Any, uc: int, N: int) -> None:
-    """Like the driver's, this does not wait: it is ordered as work of the legacy stream."""
-    _fill(proc, dstDevice, uc, 1, N, proc.current().legacy)
+def cuMemcpy3D(proc: Process, pCopy: Any) -> None:
+    """Layers of rows between linear memory of any kind; arrays are not supported."""
+    _rows(proc, pCopy)
+
+
+@entry()
+def cuMemcpy3DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
+    _rows_async(proc, pCopy, hStream)
 
 
 @entry(unsafe=True)
-def cuMemsetD16(proc: Process, dstDevice: Any, us: int, N: int) -> None:
-    _fill(proc, dstDevice, us, 2, N, proc.current().legacy)
-
-
-@entry(unsafe=True)
-def cuMemsetD32(proc: Process, dstDevice: Any, ui: int, N: int) -> None:
-    _fill(proc, dstDevice, ui, 4, N, proc.current().legacy)
+def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
+    """Needs no peer access: each end is of the context that is named for it."""
+    _rows(proc, pCopy)
 
 
 @entry()
-def cuMemsetD8Async(proc: Process, dstDevice: Any, uc: int, N: int, hStream: Any) -> None:
-    _fill(proc, dstDevice, uc, 1, N, proc.stream(hStream))
-
-
-@entry()
-def cuMemsetD16Async(proc: Process, dstDevice: Any, us: int, N: int, hStream: Any) -> None:
-    _fill(proc, dstDevice, us, 2, N, proc.stream(hStream))
-
-
-@entry()
-def cuMemsetD32Async(proc: Process, dstDevice: Any, ui: int, N: int, hStream: Any) -> None:
-    _fill(proc, dstDevice, ui, 4, N, proc.stream(hStream))
+def cuMemcpy3DPeerAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
+    """As cuMemcpy3DPeer. In a capture it is refused, and the capture is spoilt."""
+    proc.stream(hStream).refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    _rows_async(proc, pCopy, hStream)

@@ -22,7 +22,10 @@ _SUPPORTED = (
     *("STREAM_PRIORITIES_SUPPORTED", "GLOBAL_L1_CACHE_SUPPORTED", "LOCAL_L1_CACHE_SUPPORTED"),
     *("COMPUTE_PREEMPTION_SUPPORTED", "COOPERATIVE_LAUNCH", "HOST_REGISTER_SUPPORTED"),
     *("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
-    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    *("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "MEMPOOL_SUPPORTED_HANDLE_TYPES", "IPC_EVENT_SUPPORTED"),
+    *("MANAGED_MEMORY", "CONCURRENT_MANAGED_ACCESS", "COOPERATIVE_MULTI_DEVICE_LAUNCH"),
+    *("CAN_USE_64_BIT_STREAM_MEM_OPS", "CAN_USE_STREAM_WAIT_VALUE_NOR"),
+    *("CAN_USE_STREAM_MEM_OPS_V1", "CAN_USE_64_BIT_STREAM_MEM_OPS_V1", "CAN_USE_STREAM_WAIT_VALUE_NOR_V1"),
 )
 # The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
 _FIXED = {
@@ -232,7 +235,7 @@ def cuDeviceGetMemPool(proc: Process, dev: Any) -> Any:
 def cuDeviceSetMemPool(proc: Process, dev: Any, pool: Any) -> None:
     device = proc.device(dev)
     found = proc.get(pool, Pool, R.CUDA_ERROR_INVALID_VALUE)
-    check(found.device is device)
+    check(found.device is device and not found.imported)
     proc.tenancy(device).pool = found
 
 

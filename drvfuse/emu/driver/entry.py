@@ -87,11 +87,16 @@ def entry(
 
 def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Call an entry for a process and give the result the shape that cuda.bindings gives it."""
+    values: Sequence[Any] | Invalid
     try:
         values = e.coder.read(args, kwargs)
     except Invalid as invalid:
-        return perform(process, e, invalid)
-    return perform(process, e, values)
+        values = invalid
+    result = perform(process, e, values)
+    if result[0] and process.refusal is not None:
+        for listener in process.listeners():
+            listener.tell(process.refusal.brief().encode())
+    return result
 
 
 def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tuple[Any, ...]:

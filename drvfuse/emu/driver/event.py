@@ -19,10 +19,14 @@ _RECORD_EXTERNAL = 1
 @entry(1)
 def cuEventCreate(proc: Process, Flags: int) -> Any:
     check(0 <= Flags < 8)
-    check(not Flags & _INTERPROCESS, R.CUDA_ERROR_NOT_SUPPORTED)
-    event = proc.add(Event(proc.current(), Flags))
+    check(not Flags & _INTERPROCESS or Flags & _DISABLE_TIMING)
+    return T.CUevent(new_event(proc, Event(proc.current(), Flags)).handle)
+
+
+def new_event(proc: Process, event: Event) -> Event:
+    """Make an event known to its process."""
     event.context.events.add(event)
-    return T.CUevent(event.handle)
+    return proc.add(event)
 
 
 @entry()
@@ -51,7 +55,7 @@ def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int)
         proc.enqueue(stream, Record(stream.context, event))
     else:
         stream.capture.valid()
-        event.captured = (stream.capture, tuple(stream.capture_tail))
+        event.captured = (stream.capture, dict(stream.capture_tail))
 
 
 @entry()
@@ -106,7 +110,7 @@ def cuEventQuery(proc: Process, hEvent: Any) -> None:
 def cuEventSynchronize(proc: Process, hEvent: Any) -> None:
     event = _recorded(proc, hEvent)
     if event.op is not None:
-        proc.machine.waits.wait([event.op])
+        proc.machine.waits.wait([event.op], proc)
         proc.healthy(event.context)
 
 

@@ -1,38 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs: made by capture, instantiated, launched."""
+"""Graphs: their creation, their nodes, clones, and references to user objects."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.capture import Graph, GraphExec, Node, edges
+from ..machine.graph import Graph, Node
 from ..machine.process import Process
-from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
-from .entry import check, entry
+from ..machine.work import release, retain
+from .entry import check, entry, present
+from .user_object import user_object
 
-_N = T.CUgraphNodeType
-_TYPES = {
-    Launch: _N.CU_GRAPH_NODE_TYPE_KERNEL,
-    Copy: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
-    Copy2D: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
-    Fill: _N.CU_GRAPH_NODE_TYPE_MEMSET,
-    HostCall: _N.CU_GRAPH_NODE_TYPE_HOST,
-    Record: _N.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-}
-_INSTANTIATE_FLAGS = 1 | 2 | 8  # auto free, upload, node priority; launching from the device is not emulated
+_MOVE = 1  # CU_GRAPH_USER_OBJECT_MOVE
 
 
-def _graph(proc: Process, value: Any) -> Graph:
+def graph_of(proc: Process, value: Any) -> Graph:
     return proc.get(value, Graph, R.CUDA_ERROR_INVALID_VALUE)
 
 
-def _list(nodes: list[Any], count: int) -> tuple[list[Any], int]:
-    """cuda.bindings' two-step protocol: without a count only the number, then as many as asked for."""
-    if count == 0:
-        return [], len(nodes)
-    found = nodes[:count]
-    return [*found, *[T.CUgraphNode(0)] * (count - len(found))], len(found)
+def node_of(proc: Process, value: Any) -> Node:
+    return proc.get(value, Node, R.CUDA_ERROR_INVALID_VALUE)
+
+
+def register(proc: Process, graph: Graph) -> Graph:
+    """Give handles to a graph and all that is in it."""
+    for item in graph.everything():
+        proc.add(item)
+    return graph
+
+
+def discard(proc: Process, items: Iterable[Graph | Node]) -> None:
+    """Take handles back, and the references to user objects that go with graphs."""
+    for item in items:
+        proc.remove(item)
+        if isinstance(item, Graph):
+            release(proc, item.user_objects)
+            proc.graph_memory.abandon(item)
 
 
 @entry(1)
@@ -43,108 +48,101 @@ def cuGraphCreate(proc: Process, flags: int) -> Any:
 
 @entry()
 def cuGraphDestroy(proc: Process, hGraph: Any) -> None:
-    graph = _graph(proc, hGraph)
-    for item in (graph, *graph.nodes):
-        proc.remove(item)
+    """Executables of it stay. The graph of a child graph node goes with that node alone."""
+    graph = graph_of(proc, hGraph)
+    check(graph.parent is None)
+    discard(proc, list(graph.everything()))
+
+
+@entry(1)
+def cuGraphClone(proc: Process, originalGraph: Any) -> Any:
+    graph = graph_of(proc, originalGraph)
+    check(not graph.of_memory())
+    clone = register(proc, graph.clone())
+    retain(clone.all_objects())
+    return T.CUgraph(clone.handle)
+
+
+@entry(1)
+def cuGraphNodeFindInClone(proc: Process, hOriginalNode: Any, hClonedGraph: Any) -> Any:
+    original, clone = node_of(proc, hOriginalNode), graph_of(proc, hClonedGraph)
+    return T.CUgraphNode(present(next((node for node in clone.nodes if node.origin is original), None)).handle)
+
+
+@entry()
+def cuGraphDestroyNode(proc: Process, hNode: Any) -> None:
+    """Its edges go with it, and the graph of a child graph node."""
+    node = node_of(proc, hNode)
+    check(not node.graph.of_memory())
+    node.graph.remove(node)
+    discard(proc, [node, *(node.child.everything() if node.child is not None else ())])
+
+
+# Queries ------------------------------------------------------------------------------------------------------------
+
+
+def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
+    """cuda.bindings' two-step protocol: without a count only the number, then as many as asked for."""
+    found = [T.CUgraphNode(node.handle) for node in nodes]
+    if count == 0:
+        return [], len(found)
+    return [*found[:count], *[T.CUgraphNode(0)] * (count - len(found))], min(count, len(found))
 
 
 @entry(2)
 def cuGraphGetNodes(proc: Process, hGraph: Any, numNodes: int = 0) -> tuple[list[Any], int]:
-    return _list([T.CUgraphNode(node.handle) for node in _graph(proc, hGraph).nodes], numNodes)
+    """In the order in which they were added."""
+    return some(graph_of(proc, hGraph).nodes, numNodes)
 
 
 @entry(2)
 def cuGraphGetRootNodes(proc: Process, hGraph: Any, numRootNodes: int = 0) -> tuple[list[Any], int]:
-    return _list([T.CUgraphNode(node.handle) for node in _graph(proc, hGraph).roots()], numRootNodes)
-
-
-def _edge(programmatic: bool) -> Any:
-    data = T.CUgraphEdgeData()
-    if programmatic:
-        data.type = T.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
-        data.from_port = 1  # the trigger of the kernel
-    return data
-
-
-@entry(4, bindings=12, name="cuGraphGetEdges_v2")
-@entry(4, bindings=13, name="cuGraphGetEdges")
-def _edges(proc: Process, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], list[Any], int]:
-    found = edges(_graph(proc, hGraph).nodes)
-    if numEdges == 0:
-        return [], [], [], len(found)
-    check(numEdges >= len(found))
-    return (
-        [T.CUgraphNode(a.handle) for a, _, _ in found],
-        [T.CUgraphNode(b.handle) for _, b, _ in found],
-        [_edge(programmatic) for _, _, programmatic in found],
-        len(found),
-    )
-
-
-@entry(3, bindings=12, name="cuGraphNodeGetDependencies_v2")
-@entry(3, bindings=13, name="cuGraphNodeGetDependencies")
-def _dependencies(proc: Process, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], list[Any], int]:
-    node = proc.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
-    nodes, number = _list([T.CUgraphNode(d.handle) for d in node.dependencies], numDependencies)
-    return nodes, [_edge(node.programmatic) for _ in nodes], number
-
-
-@entry(3, bindings=12)
-def cuGraphGetEdges(proc: Process, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], int]:
-    check(not any(p for _, _, p in edges(_graph(proc, hGraph).nodes)), R.CUDA_ERROR_LOSSY_QUERY)
-    a, b, _, number = _edges(proc, hGraph, numEdges)
-    return a, b, number
-
-
-@entry(2, bindings=12)
-def cuGraphNodeGetDependencies(proc: Process, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], int]:
-    nodes, _, number = _dependencies(proc, hNode, numDependencies)
-    return nodes, number
+    return some(graph_of(proc, hGraph).roots(), numRootNodes)
 
 
 @entry(1)
 def cuGraphNodeGetType(proc: Process, hNode: Any) -> Any:
-    node = proc.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
-    return _TYPES.get(type(node.command), _N.CU_GRAPH_NODE_TYPE_EMPTY)
+    return node_of(proc, hNode).kind
 
 
-@entry(1)
-def cuGraphInstantiateWithParams(proc: Process, hGraph: Any, instantiateParams: Any) -> Any:
-    check(instantiateParams is not None)
-    return cuGraphInstantiate(proc, hGraph, instantiateParams.flags)
+@entry(1, optional=True)
+def cuGraphGetId(proc: Process, hGraph: Any) -> int:
+    return graph_of(proc, hGraph).ident
 
 
-@entry(1)
-def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
-    graph, flags = _graph(proc, hGraph), int(flags)
-    check(not flags & ~_INSTANTIATE_FLAGS, R.CUDA_ERROR_NOT_SUPPORTED)
-    return T.CUgraphExec(proc.add(GraphExec(tuple(graph.nodes), flags)).handle)
+@entry(1, optional=True)
+def cuGraphNodeGetLocalId(proc: Process, hNode: Any) -> int:
+    """The number of the node in its graph."""
+    return node_of(proc, hNode).number
 
 
-def _exec(proc: Process, value: Any) -> GraphExec:
-    return proc.get(value, GraphExec, R.CUDA_ERROR_INVALID_VALUE)
+@entry(1, optional=True)
+def cuGraphNodeGetToolsId(proc: Process, hNode: Any) -> int:
+    return node_of(proc, hNode).handle
 
 
-@entry()
-def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
-    """Every launch replays the nodes with the parameters that they were captured with."""
-    found, stream = _exec(proc, hGraphExec), proc.stream(hStream)
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
-    found.launch(proc, stream)
+@entry(1, optional=True)
+def cuGraphNodeGetContainingGraph(proc: Process, hNode: Any) -> Any:
+    return T.CUgraph(node_of(proc, hNode).graph.handle)
 
 
-@entry()
-def cuGraphUpload(proc: Process, hGraphExec: Any, hStream: Any) -> None:
-    _exec(proc, hGraphExec)
-    proc.stream(hStream)
-
-
-@entry(1)
-def cuGraphExecGetFlags(proc: Process, hGraphExec: Any) -> Any:
-    return T.cuuint64_t(_exec(proc, hGraphExec).flags)
+# User objects -------------------------------------------------------------------------------------------------------
 
 
 @entry()
-def cuGraphExecDestroy(proc: Process, hGraphExec: Any) -> None:
-    """A launch that is still queued runs."""
-    proc.remove(_exec(proc, hGraphExec))
+def cuGraphRetainUserObject(proc: Process, graph: Any, object: Any, count: int, flags: int) -> None:
+    """References of the graph: new ones, or with CU_GRAPH_USER_OBJECT_MOVE those of the caller."""
+    found, item = graph_of(proc, graph), user_object(proc, object)
+    check(0 < count < 1 << 31 and flags in (0, _MOVE))
+    if not flags & _MOVE:
+        item.retain(count)
+    found.user_objects[item] += count
+
+
+@entry()
+def cuGraphReleaseUserObject(proc: Process, graph: Any, object: Any, count: int) -> None:
+    found, item = graph_of(proc, graph), user_object(proc, object)
+    check(0 < count <= found.user_objects[item])
+    found.user_objects[item] -= count
+    found.user_objects += type(found.user_objects)()  # without those of which nothing is left
+    item.release(proc, count)

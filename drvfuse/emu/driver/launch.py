@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..bindings import R, T
@@ -19,16 +20,9 @@ from .function import NON_PORTABLE, max_dynamic, required_cluster
 from .module import refused_kernel, resolve
 
 _ID = T.CUlaunchAttributeID
+_VALUE_BYTES = 64  # of a CUlaunchAttributeValue
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
-
-
-@dataclass
-class _Attributes:
-    cooperative: bool = False
-    programmatic: bool = False
-    priority: int | None = None
-    cluster: Dim | None = None
 
 
 def _by_name(*names: str) -> set[Any]:
@@ -45,23 +39,34 @@ _HINTS = _by_name(
 _NOT_EMULATED = _by_name("PROGRAMMATIC_EVENT", "LAUNCH_COMPLETION_EVENT", "DEVICE_UPDATABLE_KERNEL_NODE")
 
 
-def attributes_of(config: Any) -> _Attributes:
-    """What the attributes of a launch say; one that is not known is an error, never dropped."""
-    found = _Attributes()
-    attributes = list(config.attrs or [])
-    check(config.numAttrs <= len(attributes))
-    for attribute in attributes[: config.numAttrs]:
-        kind, value = attribute.id, attribute.value
+@dataclass
+class Attributes:
+    """Those of a launch. `hints` are those that change nothing here: id -> the bytes of the value."""
+
+    cooperative: bool = False
+    programmatic: bool = False
+    priority: int | None = None
+    cluster: Dim | None = None
+    hints: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, launch: Launch) -> Attributes:
+        return cls(launch.cooperative, launch.programmatic, launch.priority, launch.cluster, dict(launch.hints))
+
+    def set(self, kind: Any, value: Any) -> None:
+        """Take an attribute by its CUlaunchAttributeID and its CUlaunchAttributeValue. One that is not known is an
+        error, never dropped.
+        """
         if kind == _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-            found.cooperative = bool(value.cooperative)
+            self.cooperative = bool(value.cooperative)
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
-            found.programmatic = bool(value.programmaticStreamSerializationAllowed)
+            self.programmatic = bool(value.programmaticStreamSerializationAllowed)
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PRIORITY:
-            found.priority = int(value.priority)
+            self.priority = int(value.priority)
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
             dim = value.clusterDim
-            found.cluster = (dim.x, dim.y, dim.z)
-            check(all(size > 0 for size in found.cluster))
+            self.cluster = (dim.x, dim.y, dim.z)
+            check(all(size > 0 for size in self.cluster))
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
             preferred = value.preferredClusterDim
             check((preferred.x, preferred.y, preferred.z) == (1, 1, 1), R.CUDA_ERROR_NOT_SUPPORTED)
@@ -69,6 +74,33 @@ def attributes_of(config: Any) -> _Attributes:
             raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
         else:
             check(kind in _HINTS)
+            self.hints[int(kind)] = ctypes.string_at(int(value.getPtr()), _VALUE_BYTES)
+
+    def get(self, kind: Any, value: Any) -> None:
+        """Write an attribute into a CUlaunchAttributeValue that is all zero."""
+        if kind == _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+            value.cooperative = int(self.cooperative)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+            value.programmaticStreamSerializationAllowed = int(self.programmatic)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PRIORITY:
+            value.priority = self.priority or 0
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.cluster or (0, 0, 0)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION or kind in _NOT_EMULATED:
+            raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+        else:
+            check(kind in _HINTS)
+            found = self.hints.get(int(kind), b"")
+            ctypes.memmove(int(value.getPtr()), found, len(found))
+
+
+def attributes_of(config: Any) -> Attributes:
+    """What the attributes of a launch say."""
+    found = Attributes()
+    attributes = list(config.attrs or [])
+    check(config.numAttrs <= len(attributes))
+    for attribute in attributes[: config.numAttrs]:
+        found.set(attribute.id, attribute.value)
     return found
 
 
@@ -114,7 +146,7 @@ def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) 
 # Launching ----------------------------------------------------------------------------------------------------------
 
 
-def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: _Attributes) -> Launch:
+def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: Attributes) -> Launch:
     """A checked launch of a function in its own context."""
     assert function.module is not None
     if function.code.refused:
@@ -123,7 +155,8 @@ def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, pa
     check(all(0 < size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)))
     cluster = cluster_of(proc, function, grid, a.cluster)
     launch = Launch(
-        function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority, cluster
+        *(function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority),
+        *(cluster, a.hints),
     )
     check(launch.threads <= (function.code.max_threads or 1024))
     check(not function.code.reqntid or tuple(function.code.reqntid) == block)
@@ -138,7 +171,7 @@ def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, pa
 
 
 def _launch(
-    proc: Process, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
+    proc: Process, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: Attributes
 ) -> None:
     stream = proc.stream(hStream)
     function = resolve(proc, proc.get(f, Function), stream.context)
@@ -164,7 +197,7 @@ def cuLaunchKernel(
     extra: Any,
 ) -> None:
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, _Attributes())
+    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, Attributes())
 
 
 @entry()
@@ -182,7 +215,7 @@ def cuLaunchCooperativeKernel(
     kernelParams: Any,
 ) -> None:
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, None, _Attributes(cooperative=True))
+    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, None, Attributes(cooperative=True))
 
 
 @entry()

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.failure import Failure
 from ..machine.memory import Allocation
 from ..machine.process import Process
 from .entry import check, entry, host_address, number, present
@@ -36,18 +37,28 @@ def cuMemAllocPitch(proc: Process, WidthInBytes: int, Height: int, ElementSizeBy
 
 @entry(unsafe=True)
 def cuMemFree(proc: Process, dptr: Any) -> None:
-    """Waits for all work of the memory's context first, as the driver does."""
+    """Waits for all work of the memory's context first, as the driver does. Memory of other processes is closed."""
     proc.current()
     address = number(dptr)
     if address == 0:
         return
     allocation = proc.memory.at(address)
-    if allocation is None or allocation.device is None or allocation.memory is not None:
+    if (
+        allocation is None
+        or (allocation.device is None and allocation.managed is None)
+        or allocation.memory is not None
+    ):
         raise proc.memory.stray("cuMemFree needs an address that an allocation returned", address)
+    check(allocation.origin is None or allocation.pool is not None)
     if allocation.pool is not None:
         check(not allocation.freed)
         proc.synchronise(proc.current())
-        proc.memory.pool_free(allocation.pool, address)
+        proc.memory.give_back(allocation)
+        return
+    if allocation.graph is not None:
+        check(allocation.graph.freeable_by_call)
+        proc.synchronise(proc.current())
+        proc.graph_memory.free_now(allocation.graph)
         return
     assert allocation.context is not None
     proc.synchronise(allocation.context)
@@ -139,3 +150,11 @@ def cuMemHostUnregister(proc: Process, p: Any) -> None:
     allocation = present(proc.memory.at(host_address(p)[0]), R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
     check(allocation.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
     _free_host(proc, allocation)
+
+
+@entry(1)
+def cuMemGetHandleForAddressRange(proc: Process, dptr: Any, size: int, handleType: Any, flags: int) -> int:
+    """No emulated device has buffers for other devices of the host (DMA_BUF_SUPPORTED): CUDA_ERROR_NOT_SUPPORTED."""
+    proc.current()
+    check(size > 0 and proc.memory.uncovered(dptr, size) is None)
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

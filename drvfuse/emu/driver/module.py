@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,48 +18,12 @@ from ..machine.engine import EngineModule
 from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
 from ..machine.process import Process
+from ..wire.jit_options import ErrorLog
 from .entry import check, entry, present, text
 from .error import NEWEST_PTX
-
-_ELF = b"\x7fELF"
-_EM_CUDA = 190
-_FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
+from .image import errors_told, file_content, ptx_of, refused, suits
 
 # Loading ------------------------------------------------------------------------------------------------------------
-
-
-def _ptx(proc: Process, image: bytes | None) -> str:
-    """The text of an image."""
-    data = present(image)
-    if data[:4] in (_ELF, *_FATBIN):
-        raise _binary(data)
-    data = data.split(b"\0", 1)[0]
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        if b".version" not in data:
-            raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX text") from None
-        line = data[: error.start].count(b"\n") + 1
-        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"PTX line {line} is not UTF-8") from None
-
-
-def _binary(data: bytes) -> Failure:
-    """The failure for machine code: the emulated driver has no use for it."""
-    if data[:4] in _FATBIN:
-        what = "a fat binary; load the PTX in it (cuobjdump -xptx all), or compile to PTX (nvcc -ptx)"
-    elif int.from_bytes(data[18:20], "little") != _EM_CUDA:
-        return _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
-    else:
-        flags = int.from_bytes(data[48:52], "little")
-        newer = data[8] >= 8  # version of the ABI
-        number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
-        target = f"{number}{'a' if accelerated else ''}"
-        what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX)"
-    return _refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"the emulated driver runs PTX, and the image is {what}")
-
-
-def _refused(code: Any, message: str) -> Failure:
-    return Failure(code, Report("module", message))
 
 
 def refused_kernel(image: EngineModule, name: str) -> Failure:
@@ -71,28 +34,25 @@ def refused_kernel(image: EngineModule, name: str) -> Failure:
     return Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", reason, name, file, line))
 
 
-def _load(proc: Process, image: Any) -> EngineModule:
+def load(proc: Process, image: bytes | None) -> EngineModule:
     """Translate an image, or find it translated. What is wrong with it becomes a report.
 
     A module of which some kernels use instructions that are refused by name is loaded, but for these kernels.
     """
-    ptx = _ptx(proc, image)
+    ptx = ptx_of(proc, image)
     known = proc.machine.images.get(ptx)
     if known is not None:
         return known
     version, architecture = head(ptx)
-    target = re.fullmatch(r"sm_(\d+)(\d)([af]?)", architecture)
-    if target is None or version == (0, 0):
-        raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
+    if re.fullmatch(r"sm_\d{2,}[af]?", architecture) is None or version == (0, 0):
+        raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
     if version > NEWEST_PTX:
         newest = "{}.{}".format(*NEWEST_PTX)
         words = f"the PTX is of version {version[0]}.{version[1]}, and the emulated driver knows up to {newest}"
-        raise _refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
-    needs = (int(target[1]), int(target[2]))
-    arch, capability = proc.machine.arch, proc.machine.capability
-    family = target[3] == "f" and needs[0] == capability[0] and needs <= capability
-    if needs > capability or (target[3] and not family and architecture != arch):
-        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {architecture} and the devices are {arch}")
+        raise refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
+    if not suits(proc, architecture):
+        arch = proc.machine.arch
+        raise refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {architecture} and the devices are {arch}")
     try:
         engine = proc.machine.engine
         with interrupts.taken():
@@ -109,7 +69,7 @@ def _load(proc: Process, image: Any) -> EngineModule:
         if kernel.shared_static > residency.SHARED_DEFAULT:
             words = f"{kernel.name} has {kernel.shared_static} bytes of static shared memory, and a kernel can have"
             words += f" {residency.SHARED_DEFAULT}; more must be dynamic"
-            raise _refused(R.CUDA_ERROR_INVALID_PTX, words)
+            raise refused(R.CUDA_ERROR_INVALID_PTX, words)
     proc.machine.images[ptx] = loaded
     return loaded
 
@@ -118,7 +78,10 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
     """A module of a context, with its own copy of the variables."""
     module = Module(context, image)
     if image.globals_bytes:
-        allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
+        if any(variable.managed for variable in image.globals):  # one allocation has all variables of a module
+            allocation = proc.memory.managed_alloc(context, image.globals_bytes)
+        else:
+            allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
         module.globals_address = allocation.base
         for variable in image.globals:
             start = allocation.base + variable.offset
@@ -143,24 +106,28 @@ def _function(proc: Process, home: Module | Library, name: str) -> Function:
 @entry(1, unsafe=True)
 def cuModuleLoadData(proc: Process, image: Any) -> Any:
     context = proc.current()
-    return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
+    return T.CUmodule(_module(proc, context, load(proc, image)).handle)
 
 
 @entry(1, unsafe=True)
 def cuModuleLoadDataEx(proc: Process, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
-    """The options steer an assembler that does not run here."""
+    """The options steer an assembler that does not run here, but for the buffer of errors, which is written."""
     context = proc.current()
-    return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
+    with errors_told(ErrorLog.of(options, optionValues)):
+        return T.CUmodule(_module(proc, context, load(proc, image)).handle)
+
+
+@entry(1, unsafe=True)
+def cuModuleLoadFatBinary(proc: Process, fatCubin: Any) -> Any:
+    """A fat binary with PTX in it, or any other image that cuModuleLoadData takes."""
+    return cuModuleLoadData(proc, fatCubin)
 
 
 @entry(1, unsafe=True)
 def cuModuleLoad(proc: Process, fname: bytes) -> Any:
     context = proc.current()
-    try:
-        image = Path(text(fname)).read_bytes()
-    except OSError:
-        raise Failure(R.CUDA_ERROR_FILE_NOT_FOUND) from None
-    return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
+    image = file_content(fname)
+    return T.CUmodule(_module(proc, context, load(proc, image)).handle)
 
 
 @entry(unsafe=True)
@@ -226,7 +193,23 @@ def cuLibraryLoadData(
     libraryOptionValues: Any,
     numLibraryOptions: int,
 ) -> Any:
-    return T.CUlibrary(proc.add(Library(_load(proc, code))).handle)
+    with errors_told(ErrorLog.of(jitOptions, jitOptionsValues)):
+        return T.CUlibrary(proc.add(Library(load(proc, code))).handle)
+
+
+@entry(1, unsafe=True)
+def cuLibraryLoadFromFile(
+    proc: Process,
+    fileName: bytes,
+    jitOptions: Any,
+    jitOptionsValues: Any,
+    numJitOptions: int,
+    libraryOptions: Any,
+    libraryOptionValues: Any,
+    numLibraryOptions: int,
+) -> Any:
+    with errors_told(ErrorLog.of(jitOptions, jitOptionsValues)):
+        return T.CUlibrary(proc.add(Library(load(proc, file_content(fileName)))).handle)
 
 
 @entry(unsafe=True)
@@ -270,6 +253,22 @@ def cuLibraryGetModule(proc: Process, library: Any) -> Any:
 @entry(2)
 def cuLibraryGetGlobal(proc: Process, library: Any, name: bytes) -> tuple[Any, int]:
     return _global(_library_module(proc, proc.get(library, Library), proc.current()), text(name))
+
+
+@entry(2)
+def cuLibraryGetManaged(proc: Process, library: Any, name: bytes) -> tuple[Any, int]:
+    """A `__managed__` variable; of the current context, where CUDA has one for all."""
+    found = proc.get(library, Library)
+    variable = next((v for v in found.image.globals if v.name == text(name)), None)
+    check(variable is not None and variable.managed, R.CUDA_ERROR_NOT_FOUND)
+    return _global(_library_module(proc, found, proc.current()), text(name))
+
+
+@entry(1)
+def cuLibraryGetUnifiedFunction(proc: Process, library: Any, symbol: bytes) -> int:
+    """No emulated device has unified function pointers (UNIFIED_FUNCTION_POINTERS), so there is none to find."""
+    proc.get(library, Library)
+    raise Failure(R.CUDA_ERROR_NOT_FOUND)
 
 
 @entry(1)

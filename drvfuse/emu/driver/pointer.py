@@ -16,7 +16,7 @@ _P = T.CUpointer_attribute
 
 def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> Any:
     """The value of a pointer attribute, in the type that cuda.bindings gives it."""
-    host = a.device is None and a.multicast is None
+    host = a.device is None and a.multicast is None and a.managed is None
     owner = a.multicast.devices[0] if a.multicast else a.device or (a.context.device if a.context else None)
     index = owner.index if owner else -1
     if attribute == _P.CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -27,7 +27,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
         check(not a.registered or a.alias is not None)
         return T.CUdeviceptr(proc.memory.on_device(address))
     if attribute == _P.CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        check(host)
+        check(host or a.managed is not None)
         return address if a.host is None else a.host + address - a.base
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return T.CUmemoryPool(a.pool.handle if a.pool else 0)
@@ -35,17 +35,18 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
         return T.CUdeviceptr(a.base)
     if attribute == _P.CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
         return _access_flags(proc, a)
+    exported = a.mapped or a.pool
     plain = {
         _P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: index,
         _P.CU_POINTER_ATTRIBUTE_BUFFER_ID: a.number,
-        _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: False,
-        _P.CU_POINTER_ATTRIBUTE_IS_MANAGED: False,
-        _P.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: False,
+        _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: a.synchronous,
+        _P.CU_POINTER_ATTRIBUTE_IS_MANAGED: a.managed is not None,
+        _P.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: a.exportable,
         _P.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: 0,
         _P.CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPING_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPED: True,
-        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: a.mapped.handle_types if a.mapped else 0,
+        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: exported.handle_types if exported else 0,
         _P.CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: a.number,
     }
     check(attribute in plain, R.CUDA_ERROR_NOT_SUPPORTED)
@@ -55,13 +56,22 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
 def _access_flags(proc: Process, a: Allocation) -> int:
     """What the current context's device may do with an allocation, as CU_POINTER_ATTRIBUTE_ACCESS_FLAGS."""
     bit = 1 << proc.current().device.index
-    read, write = proc.machine.window.access(a.base) if not a.registered else (0, 0)
+    read, write = proc.machine.window.access(a.base, proc.table) if not a.registered else (0, 0)
     return READ_WRITE if write & bit else READ if read & bit else 0
 
 
 @entry(1)
 def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
     return _attribute(proc, present(proc.memory.find(ptr)), attribute, ptr)
+
+
+@entry()
+def cuPointerSetAttribute(proc: Process, value: Any, attribute: Any, ptr: Any) -> None:
+    """CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set. It is told again; copies to and from pageable memory and those
+    without a stream wait in any case.
+    """
+    check(attribute == _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+    present(proc.memory.find(ptr)).synchronous = bool(value)
 
 
 @entry(1)

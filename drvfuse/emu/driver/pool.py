@@ -10,10 +10,12 @@ from ..machine.failure import Failure
 from ..machine.memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
 from ..machine.process import Process
-from ..machine.work import Free
+from ..machine.work import Allocate, Free, Leave
 from .entry import check, entry
 
 _A = T.CUmemPool_attribute
+_H = T.CUmemAllocationHandleType
+DESCRIPTOR = _H.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _COUNTERS = (
     _A.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     _A.CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
@@ -27,7 +29,7 @@ _FLAGS = (
 )
 
 
-def _pool(proc: Process, value: Any) -> Pool:
+def pool_of(proc: Process, value: Any) -> Pool:
     pool = proc.get(value, Pool, R.CUDA_ERROR_INVALID_VALUE)
     check(not pool.destroyed)
     return pool
@@ -49,20 +51,28 @@ def access_list(proc: Process, descriptors: Any, count: int) -> list[tuple[Devic
     return found
 
 
+def exportable(types: int) -> int:
+    """The handle types that memory, a pool or a multicast object is asked to have: descriptors, or none. Fabric handles
+    are not permitted, as on a machine without an IMEX channel.
+    """
+    check(types != _H.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
+    check(types in (_H.CU_MEM_HANDLE_TYPE_NONE, DESCRIPTOR), R.CUDA_ERROR_NOT_SUPPORTED)
+    return types
+
+
 @entry(1, unsafe=True)
 def cuMemPoolCreate(proc: Process, poolProps: Any) -> Any:
     check(poolProps is not None)
     check(poolProps.allocType == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
-    none = T.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
-    check(poolProps.handleTypes == none, R.CUDA_ERROR_NOT_SUPPORTED)
-    pool = Pool(located_device(proc, poolProps.location), maximum=int(poolProps.maxSize))
+    types = exportable(int(poolProps.handleTypes))
+    pool = Pool(located_device(proc, poolProps.location), maximum=int(poolProps.maxSize), handle_types=types)
     return T.CUmemoryPool(proc.add(pool).handle)
 
 
 @entry(unsafe=True)
 def cuMemPoolDestroy(proc: Process, pool: Any) -> None:
     """Memory that is still allocated stays until it is freed."""
-    found = _pool(proc, pool)
+    found = pool_of(proc, pool)
     check(not found.is_default)
     found.destroyed = True
     tenancy = proc.tenancy(found.device)
@@ -73,7 +83,7 @@ def cuMemPoolDestroy(proc: Process, pool: Any) -> None:
 
 @entry()
 def cuMemPoolSetAccess(proc: Process, pool: Any, map: Any, count: int) -> None:
-    found = _pool(proc, pool)
+    found = pool_of(proc, pool)
     access = access_list(proc, map, count)
     for device, flags in access:
         check(device is not found.device or flags == READ_WRITE)
@@ -84,14 +94,14 @@ def cuMemPoolSetAccess(proc: Process, pool: Any, map: Any, count: int) -> None:
 
 @entry(1)
 def cuMemPoolGetAccess(proc: Process, memPool: Any, location: Any) -> Any:
-    found = _pool(proc, memPool)
+    found = pool_of(proc, memPool)
     device = located_device(proc, location)
     return T.CUmemAccess_flags(READ_WRITE if device is found.device else found.access.get(device.index, 0))
 
 
 @entry()
 def cuMemPoolSetAttribute(proc: Process, pool: Any, attr: Any, value: Any) -> None:
-    found = _pool(proc, pool)
+    found = pool_of(proc, pool)
     if attr in (_A.CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, _A.CU_MEMPOOL_ATTR_USED_MEM_HIGH):
         check(int(value) == 0)
         found.used_high = found.used
@@ -102,7 +112,7 @@ def cuMemPoolSetAttribute(proc: Process, pool: Any, attr: Any, value: Any) -> No
 
 @entry(1)
 def cuMemPoolGetAttribute(proc: Process, pool: Any, attr: Any) -> Any:
-    found = _pool(proc, pool)
+    found = pool_of(proc, pool)
     if attr in _FLAGS:
         return found.attributes.get(int(attr), 1)
     if attr == _A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
@@ -115,7 +125,7 @@ def cuMemPoolGetAttribute(proc: Process, pool: Any, attr: Any) -> Any:
 @entry()
 def cuMemPoolTrimTo(proc: Process, pool: Any, minBytesToKeep: int) -> None:
     """Freed memory goes back at once, so nothing is left to trim."""
-    _pool(proc, pool)
+    pool_of(proc, pool)
 
 
 @entry(1)
@@ -126,13 +136,20 @@ def cuMemAllocAsync(proc: Process, bytesize: int, hStream: Any) -> Any:
 
 @entry(1)
 def cuMemAllocFromPoolAsync(proc: Process, bytesize: int, pool: Any, hStream: Any) -> Any:
-    return _alloc(proc, _pool(proc, pool), bytesize, proc.stream(hStream))
+    return _alloc(proc, pool_of(proc, pool), bytesize, proc.stream(hStream))
 
 
 def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
-    """The address is given at once; its use before the stream gets here is not noticed."""
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)  # memory nodes of graphs are not emulated
+    """The address is given at once; its use before the stream gets here is not noticed. In a capture it is the address
+    of memory of the graph, to which those have access who have it to the pool now.
+    """
+    check(not pool.imported)
     check(nbytes > 0)
+    if stream.capture is not None:
+        stream.capture.valid()
+        memory = proc.graph_memory.create(stream.capture.graph, pool.device, nbytes, dict(pool.access))
+        stream.capture.record(stream, Allocate(stream.context, memory))
+        return T.CUdeviceptr(memory.allocation.base)
     try:
         allocation = proc.memory.pool_alloc(pool, nbytes)
     except Failure:
@@ -143,11 +160,50 @@ def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
 
 @entry()
 def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
-    """The memory goes when the stream gets here; accesses after that fault."""
+    """The memory goes when the stream gets here; accesses after that fault. Of imported memory only its use in this
+    process ends. A capture takes memory of graphs alone.
+    """
     stream = proc.stream(hStream)
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     allocation = proc.memory.at(dptr)
-    if allocation is None or allocation.pool is None or allocation.freed:
+    if allocation is None or (allocation.pool is None and allocation.graph is None) or allocation.freed:
         raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", dptr)
-    proc.enqueue(stream, Free(stream.context, allocation.pool, allocation.base, allocation.nbytes))
-    allocation.freed = True
+    graph = allocation.graph
+    if stream.capture is not None:
+        if graph is None or not graph.freeable_in(stream.capture.graph):
+            stream.refuse_captured(R.CUDA_ERROR_INVALID_VALUE)
+        else:
+            graph.freed_in.add(stream.capture.graph)
+    else:
+        check(graph is None or graph.freeable_by_call)
+    foreign = allocation.origin is not None
+    op = proc.enqueue(stream, (Leave if foreign else Free)(stream.context, allocation))
+    if graph is None:
+        allocation.freed = True
+    elif op is not None:
+        graph.live, graph.last = False, op
+
+
+# Of a place, from CUDA 13 on ----------------------------------------------------------------------------------------
+
+
+def _device_of(proc: Process, location: Any, kind: Any) -> Device:
+    """The device whose pools are meant. There are pools of device memory alone."""
+    check(kind == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, R.CUDA_ERROR_NOT_SUPPORTED)
+    return located_device(proc, location)
+
+
+@entry(1, bindings=13)
+def cuMemGetDefaultMemPool(proc: Process, location: Any, typename: Any) -> Any:
+    return T.CUmemoryPool(proc.tenancy(_device_of(proc, location, typename)).default_pool.handle)
+
+
+@entry(1, bindings=13)
+def cuMemGetMemPool(proc: Process, location: Any, typename: Any) -> Any:
+    return T.CUmemoryPool(proc.tenancy(_device_of(proc, location, typename)).pool.handle)
+
+
+@entry(bindings=13)
+def cuMemSetMemPool(proc: Process, location: Any, typename: Any, pool: Any) -> None:
+    device, found = _device_of(proc, location, typename), pool_of(proc, pool)
+    check(found.device is device and not found.imported)
+    proc.tenancy(device).pool = found

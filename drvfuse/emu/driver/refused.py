@@ -24,6 +24,7 @@ CHECKPOINTS = "checkpoints of processes are not emulated"
 GRAPHICS = "interoperability with graphics is not emulated"
 EXTERNAL = "external memory and semaphores are not emulated"
 TENSOR_MAPS = "tensor maps are not emulated"
+DECOMPRESSION = "emulated devices have no engine that decompresses, as those of many architectures have none"
 UNPUBLISHED = "it hands out interfaces of the driver that are not published"
 NEWER = "it is newer than CUDA 12.9 and 13.0, which the emulated driver stands for"
 
@@ -75,12 +76,12 @@ BY_REASON = {
         cuWaitExternalSemaphoresAsync""",
     TENSOR_MAPS: """
         cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide cuTensorMapEncodeTiled cuTensorMapReplaceAddress""",
+    DECOMPRESSION: "cuMemBatchDecompressAsync",
     UNPUBLISHED: "cuGetExportTable",
     NEWER: """
-        cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuGraphAddNode_v3 cuGraphExecGetId
-        cuGraphGetId cuGraphNodeGetContainingGraph cuGraphNodeGetLocalId cuGraphNodeGetParams cuGraphNodeGetToolsId
-        cuGraphNodeSetParams_v2 cuKernelGetParamCount cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice
-        cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
+        cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuKernelGetParamCount
+        cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr
+        cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
         cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
         cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuMemGetLocationInfo
         cuMemcpy3DWithAttributesAsync cuMemcpyWithAttributesAsync cuStreamBeginCaptureToCig

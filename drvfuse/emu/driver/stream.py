@@ -6,13 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.capture import Capture, Node
+from ..machine.capture import Capture
 from ..machine.failure import Failure
 from ..machine.objects import Event, Stream
 from ..machine.process import Process
-from ..machine.work import HostCall
+from ..machine.work import Callback, HostCall, Wait
 from .entry import check, entry, present
+from .graph import graph_of
+from .graph_edges import data_of, dependencies_of, lossless
 
+_WAIT_EXTERNAL = 1
 _STATUS = T.CUstreamCaptureStatus
 
 
@@ -89,6 +92,9 @@ def cuStreamWaitEvent(proc: Process, hStream: Any, hEvent: Any, Flags: int) -> N
         return
     if stream.capture is not None:
         stream.capture.valid()
+        if Flags == _WAIT_EXTERNAL:
+            proc.enqueue(stream, Wait(stream.context, event))
+            return
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
     if event.op is not None:
         stream.tail.append(event.op)
@@ -127,17 +133,22 @@ def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
 
 
 @entry()
-def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
-    target, source = proc.stream(dst), proc.stream(src)
-    target.priority = source.priority
-
-
-@entry()
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
     """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
     stream = proc.stream(hStream)
     check(fn)
     proc.enqueue(stream, HostCall(stream.context, fn, int(userData), userData))
+
+
+@entry()
+def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: Any, flags: int) -> None:
+    """The function runs as that of cuLaunchHostFunc does. It is given the stream and a CUresult, that of the context:
+    after a fault it still runs. Not legal in a capture.
+    """
+    stream = proc.stream(hStream)
+    check(callback and flags == 0)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    proc.enqueue(stream, Callback(stream.context, callback, int(userData), userData, hStream))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------
@@ -149,6 +160,25 @@ def cuStreamBeginCapture(proc: Process, hStream: Any, mode: Any) -> None:
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     stream.refuse_captured(R.CUDA_ERROR_ILLEGAL_STATE)
     Capture(proc, stream, int(mode))
+
+
+@entry()
+def cuStreamBeginCaptureToGraph(
+    proc: Process,
+    hStream: Any,
+    hGraph: Any,
+    dependencies: Any,
+    dependencyData: Any,
+    numDependencies: int,
+    mode: Any,
+) -> None:
+    """What is captured is added to a graph; the first of it waits for these nodes."""
+    stream, graph = proc.stream(hStream), graph_of(proc, hGraph)
+    check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    after = dependencies_of(proc, graph, dependencies, dependencyData, numDependencies)
+    check(not any(capture.graph is graph for capture in proc.captures))
+    stream.refuse_captured(R.CUDA_ERROR_ILLEGAL_STATE)
+    Capture(proc, stream, int(mode), graph, after)
 
 
 @entry(1)
@@ -177,16 +207,18 @@ def _info(proc: Process, hStream: Any) -> tuple[Any, ...]:
     stream = proc.stream(hStream)
     status = _status(proc, stream)
     capture = stream.capture
-    ident, graph, tail = T.cuuint64_t(0), T.CUgraph(0), []
+    ident, graph, tail = T.cuuint64_t(0), T.CUgraph(0), {}
     if capture is not None and not capture.invalid:
         ident = T.cuuint64_t(capture.number)
         graph = T.CUgraph(proc.add(capture.graph).handle)
-        tail = [T.CUgraphNode(node.handle) for node in stream.capture_tail]
-    return status, ident, graph, tail, [T.CUgraphEdgeData() for _ in tail], len(tail)
+        tail = stream.capture_tail
+    nodes = [T.CUgraphNode(node.handle) for node in tail]
+    return status, ident, graph, nodes, data_of(tail.values(), len(tail)), len(tail)
 
 
 @entry(5, bindings=12)
 def cuStreamGetCaptureInfo(proc: Process, hStream: Any) -> tuple[Any, ...]:
+    lossless(proc.stream(hStream).capture_tail.values())
     status, ident, graph, tail, _, count = _info(proc, hStream)
     return status, ident, graph, tail, count
 
@@ -196,22 +228,21 @@ def cuStreamGetCaptureInfo(proc: Process, hStream: Any) -> tuple[Any, ...]:
 def _update(
     proc: Process, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int
 ) -> None:
-    cuStreamUpdateCaptureDependencies(proc, hStream, dependencies, numDependencies, flags)
+    """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
+    stream = proc.stream(hStream)
+    capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
+    nodes = dependencies_of(proc, capture.graph, dependencies, dependencyData, numDependencies)
+    check(flags in (0, 1))
+    if flags:
+        stream.capture_tail = {}
+    capture.join(stream, nodes)
 
 
 @entry(bindings=12)
 def cuStreamUpdateCaptureDependencies(
     proc: Process, hStream: Any, dependencies: Any, numDependencies: int, flags: int
 ) -> None:
-    """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
-    stream = proc.stream(hStream)
-    capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
-    nodes = [proc.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in dependencies[:numDependencies]]
-    check(all(node.graph is capture.graph for node in nodes))
-    check(flags in (0, 1))
-    if flags:
-        stream.capture_tail = []
-    capture.join(stream, nodes)
+    _update(proc, hStream, dependencies, None, numDependencies, flags)
 
 
 @entry(1)

@@ -14,7 +14,7 @@ from ..machine.objects import Handle, Memory, Multicast
 from ..machine.process import Process
 from ..space.window import WindowError
 from .entry import check, entry, present
-from .pool import access_list, located_device
+from .pool import access_list, exportable, located_device
 
 GRANULARITY = 2 << 20
 _T = T.CUmemAllocationHandleType
@@ -26,15 +26,6 @@ def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
     handle = proc.get(value, Handle, R.CUDA_ERROR_INVALID_VALUE)
     check(isinstance(handle.item, Memory))
     return handle, cast(Memory, handle.item)
-
-
-def exportable(types: int) -> int:
-    """The handle types that memory or a multicast object is asked to have: descriptors, or none. Fabric handles are not
-    permitted, as on a machine without an IMEX channel.
-    """
-    check(types != _T.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
-    check(types in (_T.CU_MEM_HANDLE_TYPE_NONE, _DESCRIPTOR), R.CUDA_ERROR_NOT_SUPPORTED)
-    return types
 
 
 @entry(1)
@@ -184,7 +175,7 @@ def cuMemImportFromShareableHandle(proc: Process, osHandle: Any, shHandleType: A
     check(shHandleType == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
     descriptor = osHandle
     item = proc.machine.mappables.descriptors.find(descriptor)
-    if item is None:
+    if not isinstance(item, Memory | Multicast):
         text = (
             f"{descriptor} is not a descriptor of memory or of a multicast object that was exported on this machine; "
             "processes share a machine by DRVFUSE_EMU_MACHINE, or if `drvfuse run --driver emu` starts them"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24
-_KEPT = 4096  # plain stores of flags that are remembered
+_KEPT = 4096  # plain stores of flags, and copies, that are remembered
 _UNTOLD = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # they name no flag
 
 
@@ -87,10 +87,13 @@ class Detector:
         self._release = function("rt_clock_release", None, at, u32)
         self._end = function("rt_clock_end", u32, at, u32, u32)
         self._range = function("rt_race_range", None, at, u32, u32, u64, u64, u32, u64)
+        self._value = function("rt_race_value", u32, at, u32, u32, u64, u32, u32, u32, u32, u64)
+        self._writer = function("rt_race_writer", u32, at, u64)
         self._clear = function("rt_race_clear", None, at, u64, u64)
         self._polled = function("rt_race_polled", None, at, u64, u64)
         self._window = window
         self._places: dict[int, int] = {}
+        self._copies: dict[int, Clock | None] = {}  # what the last copies and fills knew at their end, by number
         self._host = Clock(self, 0)
         self._said_full = False
         self._flags: dict[Any, str] = {}  # (writer, reader), each an operation and a block -> what is wrong with a flag
@@ -134,11 +137,17 @@ class Detector:
         self.start(op)
         ref = self.share(op.started) if known is None else known
         op.known = Clock(self, self._end(self.address, ref, op.number))
+        if op.number in self._copies:
+            self._copies[op.number] = op.known
+            if len(self._copies) > _KEPT:
+                del self._copies[next(iter(self._copies))]
 
     def touch(self, op: Ordered, accesses: Iterable[Any], now: int) -> None:
         """A copy or fill accesses memory."""
         for at in accesses:
             if at.nbytes and self._window.contains(at.address, at.nbytes):
+                if at.write:
+                    self._copies[op.number] = None
                 self._access(op, at.address, at.nbytes, Range.WRITE if at.write else Range.READ, now)
 
     def free(self, op: Ordered, address: int, nbytes: int, now: int) -> None:
@@ -148,6 +157,21 @@ class Detector:
     def _access(self, op: Ordered, address: int, nbytes: int, what: Range, now: int) -> None:
         assert op.started is not None
         self._range(self.address, op.number, op.started.ref, address, nbytes, what, now)
+
+    def value(self, op: Ordered, address: int, nbytes: int, number: int, write: bool, ordered: bool, now: int) -> None:
+        """A stream writes a word, or has found the value that it waited for: the `number`th such access of `op`, which
+        orders memory or does not (`native/race_values.cuh`).
+
+        Unless strict, a wait that sees what a copy or a fill has written knows what that knows: it has ended.
+        """
+        if not self._window.contains(address, nbytes):
+            return
+        known = None if write or self.state.strict else self._copies.get(self._writer(self.address, address))
+        if known is not None:
+            op.started = self._all([op.started, known])
+        assert op.started is not None
+        ref = self._value(self.address, op.number, op.started.ref, address, nbytes, number, write, ordered, now)
+        op.started = Clock(self, ref)
 
     def host_learns(self, ops: Iterable[Ordered]) -> None:
         """The host has waited for these."""

@@ -111,13 +111,15 @@ def standstill(
     launches: Sequence[tuple[str, int, Any]],
     crowded: Iterable[tuple[str, int]],
     without_work: Mapping[int, Report | None],
+    stream_waits: Iterable[str] = (),
 ) -> Report:
     """The report of where launches are that cannot go on, or that are ended.
 
     `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
     `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
-    ended their kernels, if that was a finding. Threads that wait at the same place for the same thing are one line, and
-    so are all that wait at one place for more than _WORDS things.
+    ended their kernels, if that was a finding; `stream_waits` what streams wait for in memory, in words. Threads that
+    wait at the same place for the same thing are one line, and so are all that wait at one place for more than _WORDS
+    things.
     """
     lines: list[str] = []
     first: Any = None
@@ -140,6 +142,7 @@ def standstill(
             lines.append(f"device {device}, {kernel}: no block is resident")
     for kernel, device in crowded:
         lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
+    lines += [f"device {wait}" for wait in stream_waits]
     idle = [
         f"device {device} has no launch queued" if report is None else _ended(device, report)
         for device, report in without_work.items()

@@ -1,101 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs: their nodes, the capture of streams into them, and their replay."""
+"""The capture of streams into graphs."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..bindings import R
 from .failure import Failure
-from .objects import Object, Stream, new_chain
-from .work import Command, Launch, Op
+from .graph import COMPLETE, TRIGGERED, Edge, Graph, Node
+from .objects import Stream
+from .work import Command, Launch, retain
 
 if TYPE_CHECKING:
+    from .executable import GraphExec
     from .process import Process
 
 _ids = itertools.count(1)
 
 
 @dataclass(eq=False)
-class Node(Object):
-    """One command of a graph (None: an empty node). `programmatic`: overlaps its one dependency, a kernel."""
-
-    command: Command | None
-    dependencies: list[Node]
-    programmatic: bool = False
-    graph: Graph | None = None
-
-
-@dataclass(eq=False)
-class Graph(Object):
-    """Nodes in an order in which each stands behind its dependencies."""
-
-    nodes: list[Node] = field(default_factory=list)
-
-    def add(self, node: Node) -> Node:
-        node.graph = self
-        self.nodes.append(node)
-        return node
-
-    def roots(self) -> list[Node]:
-        return [node for node in self.nodes if not node.dependencies]
-
-
-@dataclass(eq=False)
-class GraphExec(Object):
-    """A graph made ready to run. Two runs of one never overlap."""
-
-    nodes: tuple[Node, ...]
-    flags: int = 0
-    last: Op | None = None
-    chains: dict[Node, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        continued: set[Node] = set()
-        for node in self.nodes:
-            before = next((d for d in node.dependencies if d not in continued), None)
-            self.chains[node] = new_chain() if before is None else self.chains[before]
-            if before is not None:
-                continued.add(before)
-
-    def launch(self, process: Process, stream: Stream) -> None:
-        """Queue every node; the stream's next operation waits for all of them."""
-        progress = process.machine.progress
-        process.refuse_implicit(stream)
-        # the stream's order, and the former run's, come in by way of a marker
-        start = progress.enqueue(stream, Command(stream.context))
-        after: list[Op] = [start] if self.last is None else [start, self.last]
-        ops: dict[Node, Op] = {}
-        leaves: dict[Node, Op] = {}
-        for node in self.nodes:
-            waits = [ops[d] for d in node.dependencies] or after
-            for dependency in node.dependencies:
-                leaves.pop(dependency, None)
-            command = node.command or Command(stream.context)
-            if node.programmatic:
-                ops[node] = progress.submit(
-                    command, (), chain=self.chains[node], primary=waits[0], priority=stream.priority
-                )
-                leaves[node.dependencies[0]] = waits[0]
-            else:
-                ops[node] = progress.submit(command, waits, chain=self.chains[node], priority=stream.priority)
-            leaves[node] = ops[node]
-        end = progress.submit(Command(stream.context), [*leaves.values(), *after], chain=stream.chain)
-        stream.tail, stream.last, self.last = [end], end, end
-
-
-@dataclass(eq=False)
 class Capture:
-    """Streams being captured into one graph. It began on `origin` and has to end there."""
+    """Streams being captured into one graph: a new one, or one that `given` says is there already, behind the nodes of
+    `after`. It began on `origin` and has to end there.
+    """
 
     process: Process
     origin: Stream
     mode: int
-    graph: Graph = field(default_factory=Graph)
+    given: Graph | None = None
+    after: Mapping[Node, Edge] = field(default_factory=dict)
+    graph: Graph = field(init=False)
     thread: int = field(default_factory=threading.get_ident)
     streams: list[Stream] = field(default_factory=list)
     invalid: bool = False
@@ -104,7 +42,8 @@ class Capture:
     GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 
     def __post_init__(self) -> None:
-        self.join(self.origin, ())
+        self.graph = Graph() if self.given is None else self.given
+        self.join(self.origin, self.after)
         self.process.captures.append(self)
 
     def invalidate(self) -> None:
@@ -115,28 +54,45 @@ class Capture:
         if self.invalid:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
 
-    def join(self, stream: Stream, nodes: Iterable[Node]) -> None:
+    def join(self, stream: Stream, nodes: Mapping[Node, Edge]) -> None:
         """Make a stream wait for nodes of this capture, which also makes it part of the capture."""
         self.valid()
         if stream.capture is None:
             stream.capture = self
-            stream.capture_tail = []
+            stream.capture_tail = {}
             self.streams.append(stream)
-        stream.capture_tail.extend(node for node in nodes if node not in stream.capture_tail)
+        for node, edge in nodes.items():
+            stream.capture_tail.setdefault(node, edge)
 
     def record(self, stream: Stream, command: Command) -> Node:
-        """Add a command behind what the stream has to wait for."""
-        self.valid()
+        """Add a command behind what the stream has to wait for. A kernel gets the priority of the stream."""
+        if isinstance(command, Launch) and command.priority is None and stream.priority:
+            command = replace(command, priority=stream.priority)
+        node = Node(self._ready(), command)
         tail = stream.capture_tail
-        overlaps = (
-            isinstance(command, Launch)
-            and command.programmatic
-            and len(tail) == 1
-            and isinstance(tail[0].command, Launch)
-        )
-        node = self.process.add(self.graph.add(Node(command, list(tail), overlaps)))
-        stream.capture_tail = [node]
-        return node
+        only = next(iter(tail)) if len(tail) == 1 else None
+        if isinstance(command, Launch) and command.programmatic and only and isinstance(only.command, Launch):
+            tail = {only: TRIGGERED}
+        return self._behind(stream, node, tail)
+
+    def record_graph(self, stream: Stream, executable: GraphExec) -> Node:
+        """Add what an executable graph does now, as a child graph."""
+        node = Node(self._ready())
+        node.child = executable.plan.graph(node)
+        retain(node.child.all_objects())
+        for item in node.child.everything():
+            self.process.add(item)
+        return self._behind(stream, node, stream.capture_tail)
+
+    def _ready(self) -> Graph:
+        self.valid()
+        return self.graph
+
+    def _behind(self, stream: Stream, node: Node, tail: Mapping[Node, Edge]) -> Node:
+        """Put a new node behind the nodes of a stream; the next of that stream comes behind it."""
+        self.graph.add(node, {before: edge for before, edge in tail.items() if before in self.graph.nodes})
+        stream.capture_tail = {node: COMPLETE}
+        return self.process.add(node)
 
     def end(self, stream: Stream) -> Graph:
         """Finish; the streams are ordinary again whatever comes of it."""
@@ -148,8 +104,12 @@ class Capture:
         unjoined = self._unjoined()
         self.process.captures.remove(self)
         for member in self.streams:
-            member.capture, member.capture_tail = None, []
+            member.capture, member.capture_tail = None, {}
             member.last = None
+        if self.given is None and (self.invalid or unjoined):
+            for node in self.graph.everything():
+                self.process.remove(node)
+            self.process.graph_memory.abandon(self.graph)
         self.valid()
         if unjoined:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
@@ -165,8 +125,3 @@ class Capture:
                 reached.add(node)
                 front.extend(node.dependencies)
         return any(node not in reached for member in self.streams for node in member.capture_tail)
-
-
-def edges(nodes: Sequence[Node]) -> list[tuple[Node, Node, bool]]:
-    """(from, to, programmatic) of every dependency."""
-    return [(d, node, node.programmatic) for node in nodes for d in node.dependencies]

@@ -122,7 +122,7 @@ class Engine:
         """Remember what an operation is, for reports; the last ones."""
         if launch is None:
             context = op.command.context
-            found = Identity(type(op.command).__name__.lower(), context.device.index, process=context.process.title)
+            found = Identity(op.command.title, context.device.index, process=context.process.title)
         else:
             found = launch.identity
         self.identities[op.number] = found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..findings import reports
@@ -73,15 +74,15 @@ class Kernels:
         again, self.crowded = self.crowded, []
         return again
 
-    def standstill(self, kind: str, headline: str) -> reports.Report:
-        """Where all of them are, of which none can go on."""
+    def standstill(self, kind: str, headline: str, waits: Sequence[str]) -> reports.Report:
+        """Where all of them are, of which none can go on; `waits` is what streams wait for in memory, in words."""
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
         primaries = {context.device.index for p in machine.processes for context in p.contexts() if context.primary}
         active = primaries | busy
         launches, crowded = [(*_named(op), op.launch) for op in self.running], map(_named, self.crowded)
         idle = {device: machine.finding(device) for device in sorted(active - busy)}
-        return reports.standstill(kind, headline, launches, crowded, idle)
+        return reports.standstill(kind, headline, launches, crowded, idle, waits)
 
     def _room(self, op: Op, command: Launch) -> int:
         """How many blocks of a kernel the SMs hold beside those of the other kernels that run on its device."""

@@ -27,6 +27,7 @@ from .objects import Device
 from .order import Recorder, Replayer
 from .process import Process
 from .progress import Progress
+from .shared import Shared
 from .threads import Threads
 from .waits import Waits
 from .work import Command, Dim, Launch
@@ -166,6 +167,7 @@ class Machine:
         self.devices = [Device(i, memory_bytes) for i in range(devices)]
         self.images: dict[str, EngineModule] = {}
         self.mappables = Mappables(self)
+        self.shared = Shared()
         self.progress = Progress(self, self.detector)
         self.waits = Waits(self)
         self._engine: Engine | None = None

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's regimes.
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+pinned and managed memory      every device
 pools                          the owner, and the devices that the pool's access list names
+allocation nodes of graphs     the owner, and the devices that the node's access list names
 VMM                            the devices that were given access at that address, the owner not excepted; multicast
                                objects are mapped so too, but their addresses hold no memory and have no owner
 """
@@ -22,9 +24,12 @@ from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
 from .host_files import FilePart
+from .managed import Advice
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
+from .shared import Export
 
 if TYPE_CHECKING:
+    from .graph_memory import GraphMemory
     from .process import Process
     from .work import Command
 
@@ -39,8 +44,9 @@ _WRONG = {
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool and handle
-    says its regime. `handle` is that which cuMemMap was given.
+    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
+    pool, handle and graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at
+    times only.
     """
 
     base: int
@@ -49,13 +55,24 @@ class Allocation:
     context: Context | None = None
     pool: Pool | None = None
     handle: Handle | None = None
+    graph: GraphMemory | None = None
     host_flags: int | None = None
     registered: bool = False
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
     host: int | None = None  # of such addresses: where the host has the memory
+    managed: Advice | None = None  # of managed memory: what the program has said about its use
+    synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # a pool free is queued
+    export: Export | None = None  # by which other processes can open it
+    origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
+    opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
+
+    @property
+    def exportable(self) -> bool:
+        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
+        return self.device is not None and self.context is not None and self.origin is None
 
     @property
     def mapped(self) -> Mappable | None:
@@ -135,18 +152,24 @@ class ProcessMemory:
         for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
             if self._window.contains(at.address, at.nbytes):
                 kind = ""
-                if numbers != then or self.uncovered(at.address, at.nbytes) is not None:
+                if numbers != then or not self._present(at.address, at.nbytes):
                     kind = "use_after_free"
                 elif not self._permits(at.address, at.nbytes, READ):
                     kind = "no_access"
                 elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
                     kind = "read_only"
                 if kind:
-                    name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
+                    name, verb = command.title, "writes" if at.write else "reads"
                     text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
                     device, process = command.context.device.index, self._process.title
                     return Report(kind, text, device=device, address=at.address, process=process)
         return None
+
+    def _present(self, address: int, nbytes: int) -> bool:
+        """True if a range is live memory, which of a graph is there now."""
+        if self.uncovered(address, nbytes) is not None:
+            return False
+        return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
 
     def _permits(self, address: int, nbytes: int, flags: int) -> bool:
         """True if some device has this access to every mapping of a range: the driver has that one copy. Plain memory
@@ -161,7 +184,7 @@ class ProcessMemory:
         """How much of each kind there is of what has an address."""
         mappings = sum(a.mapped is not None for a in self._live.values())
         return {
-            "allocations": sum(a.mapped is None and a.host is None for a in self._live.values()),
+            "allocations": sum(a.mapped is None and a.host is None and a.origin is None for a in self._live.values()),
             "mappings": mappings,
             "reservations": len(self._reserved),
         }
@@ -201,8 +224,12 @@ class ProcessMemory:
         for process in machine.processes:
             whose = "" if process.title is None else f" in process {process.title}"
             for a in process.memory._live.values():
-                if a.mapped is None and a.device is device and not a.registered and a.host is None:
-                    maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                absent = a.registered or a.host is not None or a.origin is not None
+                absent = absent or (a.graph is not None and not a.graph.backed)
+                if a.mapped is None and a.device is device and not absent:
+                    maker = "a graph" if a.graph else "a pool" if a.pool else "cuMemAlloc"
+                    maker = maker if a.host_flags is None else "cuMemHostAlloc"
+                    maker = "managed memory" if a.managed else maker
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
             if memory.device is device:
@@ -223,8 +250,8 @@ class ProcessMemory:
             if a.multicast is not None:
                 text = f"{what}, which are addresses of a multicast object: only multimem instructions may use them"
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("multicast", text, device=device, address=address))
-            plain = a.pool is None and a.memory is None
-            if a.device is not None and (direct or not plain) and not self._masks(a)[0] >> device & 1:
+            plain = a.pool is None and a.memory is None and a.graph is None
+            if a.device is not None and (direct or not plain) and not self.masks(a)[0] >> device & 1:
                 text = f"{what}, to which device {device} was given no access"
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
@@ -300,9 +327,13 @@ class ProcessMemory:
         for address, nbytes in list(self._reserved.items()):
             self.free_reservation(address, nbytes)
 
-    def pool_free(self, pool: Pool, base: int) -> None:
-        self.free(self._live[base])
-        pool.live.discard(base)
+    def give_back(self, allocation: Allocation) -> None:
+        """Free memory of a pool, or take that of a graph away until it is allocated again."""
+        if allocation.pool is not None:
+            self.free(allocation)
+            allocation.pool.live.discard(allocation.base)
+        elif self._window.covers(allocation.base, 1):
+            self._window.vacate(allocation.base)
 
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
         """Pinned memory, which every device may access."""
@@ -311,6 +342,12 @@ class ProcessMemory:
         except WindowError as error:
             raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
+
+    def managed_alloc(self, context: Context, nbytes: int) -> Allocation:
+        """Managed memory: host memory that every device may access at the same address."""
+        allocation = self.host_alloc(context, nbytes, 0)
+        allocation.host_flags, allocation.managed = None, Advice()
+        return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
         """Memory of the host that is pinned where it is. With its `file`, devices reach it too, by other addresses."""
@@ -329,13 +366,57 @@ class ProcessMemory:
         found = self.find(address)
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
+    def shared(self, allocation: Allocation) -> Export:
+        """What other processes can open of an allocation of this one."""
+        if allocation.export is None:
+            allocation.export = Export(self, allocation)
+        return allocation.export
+
+    def open(self, export: Export, *, context: Context | None = None, pool: Pool | None = None) -> Allocation:
+        """Open memory of another process, which has the same address here; once more, if it is open."""
+        owned = export.allocation
+        view = self.at(owned.base)
+        if view is None:
+            view = self.add(Allocation(owned.base, owned.nbytes, owned.device, context, pool, origin=export))
+            export.views.append((self, view))
+            if pool is not None:
+                pool.live.add(view.base)
+            self.refresh(view)
+        view.opens += 1
+        return view
+
+    def close(self, view: Allocation) -> None:
+        """Undo one `open`."""
+        view.opens -= 1
+        if view.opens == 0:
+            self._leave(view)
+
+    def _leave(self, view: Allocation) -> None:
+        assert view.origin is not None
+        if self.at(view.base) is not view:  # its owner has freed it since this was queued
+            return
+        view.origin.views.remove((self, view))
+        self.drop(view)
+        if view.pool is not None:
+            view.pool.live.discard(view.base)
+        self._window.set_access(view.base, view.nbytes, 0, 0, self._process.table)
+
     def free(self, allocation: Allocation) -> None:
-        """Drop an allocation and its memory; later accesses fault."""
+        """Drop an allocation and its memory; later accesses fault. Of another process's memory only its use ends."""
+        if allocation.origin is not None:
+            self._leave(allocation)
+            return
+        for memory, view in list(allocation.export.views) if allocation.export is not None else ():
+            memory._leave(view)
         self.drop(allocation)
         if allocation.registered:
             if allocation.alias is not None:
                 self.drop(allocation.alias)
                 self._window.unmap_host(allocation.alias.base)
+            return
+        if allocation.graph is not None:
+            self.give_back(allocation)
+            self._window.give_back(allocation.base, allocation.nbytes)
             return
         self._window.free(allocation.base)
         if allocation.device is not None:
@@ -358,11 +439,13 @@ class ProcessMemory:
         contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
-    def _masks(self, allocation: Allocation) -> tuple[int, int]:
+    def masks(self, allocation: Allocation) -> tuple[int, int]:
         """Bits of the devices that may read, and that may write, an allocation of device memory."""
         access = allocation.access
-        if allocation.pool is not None:
-            access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
+        shared = allocation.pool or allocation.graph
+        if shared is not None:
+            assert allocation.device is not None
+            access = {**shared.access, allocation.device.index: READ_WRITE}
         elif allocation.mapped is None:
             assert allocation.context is not None
             reaching = self.reaching(allocation.context)
@@ -373,7 +456,7 @@ class ProcessMemory:
     def refresh(self, allocation: Allocation) -> None:
         """Bring the window's access masks of an allocation up to date."""
         if allocation.device is not None or allocation.multicast is not None:
-            masks = self._masks(allocation)
+            masks = self.masks(allocation)
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:

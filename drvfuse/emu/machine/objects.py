@@ -8,6 +8,7 @@ another machine, is an invalid handle and never somebody else's object.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from ..findings.reports import Report
     from ..space.members import Members
     from ..space.window import Physical
-    from .capture import Capture, Node
+    from .capture import Capture
     from .engine import EngineModule
+    from .graph import Edge, Node
     from .heap import Heap
     from .process import Process
     from .work import Op
@@ -35,6 +37,13 @@ def new_chain() -> int:
 @dataclass(eq=False)
 class Object:
     handle: int = field(default_factory=_handles.__next__, init=False)
+
+
+@dataclass(eq=False)
+class Listener(Object):
+    """Who is told of each call that failed, with what is reported of it."""
+
+    tell: Callable[[bytes], None]
 
 
 @dataclass(eq=False)
@@ -97,7 +106,8 @@ class Stream(Object):
     tail: list[Op] = field(default_factory=list)
     last: Op | None = None  # the operation queued last, None once something else (a wait) came after it
     capture: Capture | None = None
-    capture_tail: list[Node] = field(default_factory=list)
+    capture_tail: dict[Node, Edge] = field(default_factory=dict)
+    attributes: dict[str, bytes] = field(default_factory=dict)  # those set by the user
     destroyed: bool = False
     chain: int = field(default_factory=new_chain)
 
@@ -121,17 +131,37 @@ class Stream(Object):
 
 
 @dataclass(eq=False)
+class Mark:
+    """The last record of an event, which processes may share: its marker. `home` is the process that exports it."""
+
+    op: Op | None = None
+    home: Process | None = None
+
+
+@dataclass(eq=False)
 class Event(Object):
     """An event. `op` is the marker of its last record, `captured` where it was recorded in a capture."""
 
     context: Context
     flags: int = 0
-    op: Op | None = None
-    captured: tuple[Capture, tuple[Node, ...]] | None = None
+    mark: Mark = field(default_factory=Mark)
+    captured: tuple[Capture, dict[Node, Edge]] | None = None
+
+    @property
+    def op(self) -> Op | None:
+        return self.mark.op
+
+    @op.setter
+    def op(self, op: Op | None) -> None:
+        self.mark.op = op
 
     @property
     def timed(self) -> bool:
         return not self.flags & 2
+
+    @property
+    def interprocess(self) -> bool:
+        return bool(self.flags & 4)
 
 
 @dataclass(eq=False)
@@ -146,6 +176,9 @@ class Pool(Object):
     used: int = 0
     used_high: int = 0
     maximum: int = 0
+    handle_types: int = 0
+    imported: bool = False  # of another process, whose pool is `origin`: memory of it can be opened, none be allocated
+    origin: Pool | None = None
     destroyed: bool = False
 
 
@@ -168,6 +201,16 @@ class Library(Object):
     functions: dict[str, Function] = field(default_factory=dict)
 
 
+@dataclass
+class LegacyLaunch:
+    """What the functions of old have set for the next launch of a kernel: `size` bytes of its parameters."""
+
+    block: tuple[int, int, int] | None = None
+    smem: int = 0
+    size: int = 0
+    parameters: bytearray = field(default_factory=lambda: bytearray(4096))
+
+
 @dataclass(eq=False)
 class Function(Object):
     """A kernel of a module (CUfunction) or of a library (CUkernel; `module` is None then)."""
@@ -177,6 +220,7 @@ class Function(Object):
     module: Module | None = None
     library: Library | None = None
     attributes: dict[int, int] = field(default_factory=dict)  # those set by the user
+    legacy: LegacyLaunch | None = None
     on_device: dict[int, dict[int, int]] = field(default_factory=dict)  # a library's kernel: device -> attributes
 
     @property
@@ -194,6 +238,13 @@ class Mappable:
     nbytes: int
     handle_types: int
     holders: int = field(default=0, init=False)
+
+
+@dataclass(eq=False)
+class SharedPool(Mappable):
+    """A memory pool that was exported: what its descriptors stand for."""
+
+    pool: Pool
 
 
 @dataclass(eq=False)

@@ -23,9 +23,11 @@ from ..space.access import AccessTable
 from . import api, host_files, interrupts
 from .capture import Capture
 from .failure import Failure, Injected
+from .foreign import Foreign
+from .graph_memory import GraphMemories
 from .host_files import FilePart
 from .memory import ProcessMemory
-from .objects import Context, Device, Event, Function, Handle, Mappable, Object, Pool, Stream, Tenancy
+from .objects import Context, Device, Event, Function, Handle, Listener, Mappable, Object, Pool, Stream, Tenancy
 from .threads import Threads
 from .work import Command, Op, call_host
 
@@ -46,7 +48,7 @@ class Process:
 
     Two functions do what depends on where the process really is, which is this process of the operating system unless
     they are replaced: `file_behind(address, nbytes)` finds the file of its shared memory, as `host_files.behind`, and
-    `call_host(function, argument)`, which is called without the machine's lock, calls one of its host functions.
+    `call_host(function, *arguments)`, which is called without the machine's lock, calls one of its host functions.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -61,8 +63,10 @@ class Process:
         self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
+        self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
-        self.call_host: Callable[[int, int], None] = call_host
+        self.foreign: Foreign | None = None  # its host memory, if it is another process of the operating system
+        self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
         self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return
         self._tenancies: list[Tenancy] = []
@@ -118,6 +122,7 @@ class Process:
             for context in self.contexts():
                 self.drop_context(context)
             self.memory.clear()
+            self.graph_memory.clear()
             for handle in [item for item in self.handles.values() if isinstance(item, Handle)]:
                 machine.mappables.let_go(handle.item)
             self.handles.clear()
@@ -263,6 +268,10 @@ class Process:
     def contexts(self) -> list[Context]:
         """Those that were not destroyed, in the order in which they were made."""
         return [item for item in self.handles.values() if isinstance(item, Context)]
+
+    def listeners(self) -> list[Listener]:
+        """Who is told of calls that failed."""
+        return [item for item in list(self.handles.values()) if isinstance(item, Listener)]
 
     def current(self) -> Context:
         """The calling thread's context. Failure with the error that sticks to it, if one does."""

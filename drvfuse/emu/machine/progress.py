@@ -9,8 +9,9 @@ each time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from ..findings import reports, timeline
 from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
+from .failure import Failure
 from .kernels import Kernels
-from .objects import Context, Stream
-from .work import Command, Free, HostCall, Launch, Op, Record
+from .objects import Context, Stream, new_chain
+from .values import ValueOps, WaitValue
+from .work import Callback, Command, Free, HostCall, Launch, Op
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
@@ -69,6 +72,7 @@ class Progress:
         self._sequence = itertools.count(1)
         self._backlog = Backlog(machine.seed)
         self._kernels = Kernels(machine)
+        self._awaiting: list[Op] = []  # that wait for a value of memory
         self.in_host_function = 0  # how many threads are
         self._pending = 0
         self._ended = 0
@@ -99,6 +103,15 @@ class Progress:
             stream.tail = [op]
         stream.last = op
         return op
+
+    def enqueue_together(self, stream: Stream, commands: Iterable[Command]) -> list[Op]:
+        """Queue commands behind what a stream has to wait for, which are not ordered among themselves; what follows in
+        the stream waits for all.
+        """
+        start = self.enqueue(stream, Command(stream.context))
+        ops = [self.submit(command, [start], chain=new_chain(), priority=stream.priority) for command in commands]
+        stream.tail, stream.last = [start, *ops], None
+        return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
         """Those of some operations that matter to one behind them: for the race detector, also what has ended."""
@@ -144,7 +157,7 @@ class Progress:
 
     def kernels(self, context: Context) -> list[str]:
         """The kernels of a context that have not ended, in the order in which they were queued."""
-        pending = {*self._kernels.running, *self._kernels.crowded, *self._backlog.all()}
+        pending = {*self._kernels.running, *self._kernels.crowded, *self._awaiting, *self._backlog.all()}
         rest = list(pending)
         while rest:
             op = rest.pop()
@@ -159,12 +172,27 @@ class Progress:
         return bool(self._kernels.running)
 
     def polled(self) -> set[int]:
-        """The addresses that kernels poll."""
-        return {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
+        """The addresses that kernels poll, and those of words that streams wait for."""
+        waited = {wait.address for _, wait in self._waits()}
+        return waited | {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
+
+    def _waits(self) -> list[tuple[Op, WaitValue]]:
+        """What streams wait for in memory."""
+        found = []
+        for op in self._awaiting:
+            wait = op.command.operations[op.at] if isinstance(op.command, ValueOps) else None
+            assert isinstance(wait, WaitValue)
+            found.append((op, wait))
+        return found
+
+    def wakes(self) -> bool:
+        """True if memory holds now what a stream waits for."""
+        return any(wait.proceed(self.machine) for _, wait in self._waits())
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""
-        for op in self._kernels.make_room():
+        awaiting, self._awaiting = self._awaiting, []
+        for op in (*self._kernels.make_room(), *awaiting):
             self._backlog.ready(op)
         moved = self._start_ready()
         if self._kernels.running:
@@ -212,30 +240,52 @@ class Progress:
         if self.detector is not None:
             self.detector.start(op)
         if command.context.error is not None or command.context.destroyed:
+            if isinstance(command, Callback) and not command.context.destroyed:
+                self.call_host(command.context.process, command.function, *command.arguments())
             self._finish(op)
         elif isinstance(command, Launch):
             if not self._place(op, command):
                 return False
         elif isinstance(command, HostCall):
-            self._call(command)
+            self.call_host(command.context.process, command.function, *command.arguments())
             self._finish(op)
         else:
-            if isinstance(command, Record):
-                command.event.op = op
-            refusal = command.context.process.memory.refusal(command, op.allocations)
-            if refusal is None:
-                if self.detector is not None:
-                    self.machine.engine.identify(op)
-                    now = self.machine.engine.event_count
-                    if isinstance(command, Free):
-                        self.detector.free(op, command.address, command.nbytes, now)
-                    else:
-                        self.detector.touch(op, command.touches(), now)
+            return self._run(op, command)
+        return True
+
+    def _run(self, op: Op, command: Command) -> bool:
+        """Run what is neither a kernel nor a host function; False if it has to wait for a value."""
+        refusal = command.context.process.memory.refusal(command, op.allocations)
+        if refusal is None:
+            if self.detector is not None:
+                self.machine.engine.identify(op)
+                now = self.machine.engine.event_count
+                if isinstance(command, Free):
+                    self.detector.free(op, command.allocation.base, command.allocation.nbytes, now)
+                else:
+                    self.detector.touch(op, command.touches(), now)
+            if isinstance(command, ValueOps) and not self._proceed(op, command):
+                self._awaiting.append(op)
+                return False
+            try:
                 command.run(self.machine)
-            self._finish(op)
-            if refusal is not None:
-                self.machine.report(refusal)
-                self.fail(command.context, R.CUDA_ERROR_ILLEGAL_ADDRESS, refusal)
+            except Failure as failure:
+                refusal = failure.report
+        self._finish(op)
+        if refusal is not None:
+            self.machine.report(refusal)
+            self.fail(command.context, R.CUDA_ERROR_ILLEGAL_ADDRESS, refusal)
+        return True
+
+    def _proceed(self, op: Op, command: ValueOps) -> bool:
+        """Write values and wait for them, from where it stopped; False where a value is not there yet."""
+        for one in command.operations[op.at :]:
+            if not one.proceed(self.machine):
+                return False
+            if self.detector is not None:
+                now = self.machine.engine.event_count
+                self.detector.value(op, one.address, one.size, op.at, one.writes, one.barrier, now)
+            op.at += 1
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:
@@ -273,6 +323,9 @@ class Progress:
         for op in [op for op in self._kernels.running if op.command.context is context]:
             op.launch.abandon()
             self._finish(op)
+        for op in [op for op in self._awaiting if op.command.context is context]:
+            self._awaiting.remove(op)
+            self._finish(op)
 
     def _finish(self, op: Op) -> None:
         op.done = True
@@ -288,19 +341,26 @@ class Progress:
         self._backlog.ended(op)
         self.machine.lock.changed()
 
-    def _call(self, command: HostCall) -> None:
+    def call_host(self, process: Process, function: int, *arguments: int) -> None:
+        """Call a host function of a process, which may call nothing of the driver. The machine's lock is not held."""
+        with self.outside(process):
+            process.call_host(function, *arguments)
+
+    @contextlib.contextmanager
+    def outside(self, process: Process) -> Iterator[None]:
+        """This thread does something in the host's part of a process, without the machine's lock."""
         machine = self.machine
         self.in_host_function += 1
         try:
-            with command.context.process.threads.host_function(), machine.lock.released():
-                command.context.process.call_host(command.function, command.argument)
+            with process.threads.host_function(), machine.lock.released():
+                yield
         finally:
             self.in_host_function -= 1
             machine.lock.changed()
 
     def deadlock(self) -> None:
-        """Nothing can go on: end all running kernels."""
-        if not self._kernels.running:
+        """Nothing can go on: end all running kernels, and waits for values."""
+        if not self._kernels.running and not self._awaiting:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")
 
@@ -313,12 +373,16 @@ class Progress:
         self._give_up("interrupted", "Ctrl-C ended what ran", process)
 
     def _give_up(self, kind: str, headline: str, process: Process | None = None) -> None:
-        """End the running kernels of a process, or all, with a report of where they are."""
-        contexts = {op.command.context for op in self._kernels.running}
+        """End the running kernels of a process, or all, and its waits for values, with a report of where they are."""
+        contexts = {op.command.context for op in (*self._kernels.running, *self._awaiting)}
         if process is not None:
             contexts = {context for context in contexts if context.process is process}
         if contexts:
-            report = self._kernels.standstill(kind, headline)
+            waits = [
+                f"{op.command.context.device.index}, a stream: waits for {wait}; it is 0x{wait.found(self.machine):x}"
+                for op, wait in self._waits()
+            ]
+            report = self._kernels.standstill(kind, headline, waits)
             self.machine.report(report)
             for context in contexts:
                 self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)

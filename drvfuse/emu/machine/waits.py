@@ -31,9 +31,9 @@ class Waits:
         self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
         self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
 
-    def wait(self, ops: Iterable[Op]) -> None:
-        """Run until these operations are done. What can never be done is ended as a deadlock. Failure if their
-        process is closed meanwhile.
+    def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
+        """Run until these operations are done. What can never be done is ended as a deadlock. Failure if the process
+        that waits, which is theirs if it is not told, is closed meanwhile.
         """
         ops = list(ops)
         waited = [op for op in ops if not op.done]
@@ -44,7 +44,7 @@ class Waits:
             return not waited
 
         if waited:
-            process = ops[0].command.context.process
+            process = process or ops[0].command.context.process
             try:
                 with process.blocking(done):
                     self._run_until(done, process)
@@ -103,7 +103,7 @@ class Waits:
         """`_step`, unless another thread has found just now that nothing can move."""
         lock = self._machine.lock
         if self._machine.several:
-            resting = self._rest == lock.changes and time.monotonic() < self._rest_until
+            resting = self._rest == lock.changes and time.monotonic() < self._rest_until and not self._progress.wakes()
             if lock.choose("rest", resting):
                 return False
         return self._step()

@@ -8,17 +8,22 @@ knows how many others it still has to wait for, and tells its dependents when it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..findings.race import Ordered
-from .objects import Context, Event, Function, Pool
+from . import foreign
+from .objects import Context, Event, Function
 
 if TYPE_CHECKING:
+    from .graph_memory import GraphMemory
     from .machine import Machine
+    from .memory import Allocation
+    from .process import Process
+    from .user_objects import UserObject
 
 Dim = tuple[int, int, int]
 
@@ -31,6 +36,7 @@ class Op(Ordered):
 
     __slots__ = (
         "allocations",
+        "at",
         "command",
         "dependents",
         "launch",
@@ -54,6 +60,7 @@ class Op(Ordered):
         self.launch: Any = None
         self.room = 0
         self.time = 0
+        self.at = 0  # how many of its values were written or found
 
     def __lt__(self, other: Op) -> bool:
         return self.order < other.order
@@ -72,6 +79,11 @@ class Command:
     """Does nothing by itself: a marker or a join. `context` decides whether it still runs after a fault."""
 
     context: Context
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return type(self).__name__.lower()
 
     def run(self, machine: Machine) -> None:
         """Do it; everything but a kernel and a host function is done at once."""
@@ -100,42 +112,61 @@ class Copy(Command):
             if machine.window.contains(self.destination, self.nbytes):
                 machine.window.mark_initialised(self.destination, self.nbytes)
         else:
-            machine.window.copy(self.destination, self.source, self.nbytes)
+            foreign.copy(machine.window, self.context.process.foreign, self.destination, self.source, self.nbytes)
 
     def accesses(self) -> tuple[Access, ...]:
         target = Access(self.destination, self.nbytes, True)
         return (target,) if isinstance(self.source, bytes) else (target, Access(self.source, self.nbytes, False))
 
 
-@dataclass(frozen=True, eq=False)
-class Copy2D(Command):
-    """`height` rows of `width` bytes."""
+class End(NamedTuple):
+    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said
+    of it, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """
 
-    destination: int
-    destination_pitch: int
-    source: int
-    source_pitch: int
+    address: int
+    pitch: int
+    layer: int
+    given: Mapping[str, Any]
+
+    def rows(self, height: int, depth: int) -> Iterator[int]:
+        """Where the rows of so many layers begin."""
+        return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
+
+    def span(self, width: int, height: int, depth: int) -> int:
+        """Bytes from the first to the last one of so many rows."""
+        return (depth - 1) * self.layer + (height - 1) * self.pitch + width
+
+
+@dataclass(frozen=True, eq=False)
+class Copy3D(Command):
+    """`depth` layers of `height` rows of `width` bytes, none of which is 0."""
+
+    destination: End
+    source: End
     width: int
-    height: int
+    height: int = 1
+    depth: int = 1
     keep: Any = None
 
     def run(self, machine: Machine) -> None:
-        for row in range(self.height):
-            machine.window.copy(
-                self.destination + row * self.destination_pitch, self.source + row * self.source_pitch, self.width
-            )
+        for destination, source in zip(self._rows(self.destination), self._rows(self.source), strict=True):
+            foreign.copy(machine.window, self.context.process.foreign, destination, source, self.width)
+
+    def _rows(self, end: End) -> Iterator[int]:
+        return end.rows(self.height, self.depth)
 
     def accesses(self) -> tuple[Access, ...]:
-        rows = self.height - 1
+        shape = self.width, self.height, self.depth
         return (
-            Access(self.destination, rows * self.destination_pitch + self.width, True),
-            Access(self.source, rows * self.source_pitch + self.width, False),
+            Access(self.destination.address, self.destination.span(*shape), True),
+            Access(self.source.address, self.source.span(*shape), False),
         )
 
     def touches(self) -> Iterable[Access]:
-        for row in range(self.height):
-            yield Access(self.destination + row * self.destination_pitch, self.width, True)
-            yield Access(self.source + row * self.source_pitch, self.width, False)
+        for destination, source in zip(self._rows(self.destination), self._rows(self.source), strict=True):
+            yield Access(destination, self.width, True)
+            yield Access(source, self.width, False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,20 +194,55 @@ class Fill(Command):
 
 
 @dataclass(frozen=True, eq=False)
-class Free(Command):
-    """Give memory back to its pool."""
+class Allocate(Command):
+    """Put memory of a graph at its address."""
 
-    pool: Pool
-    address: int
-    nbytes: int
+    memory: GraphMemory
 
     def run(self, machine: Machine) -> None:
-        self.context.process.memory.pool_free(self.pool, self.address)
+        self.context.process.graph_memory.occupy(self.memory)
+
+
+@dataclass(frozen=True, eq=False)
+class Free(Command):
+    """Give memory back to its pool, or take that of a graph away until it is allocated again."""
+
+    allocation: Allocation
+
+    def run(self, machine: Machine) -> None:
+        self.context.process.memory.give_back(self.allocation)
+
+
+@dataclass(frozen=True, eq=False)
+class Release(Command):
+    """Give references to user objects back."""
+
+    objects: Mapping[UserObject, int]
+
+    def run(self, machine: Machine) -> None:
+        release(self.context.process, self.objects)
+
+
+@dataclass(frozen=True, eq=False)
+class Leave(Command):
+    """Use another process's memory no more."""
+
+    view: Allocation
+
+    def run(self, machine: Machine) -> None:
+        self.context.process.memory.free(self.view)
 
 
 @dataclass(frozen=True, eq=False)
 class Record(Command):
     """An event record inside a graph, of an event that others outside of the graph wait for."""
+
+    event: Event
+
+
+@dataclass(frozen=True, eq=False)
+class Wait(Command):
+    """A wait inside a graph for what an event has recorded when the graph is launched."""
 
     event: Event
 
@@ -189,11 +255,24 @@ class HostCall(Command):
     argument: int
     keep: Any = None
 
+    def arguments(self) -> tuple[int, ...]:
+        return (self.argument,)
+
+
+@dataclass(frozen=True, eq=False)
+class Callback(HostCall):
+    """A host function that is told the stream, and what went wrong before it: it runs after a fault too."""
+
+    stream: int = 0
+
+    def arguments(self) -> tuple[int, ...]:
+        return self.stream, int(self.context.error or 0), self.argument
+
 
 @dataclass(frozen=True, eq=False)
 class Launch(Command):
     """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it. `cluster`: the
-    shape of its clusters, None where it has none.
+    shape of its clusters, None where it has none. `hints`: attributes that change nothing here, by id.
     """
 
     function: Function
@@ -205,6 +284,7 @@ class Launch(Command):
     programmatic: bool = False
     priority: int | None = None
     cluster: Dim | None = None
+    hints: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -220,6 +300,18 @@ class Launch(Command):
         return self.block[0] * self.block[1] * self.block[2]
 
 
-def call_host(address: int, argument: int) -> None:
-    """Call the C function `void (*)(void*)` at an address of this process of the operating system."""
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument)
+def retain(objects: Mapping[UserObject, int]) -> None:
+    """Take more references to user objects."""
+    for item, count in objects.items():
+        item.retain(count)
+
+
+def release(process: Process, objects: Mapping[UserObject, int]) -> None:
+    """Give references to user objects back."""
+    for item, count in objects.items():
+        item.release(process, count)
+
+
+def call_host(address: int, *arguments: int) -> None:
+    """Call a C function of this process of the operating system, which takes words and returns nothing."""
+    ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arguments))(address)(*arguments)

@@ -24,6 +24,7 @@
 //
 // Order depends on the seed and on the calls alone; the budget, of time or of resumes, is only looked at between passes.
 
+#include "race_values.cuh"
 #include "store.cuh"
 #include "wait.cuh"
 

@@ -33,6 +33,8 @@ class Tag(IntEnum):
     RESULT = 0xFF10
     RAISED = 0xFF11
     CALLBACK = 0xFF12
+    READ = 0xFF13
+    WRITE = 0xFF14
 
 
 class Ended(Exception):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
 from ..machine import interrupts
+from ..machine.work import call_host
+from ..wire import mapped
 from ..wire.arguments import Invalid
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing
@@ -25,12 +27,17 @@ from . import address as addresses
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
 from .hello import greeting
 from .host_memory import HostMemory
+from .logs import ErrorLogs
 
 if TYPE_CHECKING:
     from ..findings.counters import Summary
     from ..findings.reports import Report
 
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
+_HOST_FUNCTIONS = {
+    *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # what is captured uses host memory later
+}
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
@@ -68,6 +75,7 @@ class AttachedMachine:
         self._argument = argument
         self._local = _Local()
         self._layouts: dict[int, Layout] = {}
+        self._logs = ErrorLogs()
         self._lock = threading.Lock()
         self._host_line: socket.socket | None = None
         self._known: list[Report] = []
@@ -175,7 +183,7 @@ class AttachedMachine:
             return (R.CUDA_ERROR_NOT_INITIALIZED, *nothing)
         if self._local.in_host_function:
             return (R.CUDA_ERROR_NOT_PERMITTED, *nothing)
-        if signature.name == "cuLaunchHostFunc":
+        if signature.name in _HOST_FUNCTIONS or any(p.role in ("node", "told") for p in signature.given):
             self._serve_host_functions()
         if values is None:
             return (R.CUDA_ERROR_INVALID_VALUE, *nothing)
@@ -200,12 +208,15 @@ class AttachedMachine:
             if code:
                 refusal = incoming.data()
                 self.refusal = None if refusal is None else pickle.loads(refusal)
+                coder.read_told(incoming, call)
+                self._logs.failed(call, self.refusal)
                 return (code, *nothing)
             results = coder.read_result(incoming, call)
         finally:
             close_rest(incoming)
         self.refusal = None
         self._memory.after(signature.name, call.values)
+        self._logs.succeeded(call, results)
         if signature.name in _END_CONTEXTS and self._memory.registers:
             self._memory.keep_registered(self._ask("registered"))
         return (code, *results)
@@ -359,13 +370,26 @@ os.register_at_fork(after_in_child=_after_fork)
 def _run_host_functions(
     connection: socket.socket, local: _Local, machine: Callable[[], AttachedMachine | None]
 ) -> None:
-    """Run host functions one after another, in a thread that may not call the driver."""
+    """Run host functions one after another, in a thread that may not call the driver, and copies of host memory."""
     local.in_host_function = True
     try:
         while True:
-            _, incoming = receive(connection)
-            function, argument = incoming.word(), incoming.word()
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
-            send(connection, Tag.RESULT, Outgoing())
+            tag, incoming = receive(connection)
+            out = Outgoing()
+            if tag == Tag.CALLBACK:
+                function, count = incoming.word(), incoming.word()
+                call_host(function, *(incoming.word() for _ in range(count)))
+            elif tag == Tag.READ:
+                content = mapped.copied(incoming.word(), incoming.word())
+                out.word(content is not None)
+                out.data(content)
+            else:
+                address, content = incoming.word(), incoming.data() or b""
+                done = mapped.writable(address, len(content))
+                if done:
+                    ctypes.memmove(address, content, len(content))
+                out.word(done)
+                out.data(None)
+            send(connection, Tag.RESULT, out)
     except (Ended, OSError):
         pass  # the machine is gone, or this process has left it

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..machine import host_files
+from ..machine.foreign import FOREIGN
 from ..space import pages
 from ..wire.parameters import Layout
 
@@ -47,6 +49,7 @@ class HostMemory:
         self._layout = weakref.WeakMethod(layout)  # of a machine, which has this
         self._registered: dict[int, _Registration] = {}  # by address
         self._pinned: dict[int, int] = {}  # address -> bytes
+        self._images: dict[int, Any] = {}  # link -> what it gave
         self._local = _Local()
         self._release = weakref.finalize(self, pages.give_up, base, nbytes)
         self._release.atexit = False
@@ -67,11 +70,15 @@ class HostMemory:
         found = self._registration_of(address)
         return address + _REGISTERED if found is not None and found.file else None
 
+    def lasting(self, address: int) -> int:
+        known = self.shared(address)
+        return address + FOREIGN if known is None else known
+
     def known(self, address: int) -> int:
         return address if self._registration_of(address) is None else address + _REGISTERED
 
     def back(self, address: int) -> int:
-        return address - _REGISTERED if address >= _REGISTERED else address
+        return address - FOREIGN if address >= FOREIGN else address - _REGISTERED if address >= _REGISTERED else address
 
     def register(self, address: int) -> int:
         return address + _REGISTERED if address else 0
@@ -101,6 +108,10 @@ class HostMemory:
             os.close(descriptor)
         self._pinned[address] = span
 
+    def keep_image(self, link: int, content: bytes) -> int:
+        self._images[link] = image = ctypes.create_string_buffer(content)
+        return ctypes.addressof(image)
+
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
         found = host_files.behind(address, nbytes)
         self._local.found = found is not None
@@ -108,11 +119,13 @@ class HostMemory:
 
     def after(self, name: str, values: Sequence[Any]) -> None:
         """A call has succeeded."""
-        if name == "cuMemFreeHost":
+        if name in ("cuMemFreeHost", "cuMemFree"):  # the latter frees managed memory too
             address = values[0]
             span = self._pinned.pop(address, None)
             if span is not None and self._release.alive:
                 pages.keep_free_again(address, span)
+        elif name == "cuLinkDestroy":
+            self._images.pop(values[0], None)
         elif name == "cuMemHostRegister":
             self._registered[values[0]] = _Registration(values[1], self._local.found)
         elif name == "cuMemHostUnregister":

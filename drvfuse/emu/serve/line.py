@@ -14,6 +14,7 @@ from ..driver import ENTRIES, perform
 from ..machine import interrupts
 from ..wire.coder import numbered
 from ..wire.message import Incoming, Outgoing
+from ..wire.parameters import Layout
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
 from .questions import QUESTIONS
 
@@ -103,6 +104,7 @@ class Line:
         if code:
             refusal = process.refusal
             out.data(None if refusal is None else pickle.dumps(refusal))
+            coder.write_told(out, run)
         else:
             coder.write_result(out, results, run)
         return out
@@ -111,6 +113,16 @@ class Line:
 
     def pinned(self, address: int) -> int:
         return self.session.process.machine.window.host_file(address)
+
+    def managed(self, address: int) -> tuple[int, int, int] | None:
+        process = self.session.process
+        found = process.memory.find(address)
+        if found is None or found.managed is None:
+            return None
+        return found.base, found.nbytes, process.machine.window.host_file(found.base)
+
+    def layout(self, function: int) -> Layout | None:
+        return QUESTIONS["layout"](self.session.process, function)
 
     def call_back(self, function: int, argument: int) -> int:
         out = Outgoing()

@@ -11,6 +11,9 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ..bindings import R
+from ..findings.reports import Report
+from ..machine.failure import Failure
 from ..machine.host_files import FilePart
 from ..wire.message import Outgoing
 from .channel import Ended, Tag, receive, send
@@ -36,6 +39,7 @@ class Session:
         self._host_turn = threading.Lock()
         self.ended = False
         self._local = threading.local()
+        process.foreign = self
         process.call_host = self.call_host
         process.file_behind = self._file_behind
 
@@ -96,19 +100,48 @@ class Session:
                 self._host = connection
             return not self.ended
 
-    def call_host(self, address: int, argument: int) -> None:
+    def call_host(self, address: int, *arguments: int) -> None:
         """Run a host function in the client, and wait for its end. The machine's lock is not held."""
         with self._host_turn:
             if self._host is None or self.ended:
                 return
             out = Outgoing()
-            out.word(address)
-            out.word(argument)
+            for word in (address, len(arguments), *arguments):
+                out.word(word)
             try:
                 send(self._host, Tag.CALLBACK, out)
                 receive(self._host)
             except (Ended, OSError):
                 log.debug("%r ended during a host function", self.process)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Host memory of the client (`machine.foreign`)."""
+        out = Outgoing()
+        out.word(address)
+        out.word(nbytes)
+        return self._memory(Tag.READ, out, f"reads {nbytes} bytes at 0x{address:x}") or b""
+
+    def write(self, address: int, content: bytes) -> None:
+        out = Outgoing()
+        out.word(address)
+        out.data(content)
+        self._memory(Tag.WRITE, out, f"writes {len(content)} bytes at 0x{address:x}")
+
+    def _memory(self, tag: Tag, out: Outgoing, what: str) -> bytes | None:
+        """Ask the client to do something with its memory. Failure if it has no such memory any more."""
+        with self.process.machine.progress.outside(self.process), self._host_turn:
+            try:
+                if self._host is None or self.ended:
+                    raise Ended
+                send(self._host, tag, out)
+                _, incoming = receive(self._host)
+                done, content = incoming.word(), incoming.data()
+            except (Ended, OSError):
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED) from None
+        if not done:
+            report = Report("out_of_bounds", f"a copy of a graph {what} of host memory, which are not mapped any more")
+            raise Failure(R.CUDA_ERROR_ILLEGAL_ADDRESS, report)
+        return content
 
 
 def _shut(connection: socket.socket) -> None:

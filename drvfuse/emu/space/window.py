@@ -74,6 +74,12 @@ class Allocation:
         return f"{self.nbytes} bytes at 0x{self.address:x} ({self.kind.name.lower()}{owner}{process})"
 
 
+def _with_gap(nbytes: int) -> int:
+    """The addresses that a plain allocation takes: its granules, and a gap behind them that nobody has."""
+    span = round_up(nbytes, GRANULE)
+    return span + min(max(GRANULE, span), _LARGEST_GAP)
+
+
 def nearby(address: int, start: int, nbytes: int) -> str:
     """How an address lies to a range, in words that go before the name of the range."""
     if address < start:
@@ -212,13 +218,33 @@ class Window:
         """Zeroed memory of exactly `nbytes` addressable bytes, uninitialised unless asked. Masks: one bit a device, for
         the process of `table` (the window's first one where it is None).
         """
+        address = self.hold(nbytes, alignment)
+        self.occupy(address, nbytes, device, read_mask, write_mask, kind=kind, initialised=initialised, table=table)
+        return address
+
+    def hold(self, nbytes: int, alignment: int = _ALIGNMENT) -> int:
+        """The address of room for a plain allocation, with nothing there yet (`occupy`, `vacate`, `give_back`)."""
         if nbytes <= 0:
             raise ArgumentError("nbytes", nbytes, "positive")
-        span = round_up(nbytes, GRANULE)
-        gap = min(max(GRANULE, span), _LARGEST_GAP)
-        address = self._addresses.take(span + gap, max(alignment, GRANULE))
+        address = self._addresses.take(_with_gap(nbytes), max(alignment, GRANULE))
         if address is None:
             raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
+        return address
+
+    def occupy(
+        self,
+        address: int,
+        nbytes: int,
+        device: int | None,
+        read_mask: int,
+        write_mask: int,
+        *,
+        kind: Kind = Kind.DEVICE,
+        initialised: bool = False,
+        table: AccessTable | None = None,
+    ) -> None:
+        """Put an allocation, as `alloc` makes them, where `hold` found room for it and nothing is now."""
+        span = round_up(nbytes, GRANULE)
         bits = KIND_INITIALISED if initialised or not self._check_initialised else 0
         whole = nbytes & ~(GRANULE - 1)
         table = table or self.table
@@ -229,7 +255,6 @@ class Window:
             ctypes.memset(address + whole + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, nbytes - whole)
         self._live[address] = Allocation(address, nbytes, device, kind, table=table)
         bisect.insort(self._starts, address)
-        return address
 
     def host_alloc(self, nbytes: int, table: AccessTable | None = None) -> int:
         """Pinned host memory that every device of its process may access; it counts as initialised."""
@@ -295,6 +320,13 @@ class Window:
 
     def free(self, address: int) -> None:
         """Free what `alloc`, `host_alloc` or `scratch` returned; its pages go, and accesses fault from now on."""
+        self.give_back(address, self.vacate(address))
+
+    def vacate(self, address: int) -> int:
+        """As `free`, but nothing else gets the address: `occupy` may put memory there again.
+
+        How many bytes there were.
+        """
         allocation = self._live.pop(address, None)
         if allocation is None:
             raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")
@@ -312,7 +344,11 @@ class Window:
         else:
             self._describe(address, span, allocation.device, Kind.FREED)
             self._remember(allocation)
-        self._addresses.give(address, span + min(max(GRANULE, span), _LARGEST_GAP))
+        return allocation.nbytes
+
+    def give_back(self, address: int, nbytes: int) -> None:
+        """Give back the room that `hold` found for so many bytes, where nothing is now."""
+        self._addresses.give(address, _with_gap(nbytes))
 
     # Physical memory and mappings ------------------------------------------------------------------------------------
 

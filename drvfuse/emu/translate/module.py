@@ -97,7 +97,7 @@ class GlobalVar:
     """A `.global` or `.const` variable at `offset` of the globals blob.
 
     init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there
-    is the blob's address plus that.
+    is the blob's address plus that. managed: the host may use it too.
     """
 
     name: str
@@ -107,6 +107,7 @@ class GlobalVar:
     offset: int
     init: bytes
     relocations: tuple[tuple[int, int], ...] = ()
+    managed: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Unit:
                 else:
                     raise PtxError(v.line, v.name, f"{name!r}, whose address is an initial value, is not defined")
             self.globals[v.name] = GlobalVar(
-                v.name, v.space, v.size, v.align, offsets[v.name], bytes(init), tuple(relocations)
+                v.name, v.space, v.size, v.align, offsets[v.name], bytes(init), tuple(relocations), v.managed
             )
         self.globals_bytes = offset
 

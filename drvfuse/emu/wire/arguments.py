@@ -31,9 +31,12 @@ class Invalid(Exception):
 
 
 class Address(int):
-    """An address, and what has to live as long as it is used."""
+    """An address, and what has to live as long as it is used. `origin` is the address at the caller's end of memory
+    that has come along with a call.
+    """
 
     keep: Any = None
+    origin: int | None = None
 
     @classmethod
     def of(cls, address: int, keep: Any) -> Address:
@@ -81,6 +84,13 @@ def text(value: Any) -> bytes:
     return bytes(value).split(b"\0", 1)[0]
 
 
+def bytes_address(value: Any) -> Address:
+    """The address of the content of bytes, which is written; it keeps them."""
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"expected bytes, {type_name(value)} found")
+    return buffer_address(value)
+
+
 def host_address(value: Any) -> int:
     """The address of a host pointer: an integer, None, or any contiguous buffer, which it keeps then."""
     if type(value) is int and 0 <= value < _WORD or type(value) is Address:
@@ -121,7 +131,10 @@ def image_bytes(image: Any) -> bytes | None:
     """
     address = host_address(image)
     if isinstance(address, Address):
-        return ctypes.string_at(address, address.keep.nbytes)
+        content = ctypes.string_at(address, address.keep.nbytes)
+        inner = int.from_bytes(content[8:16], "little")
+        if content[:4] != _WRAPPER or mapped.copied(inner, 16) is None:
+            return content
     if address == 0:
         return None
     kind = _read(address, 4)

@@ -27,11 +27,17 @@ class Caller(Protocol):
     def register(self, address: int) -> int:
         """By which address the machine shall know memory that is registered now."""
 
+    def lasting(self, address: int) -> int:
+        """By which address the machine shall name host memory that it uses after the call has returned."""
+
     def layout(self, function: int) -> Layout | None:
         """The parameters of a kernel; None if there is no such function."""
 
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
         """Put pinned memory at its address. The descriptor is closed."""
+
+    def keep_image(self, link: int, content: bytes) -> int:
+        """The address of an image, as a C string, which stays until its link is destroyed."""
 
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """(descriptor, offset) of the file that the range is a shared mapping of; None if it is none."""
@@ -43,8 +49,14 @@ class Machine(Protocol):
     def pinned(self, address: int) -> int:
         """A descriptor of the pinned memory at an address."""
 
+    def managed(self, address: int) -> tuple[int, int, int] | None:
+        """(address, bytes, descriptor) of the managed memory that an address is in; None if it is in none."""
+
     def call_back(self, function: int, argument: int) -> int:
         """Call `size_t f(int)` of the caller."""
+
+    def layout(self, function: int) -> Layout | None:
+        """The parameters of a kernel; None if there is no such function."""
 
 
 @dataclass
@@ -57,6 +69,7 @@ class Call:
     values: Sequence[Any]
     caller: Caller
     lent: list[Callable[[Any], None]] = field(default_factory=list)
+    told: list[Callable[[Any], None]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
 
     def value(self, name: str | None) -> Any:
@@ -74,6 +87,8 @@ class Run:
     machine: Machine
     values: list[Any] = field(default_factory=list)
     lent: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)
+    told: list[Callable[[], bytes]] = field(default_factory=list)
+    """What the caller is told beside the results, also if the call fails."""
     keep: list[Any] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     """Descriptors that came with the call, to be closed after it."""

@@ -15,30 +15,45 @@ from typing import Any
 
 from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
-from .copy2d import Copy2D
+from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
-from .scalars import Enumeration, scalar
+from .node_params import NodeParams, NodeResult, ToldParams
+from .rows import Batch, Rows, RowsArray
+from .scalars import Enumeration, Handle, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
 from .table import ATTRIBUTES
 
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
+    "batch": Batch,
     "image": inputs.Image,
+    "node": NodeParams,
+    "told": ToldParams,
     "parameters": inputs.Parameters,
     "options": inputs.Options,
     "attribute": inputs.Attribute,
     "descriptor": inputs.Descriptor,
     "host": inputs.Host,
     "registered": inputs.Registered,
+    "text": inputs.Buffer,
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
+    "code": outputs.Code,
     "descriptor": outputs.Descriptor,
+    "managed": Managed,
+    "node": NodeResult,
     "pinned": outputs.Pinned,
+    "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
-    "CUDA_MEMCPY2D": Copy2D,
+    "CUDA_LAUNCH_PARAMS": inputs.LaunchArray,
+    "CUDA_MEMCPY2D": Rows,
+    "CUDA_MEMCPY3D": Rows,
+    "CUDA_MEMCPY3D_PEER": Rows,
+    "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
     "CUoccupancyB2DSize": inputs.Callback,
     "CUasyncCallback": inputs.Function,
+    "CUlogsCallback": inputs.Function,
     "CUhostFn": inputs.Function,
     "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
@@ -58,6 +73,8 @@ def input_of(p: Parameter) -> inputs.Input:
         return (inputs.StructArray if p.extent else inputs.Struct)(p)
     if p.extent:
         return inputs.Array(p)
+    if p.mode == "inout" and isinstance(kind, Handle):
+        return inputs.Moved(p)
     if p.type in ATTRIBUTES or p.role == "kind":
         return inputs.Kind(p)
     return (inputs.Member if isinstance(kind, Enumeration) else inputs.Input)(p)
@@ -69,6 +86,8 @@ def output_of(p: Parameter) -> outputs.Output:
         return _OUTPUT_ROLES[p.role](p)
     if p.type == "char":
         return outputs.Text(p)
+    if p.mode == "inout" and isinstance(scalar(p.type), Handle) and not p.extent:
+        return outputs.Moved(p)
     if scalar(p.type) is None and p.type != "void":
         return (outputs.StructArray if p.extent else outputs.Struct)(p)
     return (outputs.Array if p.extent else outputs.Output)(p)
@@ -82,6 +101,9 @@ class Coder:
         wanted = {p.extent for p in signature.returned}
         self.inputs = [inputs.Wanted(p) if p.name in wanted else input_of(p) for p in signature.given]
         self.outputs = [output_of(p) for p in signature.returned]
+        places = {item.name: i for i, item in enumerate(self.inputs)}
+        for item in self.inputs:
+            item.places = places
         self._readers = [item.read for item in self.inputs]
         self._dependent = [i for i, item in enumerate(self.inputs) if item.dependent]
         self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind, inputs.Wanted)
@@ -103,10 +125,8 @@ class Coder:
         if not args:
             return []
         values = [read(value) for read, value in zip(self._readers, args, strict=True)]
-        if self._dependent:
-            others = {item.name: value for item, value in zip(self.inputs, values, strict=True)}
-            for i in self._dependent:
-                values[i] = self.inputs[i].complete(values[i], others)
+        for i in self._dependent:
+            values[i] = self.inputs[i].complete(values[i], values)
         return values
 
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
@@ -138,7 +158,19 @@ class Coder:
             for item, value in zip(self.outputs, results, strict=True):
                 item.put(out, value, run)
         for memory in run.lent:
-            out.data(memoryview(memory)[:-1])
+            out.data(b"" if getattr(memory, "unused", False) else memoryview(memory)[:-1])
+        self.write_told(out, run)
+
+    @staticmethod
+    def write_told(out: Outgoing, run: Run) -> None:
+        """What the caller is told of a call that failed too."""
+        for content in run.told:
+            out.data(content())
+
+    @staticmethod
+    def read_told(incoming: Incoming, call: Call) -> None:
+        for store in call.told:
+            store(incoming.view() or b"")
 
     def read_result(self, incoming: Incoming, call: Call) -> list[Any]:
         if self._results is not None:
@@ -148,6 +180,7 @@ class Coder:
             found = [item.take(incoming, call) for item in self.outputs]
         for store in call.lent:
             store(incoming.view() or b"")
+        self.read_told(incoming, call)
         return found
 
 

@@ -13,20 +13,21 @@ import ctypes
 import fcntl
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, cast
 
 from . import jit_options, mapped
-from .arguments import Address, Invalid, host_address, image_bytes, items, text, type_name
+from .arguments import Address, Invalid, bytes_address, host_address, image_bytes, items, text, type_name
 from .calls import Call, Run
 from .message import NONE, Incoming, Outgoing
 from .parameters import KernelParameters, lay_out, pack
 from .scalars import Enumeration, Handle, Scalar, scalar
 from .signatures import Parameter
-from .structs import LaunchConfig, Structure
+from .structs import CUDA_LAUNCH_PARAMS, LaunchConfig, Structure
 from .table import ATTRIBUTES
 
 _MOST_WANTED = 1 << 24
+_FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
@@ -39,13 +40,14 @@ class Input:
         self.parameter, self.name = parameter, parameter.name
         found = scalar(parameter.type if parameter.type != "void" else "void*")
         self.scalar: Scalar = found or Scalar("void*")
+        self.places: dict[str, int] = {}  # of all arguments of the function, by name
 
     def read(self, value: Any) -> Any:
         """Raises TypeError, OverflowError, ValueError and the like as the bindings do, or Invalid."""
         return self.scalar.read(value)
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        """The same with what was read of all arguments, by name."""
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        """The same with what was read of all arguments."""
         raise NotImplementedError
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -90,16 +92,51 @@ class Kind(Member):
         return kind.members[number]
 
 
+class Moved(Input):
+    """A number in an object of the bindings that the call moves on. It keeps the object; None is 0."""
+
+    def read(self, value: Any) -> int:
+        kind = cast(Handle, self.scalar).kind
+        if value is None:
+            return 0
+        if not isinstance(value, kind):
+            expected = f"cuda.bindings.driver.{self.scalar.c}"
+            raise TypeError(f"Argument {self.name!r} has incorrect type (expected {expected}, got {type_name(value)})")
+        return Address.of(int(value), value)
+
+
+class Buffer(Input):
+    """Memory that the call writes, as bytes of Python, which it keeps."""
+
+    def read(self, value: Any) -> Address:
+        return bytes_address(value)
+
+    def put(self, out: Outgoing, value: Any, call: Call) -> None:
+        out.word(value.keep.nbytes)
+        call.lent.append(functools.partial(_store, int(value)))
+
+    def take(self, incoming: Incoming, run: Run) -> Address:
+        return lent_to(run, incoming.word())
+
+
+def lent_to(run: Run, nbytes: int) -> Address:
+    """Memory of so many bytes that goes back to the caller."""
+    address = run.lend(nbytes)
+    return Address.of(address, memoryview(run.lent[-1])[:nbytes])
+
+
 class List(Input):
     """A list, or None for an empty one. The bindings compare its length with the count, but for some (@uncounted)."""
 
     dependent = True
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        count = int(others[self.parameter.extent or ""])
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        count = int(others[self.places[self.parameter.extent or ""]])
         if count > len(value):
             if self.parameter.role == "uncounted":
-                raise Invalid  # the driver would read behind the end
+                if value:
+                    raise Invalid  # the driver would read behind the end
+                return value  # the driver gets NULL
             raise RuntimeError(f"List is too small: {len(value)} < {count}")
         return value
 
@@ -113,7 +150,8 @@ class Array(List):
             expected = f"cydriver.{c}{',' * isinstance(self.scalar, Handle)}"
             found = items(value, lambda item: isinstance(item, kind), expected, self.name)
         else:
-            found = items(value, lambda item: isinstance(item, int), "int", self.name)
+            found = items(list(value), lambda item: isinstance(item, int), "int", self.name)
+            len(value)  # the bindings raise where it has none
         return [self.scalar.read(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -173,7 +211,7 @@ class Text(Input):
         return text(value)
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        out.data(os.path.abspath(value) if self.name == "fname" and value else value)
+        out.data(os.path.abspath(value) if self.name in _FILES and value else value)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         return incoming.data()
@@ -191,8 +229,8 @@ class Lent(HostMemory):
 
     dependent = True
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        nbytes = others[self.parameter.extent or ""]
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        nbytes = others[self.places[self.parameter.extent or ""]]
         if type(value) is Address and nbytes > value.keep.nbytes:
             raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call is about {nbytes}")
         return value
@@ -206,27 +244,18 @@ class Source(Lent):
         call.keep.append(value)
 
     def take(self, incoming: Incoming, run: Run) -> int:
-        address, content = incoming.word(), incoming.view()
-        return address if content is None else run.memory(content)
+        return take_bytes(incoming, run)
 
 
 class Target(Lent):
     """Memory that the call writes before it returns, unless the machine knows it."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        nbytes = call.value(self.parameter.extent)
-        known = call.caller.shared(value)
-        if known is None and value and not mapped.writable(value, nbytes):
-            raise Invalid
-        out.word(value if known is None else known)
-        out.word(NONE if known is not None or not value else nbytes)
-        if known is None and value:
-            call.lent.append(functools.partial(_store, int(value)))
+        put_target(out, value, call.value(self.parameter.extent), call)
         call.keep.append(value)
 
     def take(self, incoming: Incoming, run: Run) -> int:
-        address, nbytes = incoming.word(), incoming.word()
-        return address if nbytes == NONE else run.lend(nbytes)
+        return take_target(incoming, run)
 
 
 def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
@@ -237,6 +266,42 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
         raise Invalid
     out.word(address if known is None else known)
     out.data((ctypes.c_char * nbytes).from_address(address) if unknown and nbytes else b"" if unknown else None)
+
+
+def take_bytes(incoming: Incoming, run: Run) -> int:
+    """The address of what `put_bytes` has written."""
+    address, content = incoming.word(), incoming.view()
+    return address if content is None else _brought(run.memory(content), address)
+
+
+def _brought(here: int, there: int) -> Address:
+    """Memory that has come along with a call."""
+    made = Address(here)
+    made.origin = there
+    return made
+
+
+def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
+    """An address, with the bytes that the call lends there if the machine does not know it. Raises Invalid where they
+    cannot be written.
+    """
+    known = call.caller.shared(address)
+    if known is None and address and not mapped.writable(address, nbytes):
+        raise Invalid
+    out.word(address if known is None else known)
+    out.word(NONE if known is not None or not address else nbytes)
+    if known is None and address:
+        call.lent.append(functools.partial(_store, int(address)))
+
+
+def take_target(incoming: Incoming, run: Run) -> int:
+    """The address of what `put_target` has lent."""
+    address, nbytes = incoming.word(), incoming.word()
+    if nbytes == NONE:
+        return address
+    made = _brought(run.lend(nbytes), address)
+    made.keep = run.lent[-1]
+    return made
 
 
 def _store(address: int, content: Any) -> None:
@@ -256,8 +321,8 @@ class Registered(HostMemory):
 
     dependent = True
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        if value and not mapped.readable(value, others[self.parameter.extent or ""]):
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        if value and not mapped.readable(value, others[self.places[self.parameter.extent or ""]]):
             raise Invalid
         return value
 
@@ -292,15 +357,18 @@ class Image(Input):
 
 
 class Options(List):
-    """Values of options, whose types follow from the list of options in front. Numbers travel, and buffers that the
-    call writes; lists do not.
+    """Values of options, whose types follow from the list of options in front. Numbers travel; lists do not, nor do
+    buffers, into which the caller's end writes what the machine says of a call that fails.
     """
 
     def read(self, value: Any) -> Any:
         return [] if value is None else value
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> list[Any]:
-        found = [jit_options.read(option, item) for option, item in zip(others[self._options], value, strict=False)]
+    def complete(self, value: Any, others: Sequence[Any]) -> list[Any]:
+        found = [
+            jit_options.read(option, item)
+            for option, item in zip(others[self.places[self._options]], value, strict=False)
+        ]
         super().complete(value, others)
         return found
 
@@ -311,17 +379,11 @@ class Options(List):
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.word(len(value))
         for option, item in zip(call.value(self._options), value, strict=False):
-            if jit_options.is_buffer(option):
-                buffer = memoryview(item.keep)
-                out.word(buffer.nbytes)
-                call.lent.append(functools.partial(_store, int(item)))
-            else:
-                out.word(int(item) if isinstance(item, int | float) else 0)
+            number = isinstance(item, int | float) and not jit_options.is_buffer(option)
+            out.word(int(item) if number else 0)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
-        values = [incoming.word() for _ in range(incoming.word())]
-        given = zip(run.value(self._options), values, strict=False)
-        return [run.lend(value) if jit_options.is_buffer(option) else value for option, value in given]
+        return [incoming.word() for _ in range(incoming.word())]
 
 
 class Parameters(Input):
@@ -353,6 +415,32 @@ class Parameters(Input):
         address, keep = lay_out(block, [incoming.word() for _ in range(incoming.word())])
         run.keep.append(keep)
         return address
+
+
+class LaunchArray(StructArray):
+    """A list of launches (CUDA_LAUNCH_PARAMS), each with the block of its parameters."""
+
+    def put(self, out: Outgoing, value: Any, call: Call) -> None:
+        out.word(len(value))
+        for item in value:
+            p = CUDA_LAUNCH_PARAMS.from_buffer_copy(self.kind.bytes_of(item))
+            layout = call.caller.layout(p.function or 0)
+            block = None if layout is None else pack(layout, p.kernelParams or 0, 0)
+            out.data(bytes(p))
+            out.data(block)
+            offsets = [offset for offset, _ in layout.parameters] if layout is not None and block is not None else []
+            for word in (len(offsets), *offsets):
+                out.word(word)
+
+    def take(self, incoming: Incoming, run: Run) -> Any:
+        found = []
+        for _ in range(incoming.word()):
+            p = CUDA_LAUNCH_PARAMS.from_buffer_copy(incoming.data() or b"")
+            block, offsets = incoming.data(), [incoming.word() for _ in range(incoming.word())]
+            p.kernelParams, keep = (0, None) if block is None else lay_out(block, offsets)
+            run.keep.append(keep)
+            found.append(self.kind.made_of(bytes(p)))
+        return found
 
 
 class Descriptor(HostMemory):
@@ -421,8 +509,8 @@ class Attribute(Input):
     def read(self, value: Any) -> Any:
         return value
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> int:
-        attribute = next(other for other in others.values() if type(other).__name__ in ATTRIBUTES)
+    def complete(self, value: Any, others: Sequence[Any]) -> int:
+        attribute = next(other for other in others if type(other).__name__ in ATTRIBUTES)
         kind = attribute_scalar(attribute)
         if isinstance(kind, Handle):
             return ctypes.c_uint64.from_address(int(value.getPtr())).value

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
-from .arguments import buffer_address, integer, real, text, type_name
+from .arguments import Address, bytes_address, integer, real, text
 from .scalars import Scalar
 
 _UNSIGNED = {
@@ -33,9 +35,7 @@ def read(option: Any, value: Any) -> Any:
     if name in _SIGNED:
         return Scalar("int").read(value)
     if name in _BUFFERS:
-        if not isinstance(value, bytes | bytearray):
-            raise TypeError(f"expected bytes, {type_name(value)} found")
-        return buffer_address(value)
+        return bytes_address(value)
     if name in _ENUMS:
         return integer(value.value)
     if name in _NAMES:
@@ -52,3 +52,26 @@ def read(option: Any, value: Any) -> Any:
 def is_buffer(option: Any) -> bool:
     """True for an option whose value is memory that the driver writes."""
     return option.name.removeprefix("CU_JIT_") in _BUFFERS
+
+
+class ErrorLog:
+    """The buffer that options name for errors; its memory stays as long as this."""
+
+    def __init__(self, buffer: Address, nbytes: int) -> None:
+        self._buffer, self._nbytes = buffer, nbytes
+
+    @classmethod
+    def of(cls, options: Sequence[Any], values: Sequence[Any]) -> ErrorLog | None:
+        """That of a call; None if it names none, or no size."""
+        given = {option.name: value for option, value in zip(options, values, strict=False)}
+        buffer = given.get("CU_JIT_ERROR_LOG_BUFFER")
+        nbytes = given.get("CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES", 0)
+        if not isinstance(buffer, Address):  # of a call that came from elsewhere: its error goes back there
+            return None
+        nbytes = min(int(nbytes), memoryview(buffer.keep).nbytes)
+        return cls(buffer, nbytes) if nbytes else None
+
+    def write(self, message: str) -> None:
+        """A message as a C string, as much of it as there is room for."""
+        content = f"error: {message}".encode()[: self._nbytes - 1] + b"\0"
+        ctypes.memmove(int(self._buffer), content, len(content))

@@ -22,6 +22,7 @@ _PAGE = mmap.PAGESIZE
 _END = 1 << 64
 _PIECES = 256  # of one system call; the kernel takes up to 1024
 _STRING = 256
+_PIECE = struct.Struct("QQ")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -80,28 +81,37 @@ def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
     """The bytes of (address, size) pieces, one after another; None if one of them cannot be read."""
     found = b""
     for at in range(0, len(pieces), _PIECES):
-        some = [(address, size) for address, size in pieces[at : at + _PIECES] if size]
-        if not all(0 < address <= _END - size for address, size in some):
+        part = _gathered(pieces[at : at + _PIECES])
+        if part is None:
             return None
-        total = sum(size for _, size in some)
-        memory = ctypes.create_string_buffer(total)
-        here = struct.pack("QQ", ctypes.addressof(memory), total)
-        there = struct.pack(f"{2 * len(some)}Q", *(number for piece in some for number in piece))
-        copied = _libc.process_vm_readv(os.getpid(), here, 1, there, len(some), 0) if total else 0
-        if copied == total:
-            found += memory.raw
-        elif copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS):  # a sandbox may forbid the call
-            if not all(readable(address, size) for address, size in some):
-                return None
-            found += b"".join(ctypes.string_at(address, size) for address, size in some)
-        else:
-            return None
+        found += part
     return found
+
+
+def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
+    total, there = 0, b""
+    for address, size in pieces:
+        if size:
+            if not 0 < address <= _END - size:
+                return None
+            total += size
+            there += _PIECE.pack(address, size)
+    if not total:
+        return b""
+    memory = (ctypes.c_char * total)()
+    here = _PIECE.pack(ctypes.addressof(memory), total)
+    copied = _libc.process_vm_readv(os.getpid(), here, 1, there, len(there) // _PIECE.size, 0)
+    if copied == total:
+        return memory.raw
+    forbidden = copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # as a sandbox may do
+    if not forbidden or not all(readable(address, size) for address, size in pieces):
+        return None
+    return b"".join(ctypes.string_at(address, size) for address, size in pieces)
 
 
 def copied(address: int, nbytes: int) -> bytes | None:
     """The bytes at an address; None if they cannot be read."""
-    return gathered([(address, nbytes)])
+    return _gathered(((address, nbytes),))
 
 
 def string(address: int) -> bytes | None:

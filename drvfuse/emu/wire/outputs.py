@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
+from .arguments import Address
 from .calls import Call, Run
 from .inputs import attribute_scalar
 from .message import Incoming, Outgoing
@@ -39,6 +41,18 @@ def _take(incoming: Incoming, kind: Scalar) -> Any:
         return kind.result(incoming.real())
     word = incoming.word()
     return kind.result(word - (1 << 64) if kind.code == "q" and word >> 63 else word)
+
+
+class Moved(Output):
+    """A number in an object that the caller gave, which has the number then; a new one if it gave none."""
+
+    def take(self, incoming: Incoming, call: Call) -> Any:
+        found, given = super().take(incoming, call), call.value(self.parameter.name)
+        if type(given) is not Address:
+            return found
+        size = ctypes.sizeof(ctypes.c_uint)
+        ctypes.memmove(int(given.keep.getPtr()), int(found.getPtr()), size)
+        return given.keep
 
 
 class Array(Output):
@@ -110,6 +124,16 @@ class Pinned(Output):
         assert descriptor is not None
         call.caller.map_pinned(address, call.value("bytesize"), descriptor)
         return address
+
+
+class Code(Output):
+    """The address of an image that the link of the call keeps."""
+
+    def put(self, out: Outgoing, value: Any, run: Run) -> None:
+        out.data(value.keep)
+
+    def take(self, incoming: Incoming, call: Call) -> Any:
+        return call.caller.keep_image(call.value("state"), incoming.data() or b"")
 
 
 class Attribute(Output):

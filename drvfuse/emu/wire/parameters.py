@@ -113,8 +113,10 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
         value = whole(value, *_WHOLE[kind])
     elif kind is ctypes.c_double and isinstance(value, ctypes.c_float):
         value = value.value
-    item = value if isinstance(value, kind) else kind(value)
-    padded = ctypes.create_string_buffer(bytes(item), _SLOT)
+    if not isinstance(value, kind):
+        made = kind(value)  # which has 16 bytes of its own, whatever its type
+        return ctypes.addressof(made), made
+    padded = ctypes.create_string_buffer(bytes(value), _SLOT)  # it may lie at the end of anything
     return ctypes.addressof(padded), padded
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -98,7 +99,8 @@ class Signature:
     @property
     def _left_out(self) -> list[str]:
         """The numbers of elements that are wanted, which may be left out."""
-        return [p.name for p in self.given if p.mode == "inout" and p.stars and p.type == "size_t"]
+        last = itertools.takewhile(lambda p: p.mode == "inout" and p.type == "size_t", reversed(self.given))
+        return [p.name for p in last]
 
     def _miscounted(self, given: int) -> TypeError:
         most = len(self.given)

@@ -2,7 +2,7 @@
 """The structures that driver calls read and write, as <cuda.h> lays them out.
 
 They travel as their bytes. What a pointer in one of them points to travels behind it, where the call reads it
-(CUlaunchConfig, CUDA_MEMCPY2D); other pointers are of no use to the emulated driver.
+(CUlaunchConfig, the copies of rows); other pointers are of no use to the emulated driver.
 """
 
 from __future__ import annotations
@@ -61,21 +61,97 @@ CUlaunchConfig = _struct(
     *((name, _u32) for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ")),
     *(("sharedMemBytes", _u32), ("hStream", _pointer), ("attrs", _pointer), ("numAttrs", _u32)),
 )
-_END: tuple[tuple[str, Any], ...] = (
-    *(("XInBytes", _size), ("Y", _size), ("MemoryType", _int), ("Host", _pointer), ("Device", _u64)),
-    *(("Array", _pointer), ("Pitch", _size)),
+_MEMORY: tuple[tuple[str, Any], ...] = (
+    *(("MemoryType", _int), ("Host", _pointer), ("Device", _u64), ("Array", _pointer)),
 )
-CUDA_MEMCPY2D = _struct(
-    "CUDA_MEMCPY2D",
-    *((end + name, kind) for end in ("src", "dst") for name, kind in _END),
-    *(("WidthInBytes", _size), ("Height", _size)),
+_END_2D: tuple[tuple[str, Any], ...] = (("XInBytes", _size), ("Y", _size), *_MEMORY, ("Pitch", _size))
+_END_3D: tuple[tuple[str, Any], ...] = (
+    *(("XInBytes", _size), ("Y", _size), ("Z", _size), ("LOD", _size), *_MEMORY),
+    *(("Context", _pointer), ("Pitch", _size), ("Height", _size)),  # CUDA_MEMCPY3D has something reserved for a context
 )
+_EXTENT = (("WidthInBytes", _size), ("Height", _size), ("Depth", _size))
+
+
+def _copy(name: str, end: tuple[tuple[str, Any], ...], *extent: tuple[str, Any]) -> type[ctypes.Structure]:
+    return _struct(name, *((side + field, kind) for side in ("src", "dst") for field, kind in end), *extent)
+
+
+CUDA_MEMCPY2D = _copy("CUDA_MEMCPY2D", _END_2D, *_EXTENT[:2])
+CUDA_MEMCPY3D = _copy("CUDA_MEMCPY3D", _END_3D, *_EXTENT)
+CUDA_MEMCPY3D_PEER = _copy("CUDA_MEMCPY3D_PEER", _END_3D, *_EXTENT)
+_Pointer = _struct("Pointer", ("ptr", _u64), ("rowLength", _size), ("layerHeight", _size), ("locHint", CUmemLocation))
+_Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))  # an array's is as large
+_Extent = _struct("Extent", ("width", _size), ("height", _size), ("depth", _size))
+CUDA_MEMCPY3D_BATCH_OP = _struct(
+    "CUDA_MEMCPY3D_BATCH_OP",
+    *(("src", _Operand), ("dst", _Operand), ("extent", _Extent), ("srcAccessOrder", _int), ("flags", _u32)),
+)
+CUmemcpyAttributes = _struct(
+    "CUmemcpyAttributes",
+    *(("srcAccessOrder", _int), ("srcLocHint", CUmemLocation), ("dstLocHint", CUmemLocation), ("flags", _u32)),
+)
+CUstreamBatchMemOpParams = _struct("CUstreamBatchMemOpParams", ("words", _u64 * 6))
+_GRID = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
+CUDA_KERNEL_NODE_PARAMS = _struct(
+    "CUDA_KERNEL_NODE_PARAMS",
+    *(("func", _pointer), *((name, _u32) for name in _GRID), ("kernelParams", _pointer), ("extra", _pointer)),
+    *(("kern", _pointer), ("ctx", _pointer)),
+)
+_FILL = (
+    *(("dst", _u64), ("pitch", _size), ("value", _u32), ("elementSize", _u32), ("width", _size), ("height", _size)),
+)
+CUDA_MEMSET_NODE_PARAMS = _struct("CUDA_MEMSET_NODE_PARAMS", *_FILL)
+CUDA_HOST_NODE_PARAMS = _struct("CUDA_HOST_NODE_PARAMS", ("fn", _pointer), ("userData", _pointer))
+CUDA_MEM_ALLOC_NODE_PARAMS = _struct(
+    "CUDA_MEM_ALLOC_NODE_PARAMS",
+    *(("poolProps", CUmemPoolProps), ("accessDescs", _pointer), ("accessDescCount", _size), ("bytesize", _size)),
+    ("dptr", _u64),
+)
+CUDA_BATCH_MEM_OP_NODE_PARAMS = _struct(
+    "CUDA_BATCH_MEM_OP_NODE_PARAMS", ("ctx", _pointer), ("count", _u32), ("paramArray", _pointer), ("flags", _u32)
+)
+_MemcpyNode = _struct(
+    "MemcpyNode", ("flags", _int), ("pad", _int), ("copyCtx", _pointer), ("copyParams", CUDA_MEMCPY3D)
+)
+
+
+class _NodeParams(ctypes.Union):
+    """The members of CUgraphNodeParams that hold pointers, and the room for all of them."""
+
+    _fields_ = (
+        *(("kernel", CUDA_KERNEL_NODE_PARAMS), ("memcpy", _MemcpyNode), ("host", CUDA_HOST_NODE_PARAMS)),
+        *(("alloc", CUDA_MEM_ALLOC_NODE_PARAMS), ("memOp", CUDA_BATCH_MEM_OP_NODE_PARAMS), ("room", _u64 * 29)),
+    )
+
+
+CUgraphNodeParams = _struct(
+    "CUgraphNodeParams", ("type", _int), ("pad", _int * 3), ("of", _NodeParams), ("reserved2", ctypes.c_int64)
+)
+CUgraphExecUpdateResultInfo = _struct(
+    "CUgraphExecUpdateResultInfo", ("result", _int), ("errorNode", _pointer), ("errorFromNode", _pointer)
+)
+CUkernelNodeAttrValue = _struct("CUkernelNodeAttrValue", ("words", _u64 * 8))
+CUDA_LAUNCH_PARAMS = _struct(
+    "CUDA_LAUNCH_PARAMS",
+    *(("function", _pointer), *((name, _u32) for name in ("gridDimX", "gridDimY", "gridDimZ"))),
+    *((name, _u32) for name in ("blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")),
+    *(("hStream", _pointer), ("kernelParams", _pointer)),
+)
+_HANDLE = ("reserved", _u8 * 64)
+CUipcMemHandle = _struct("CUipcMemHandle", _HANDLE)
+CUipcEventHandle = _struct("CUipcEventHandle", _HANDLE)
+CUmemPoolPtrExportData = _struct("CUmemPoolPtrExportData", _HANDLE)
+CUstreamAttrValue = _struct("CUstreamAttrValue", ("value", _u8 * 64))
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     kind.__name__: kind
     for kind in (
         *(CUmemLocation, CUmemAllocationProp, CUmemAccessDesc, CUmemPoolProps, CUmulticastObjectProp),
         *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUdevprop, CUexecAffinityParam, CUctxCreateParams),
-        *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D),
+        *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D, CUstreamBatchMemOpParams, CUDA_MEMCPY3D),
+        *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes, CUDA_KERNEL_NODE_PARAMS),
+        *(CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_BATCH_MEM_OP_NODE_PARAMS),
+        *(CUgraphNodeParams, CUgraphExecUpdateResultInfo, CUkernelNodeAttrValue),
+        *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue, CUDA_LAUNCH_PARAMS),
     )
 }
 
@@ -93,6 +169,10 @@ class Structure:
 
     def bytes_of(self, value: Any) -> bytes:
         return ctypes.string_at(int(value.getPtr()), self.size)
+
+    def plain(self, value: Any) -> Any:
+        """A copy of it as a structure of ctypes: numbers alone, pointers too."""
+        return STRUCTS[self.c].from_buffer_copy(self.bytes_of(value))
 
     def made_of(self, content: bytes) -> Any:
         if len(content) != self.size:

@@ -7,15 +7,22 @@ Words that C has no place for say what a prototype leaves open:
                      other pointer is written, and a parameter that is no pointer is read
     name[count]      the pointer is to so many elements (bytes, for void and CUdeviceptr) as the parameter `count`
                      says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
+    @batch           memory of so many bytes as the list `sizes` says, in a list
     @image           PTX, a cubin or a fat binary, whose size it says itself
+    @node            parameters of a graph node, whose pointers tell of memory that goes with them (`node_params`)
+    @told            the same, or parameters of an instantiation, in which the call writes some fields
+    @code            the address of an image, which a link keeps
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, whose types follow from the options (`jit_options`)
+    @text            memory of the caller, bytes of Python, that the call writes
     @kind            the type of a result follows from it
     @uncounted       a list whose length cuda.bindings do not compare with the count
     @attribute       the type follows from the attribute (`ATTRIBUTES`)
     @descriptor      a file descriptor, as the handle type says
     @host            an address, perhaps of host memory, which is neither read nor written by the call
     @registered      the same, of memory that the devices may use from now on
+    @managed         an address, perhaps of managed memory, which the caller then reaches too
+    @range           what is told of a range of managed memory
     @pinned          the address of new host memory that the devices may use
 
 "12:" and "13:" are functions, or forms of them, that only these major versions of cuda.bindings have. The names of
@@ -49,6 +56,12 @@ ATTRIBUTES = {
         "MAPPING_SIZE": "size_t",
         "MAPPING_BASE_ADDR": "CUdeviceptr",
         "MEMORY_BLOCK_ID": "unsigned long long",
+    },
+    "CUgraphMem_attribute": {
+        "USED_MEM_CURRENT": "cuuint64_t",
+        "USED_MEM_HIGH": "cuuint64_t",
+        "RESERVED_MEM_CURRENT": "cuuint64_t",
+        "RESERVED_MEM_HIGH": "cuuint64_t",
     },
     "CUmemPool_attribute": {
         "REUSE_FOLLOW_EVENT_DEPENDENCIES": "int",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driver_helpers import code, function, ok, primary
+from graph_helpers import BYTES, DEVICE, HOST, WORDS, Graphs, allocation, copy
 from process_pool import Died, RankFailed
 
 import drvfuse as df
@@ -271,6 +273,52 @@ def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
     refused = int(R.CUDA_ERROR_NOT_PERMITTED)
     expected = [(number, True, refused) for number in (1, 2, 3)]
     assert pool.run(2, launch_host_functions) == [expected, expected]
+
+
+def run_a_graph(rank: int, size: int) -> Any:
+    """Pageable memory on both ends, a host function, memory of the graph; captured, and of nodes."""
+    g = Graphs(attached())
+    cuda, rng = g.cuda, np.random.default_rng(rank)
+    source, result = np.zeros(WORDS, np.uint32), np.zeros((2, WORDS), np.uint32)
+    seen: list[int] = []
+    note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: seen.append(os.getpid()))
+    host = T.CUDA_HOST_NODE_PARAMS()
+    host.fn = T.CUhostFn(ctypes.cast(note, ctypes.c_void_p).value)
+    p = allocation(BYTES)
+    node = ok(cuda.cuGraphAddMemAllocNode(g.graph, None, 0, p))
+    up = copy(p.dptr, DEVICE, source, HOST, BYTES)
+    node = ok(cuda.cuGraphAddMemcpyNode(g.graph, [node], 1, up, g.context))
+    assert int(ok(cuda.cuGraphMemcpyNodeGetParams(node)).srcHost) == source.ctypes.data
+    node = g.launch(g.add, 7, node, words=p.dptr)
+    assert ok(cuda.cuGraphKernelNodeGetParams(node)).blockDimX == WORDS
+    down = copy(result[0], HOST, p.dptr, DEVICE, BYTES)
+    node = ok(cuda.cuGraphAddMemcpyNode(g.graph, [node], 1, down, g.context))
+    ok(cuda.cuGraphAddHostNode(g.graph, [node], 1, host))
+    ok(cuda.cuGraphAddMemFreeNode(g.graph, [node], 1, p.dptr))
+    ok(cuda.cuStreamBeginCapture(g.stream, T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    ok(cuda.cuMemcpyHtoDAsync(g.words, source, BYTES, g.stream))
+    g.queue(g.add, 9)
+    ok(cuda.cuMemcpyDtoHAsync(result[1], g.words, BYTES, g.stream))
+    captured = ok(cuda.cuStreamEndCapture(g.stream))
+    executables, same = (g.instantiate(), g.instantiate(captured)), []
+    for _ in range(2):
+        source[:] = rng.integers(0, 2**32, WORDS, np.uint32)
+        for executable in executables:
+            g.run(executable)
+        same.append(bool((result == source + np.array([[7], [9]], np.uint32)).all()))
+    gone = mmap.mmap(-1, 1 << 16)
+    there = ctypes.addressof(ctypes.c_char.from_buffer(gone))
+    graph = ok(cuda.cuGraphCreate(0))
+    ok(cuda.cuGraphAddMemcpyNode(graph, None, 0, copy(there, HOST, g.words, DEVICE, BYTES), g.context))
+    gc.collect()  # the object that had the address
+    gone.close()
+    ok(cuda.cuGraphLaunch(g.instantiate(graph), g.stream))
+    return same, seen == [os.getpid()] * 2, int(code(cuda.cuStreamSynchronize(g.stream)))
+
+
+def test_graphs_copy_the_memory_of_their_process_when_they_run(pool):
+    lost = int(R.CUDA_ERROR_ILLEGAL_ADDRESS)
+    assert pool.run(2, run_a_graph) == [([True, True], True, lost)] * 2
 
 
 def ask_for_a_block_size(rank: int, size: int) -> Any:

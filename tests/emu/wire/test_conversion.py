@@ -98,8 +98,10 @@ def neutral(item: inputs.Input) -> Any:
         return []
     if isinstance(item, inputs.Struct):
         return getattr(real, item.parameter.type)()
-    if isinstance(item, inputs.Text):
+    if isinstance(item, inputs.Text | inputs.Buffer):
         return b""
+    if isinstance(item, inputs.Moved):
+        return None
     if isinstance(item, inputs.Attribute):
         return real.cuuint64_t(1)
     if isinstance(item.scalar, Enumeration):

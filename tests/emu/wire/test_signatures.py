@@ -98,10 +98,37 @@ def _same_places(value: Any, place: Any) -> int:
     return checked
 
 
-@pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - {"CUlaunchAttribute", "CUuuid", "CUexecAffinityParam"}))
+_MERE_BYTES = {
+    *("CUlaunchAttribute", "CUuuid", "CUexecAffinityParam", "CUstreamBatchMemOpParams", "CUkernelNodeAttrValue"),
+    *("CUgraphNodeParams", "CUDA_HOST_NODE_PARAMS", "CUgraphExecUpdateResultInfo"),  # of pointers: the test below
+    *("CUstreamAttrValue", "CUipcMemHandle", "CUipcEventHandle", "CUmemPoolPtrExportData"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - _MERE_BYTES))
 def test_structures_lie_as_those_of_the_bindings(name: str) -> None:
     value = getattr(real, name)()
     assert _same_places(value, structs.STRUCTS[name].from_address(int(value.getPtr())))
+
+
+def test_parameters_of_nodes_lie_as_those_of_the_bindings() -> None:
+    value = real.CUgraphNodeParams()
+    plain = structs.CUgraphNodeParams.from_address(int(value.getPtr()))
+    value.type = real.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
+    value.kernel.sharedMemBytes, value.kernel.kernelParams = 3, 4
+    assert (plain.type, plain.of.kernel.sharedMemBytes, plain.of.kernel.kernelParams) == (3, 3, 4)
+    value.memcpy.copyParams.Depth = 5
+    assert plain.of.memcpy.copyParams.Depth == 5
+    value.alloc.bytesize, value.alloc.dptr = 6, real.CUdeviceptr(7)
+    assert (plain.of.alloc.bytesize, plain.of.alloc.dptr) == (6, 7)
+    value.memOp.count = 8
+    assert plain.of.memOp.count == 8
+    value.host.userData = 9  # in the same place
+    assert plain.of.host.userData == 9
+    info = real.CUgraphExecUpdateResultInfo()
+    info.errorNode, info.errorFromNode = real.CUgraphNode(10), real.CUgraphNode(11)
+    found = structs.CUgraphExecUpdateResultInfo.from_address(int(info.getPtr()))
+    assert (found.errorNode, found.errorFromNode) == (10, 11)
 
 
 def test_a_prototype_that_cannot_be_read_is_refused() -> None:

@@ -9,6 +9,11 @@ cuGetErrorName(CUresult error, const char** pStr);
 cuGetErrorString(CUresult error, const char** pStr);
 cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
     CUdriverProcAddressQueryResult* symbolStatus);
+cuLogsCurrent(CUlogIterator* iterator_out, unsigned int flags);
+cuLogsDumpToFile(inout CUlogIterator* iterator, const char* pathToFile, unsigned int flags);
+cuLogsDumpToMemory(inout CUlogIterator* iterator, in char* buffer @text, inout size_t* size, unsigned int flags);
+cuLogsRegisterCallback(CUlogsCallback callbackFunc, in void* userData @host, CUlogsCallbackHandle* callback_out);
+cuLogsUnregisterCallback(CUlogsCallbackHandle callback);
 cuProfilerStart();
 cuProfilerStop();
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies in batches: several by one call, in stream order as a whole and not ordered among themselves."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from ..bindings import R, T
+from ..machine.objects import Stream
+from ..machine.process import Process
+from ..machine.work import Copy, Copy3D, End
+from .copy import check_range, field, pageable
+from .entry import check, entry, number
+
+_ORDER = T.CUmemcpySrcAccessOrder
+_ORDERS = (
+    _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+    _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL,
+    _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
+)
+_FLAGS = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+_NONE = (1 << 64) - 1  # of the copies of a batch that is refused as a whole, and of one that succeeds
+
+
+def batch_stream(proc: Process, hStream: Any) -> Stream:
+    """A stream that is not the legacy one, and not captured."""
+    stream = proc.stream(hStream)
+    check(not stream.is_legacy)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    return stream
+
+
+def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], waits: Sequence[bool]) -> None:
+    """Queue copies, and wait for those that concern pageable memory."""
+    ops = proc.machine.progress.enqueue_together(stream, commands)
+    pending = [op for op, wait in zip(ops, waits, strict=True) if wait]
+    if pending:
+        proc.machine.waits.wait(pending)
+        proc.healthy(stream.context)
+
+
+def _at_once(p: Any) -> bool:
+    """Whether the source is read before the call returns. Failure for an order that is none."""
+    order = field(p, "srcAccessOrder")
+    check(order in _ORDERS)
+    return bool(order == _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
+
+
+def _batch(
+    proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
+) -> None:
+    """Attribute i is that of the copies from `attrsIdxs[i]` on. Pageable memory, and the source of a copy whose order
+    is DURING_API_CALL, is read before the call returns.
+    """
+    stream = batch_stream(proc, hStream)
+    targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))
+    attributes, starts = attrs[:numAttrs], attrsIdxs[:numAttrs]
+    check(count > 0 and 0 < numAttrs <= count and starts[0] == 0)
+    check(all(a < b for a, b in zip(starts, [*starts[1:], count], strict=True)))
+    check(all(not a.flags & ~_FLAGS for a in attributes))
+    at_once = [_at_once(a) for a in attributes]
+    copies, waits = [], []
+    for i, (dst, src, nbytes) in enumerate(zip(targets, sources, lengths, strict=True)):
+        target, source = (proc.memory.on_device(address) for address in (dst, src))
+        check(nbytes > 0)
+        check_range(proc, "writes", target, nbytes, False, proc.current())
+        check_range(proc, "reads", source, nbytes, False, proc.current())
+        now = at_once[sum(start <= i for start in starts) - 1] or pageable(proc, source)
+        copies.append(Copy(stream.context, target, ctypes.string_at(source, nbytes) if now else source, nbytes))
+        waits.append(pageable(proc, target))
+    _queue(proc, stream, copies, waits)
+
+
+@entry(1, bindings=12, name="cuMemcpyBatchAsync")
+def _batch_12(
+    proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
+) -> int:
+    _batch(proc, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)
+    return _NONE
+
+
+@entry(bindings=13)
+def cuMemcpyBatchAsync(
+    proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
+) -> None:
+    _batch(proc, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)
+
+
+def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
+    """One end of a copy of a batch: linear memory. A row length or a layer height of 0 is that of the copy."""
+    kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
+    check(kind != kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+    check(kind == kinds.CU_MEMCPY_OPERAND_TYPE_POINTER)
+    at, (width, height, depth) = operand.op.ptr, shape
+    pitch, rows = int(at.rowLength) or width, int(at.layerHeight) or height
+    check(pitch >= width and rows >= height)
+    found = End(proc.memory.on_device(number(at.ptr)), pitch, rows * pitch, {})
+    check_range(proc, verb, found.address, found.span(width, height, depth), False, proc.current())
+    return found
+
+
+def _batch_3d(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> None:
+    """Layers of rows of linear memory. Pageable sources, and those whose order is DURING_API_CALL, are read, and
+    pageable targets written, before the call returns.
+    """
+    stream = batch_stream(proc, hStream)
+    check(numOps > 0 and flags == 0)
+    copies, waits = [], []
+    for p in opList[:numOps]:
+        shape = int(p.extent.width), int(p.extent.height), int(p.extent.depth)
+        check(0 not in shape and not p.flags & ~_FLAGS)
+        now = _at_once(p)
+        target, source = _end(proc, p.dst, "writes", shape), _end(proc, p.src, "reads", shape)
+        copies.append(Copy3D(stream.context, target, source, *shape))
+        waits.append(now or pageable(proc, target.address) or pageable(proc, source.address))
+    _queue(proc, stream, copies, waits)
+
+
+@entry(1, bindings=12, name="cuMemcpy3DBatchAsync")
+def _batch_3d_12(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> int:
+    _batch_3d(proc, numOps, opList, flags, hStream)
+    return _NONE
+
+
+@entry(bindings=13)
+def cuMemcpy3DBatchAsync(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> None:
+    _batch_3d(proc, numOps, opList, flags, hStream)

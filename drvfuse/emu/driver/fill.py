@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills, of elements in a row and of rows of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..machine.objects import Stream
+from ..machine.process import Process
+from ..machine.work import Fill
+from .entry import check, entry
+
+
+def _fill(
+    proc: Process, address: int, value: int, size: int, width: int, stream: Stream, height: int = 1, pitch: int = 0
+) -> None:
+    """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter."""
+    if 0 in (width, height):
+        return
+    check(address % size == 0)
+    if height > 1:
+        check(pitch % size == 0 and pitch >= width * size)
+    nbytes = (height - 1) * pitch + width * size
+    proc.memory.require("a fill writes", address, nbytes, proc.current(), direct=True)
+    proc.enqueue(stream, Fill(stream.context, address, value, size, width, height, pitch))
+
+
+@entry(unsafe=True)
+def cuMemsetD8(proc: Process, dstDevice: Any, uc: int, N: int) -> None:
+    """Like the driver's, this does not wait: it is ordered as work of the legacy stream."""
+    _fill(proc, dstDevice, uc, 1, N, proc.current().legacy)
+
+
+@entry(unsafe=True)
+def cuMemsetD16(proc: Process, dstDevice: Any, us: int, N: int) -> None:
+    _fill(proc, dstDevice, us, 2, N, proc.current().legacy)
+
+
+@entry(unsafe=True)
+def cuMemsetD32(proc: Process, dstDevice: Any, ui: int, N: int) -> None:
+    _fill(proc, dstDevice, ui, 4, N, proc.current().legacy)
+
+
+@entry()
+def cuMemsetD8Async(proc: Process, dstDevice: Any, uc: int, N: int, hStream: Any) -> None:
+    _fill(proc, dstDevice, uc, 1, N, proc.stream(hStream))
+
+
+@entry()
+def cuMemsetD16Async(proc: Process, dstDevice: Any, us: int, N: int, hStream: Any) -> None:
+    _fill(proc, dstDevice, us, 2, N, proc.stream(hStream))
+
+
+@entry()
+def cuMemsetD32Async(proc: Process, dstDevice: Any, ui: int, N: int, hStream: Any) -> None:
+    _fill(proc, dstDevice, ui, 4, N, proc.stream(hStream))
+
+
+@entry(unsafe=True)
+def cuMemsetD2D8(proc: Process, dstDevice: Any, dstPitch: int, uc: int, Width: int, Height: int) -> None:
+    """`Height` rows of `Width` bytes, `dstPitch` bytes apart."""
+    _fill(proc, dstDevice, uc, 1, Width, proc.current().legacy, Height, dstPitch)
+
+
+@entry()
+def cuMemsetD2D8Async(
+    proc: Process, dstDevice: Any, dstPitch: int, uc: int, Width: int, Height: int, hStream: Any
+) -> None:
+    _fill(proc, dstDevice, uc, 1, Width, proc.stream(hStream), Height, dstPitch)
+
+
+@entry(unsafe=True)
+def cuMemsetD2D16(proc: Process, dstDevice: Any, dstPitch: int, us: int, Width: int, Height: int) -> None:
+    _fill(proc, dstDevice, us, 2, Width, proc.current().legacy, Height, dstPitch)
+
+
+@entry()
+def cuMemsetD2D16Async(
+    proc: Process, dstDevice: Any, dstPitch: int, us: int, Width: int, Height: int, hStream: Any
+) -> None:
+    _fill(proc, dstDevice, us, 2, Width, proc.stream(hStream), Height, dstPitch)
+
+
+@entry(unsafe=True)
+def cuMemsetD2D32(proc: Process, dstDevice: Any, dstPitch: int, ui: int, Width: int, Height: int) -> None:
+    _fill(proc, dstDevice, ui, 4, Width, proc.current().legacy, Height, dstPitch)
+
+
+@entry()
+def cuMemsetD2D32Async(
+    proc: Process, dstDevice: Any, dstPitch: int, ui: int, Width: int, Height: int, hStream: Any
+) -> None:
+    _fill(proc, dstDevice, ui, 4, Width, proc.stream(hStream), Height, dstPitch)

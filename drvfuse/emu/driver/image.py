@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of code: PTX, alone or in a fat binary; what is refused, and the buffers that are told why."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...ptx import fatbin
+from ...ptx.parser import head
+from ..bindings import R
+from ..findings.reports import Report
+from ..machine.failure import Failure
+from ..machine.process import Process
+from ..wire.jit_options import ErrorLog
+from .entry import present, text
+
+_ELF = b"\x7fELF"
+_WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
+_EM_CUDA = 190
+
+
+def ptx_of(proc: Process, image: bytes | None) -> str:
+    """The text of an image. Of the PTX in a fat binary, that for the newest device which is no newer than ours."""
+    data = present(image)
+    if data[:4] == fatbin.MAGIC:
+        data = _newest(proc, data)
+    if data[:4] == _WRAPPER:
+        raise refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, "the image points to a fat binary, where there is none")
+    if data[:4] == _ELF:
+        raise _machine_code(data)
+    data = data.split(b"\0", 1)[0]
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if b".version" not in data:
+            raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX text") from None
+        line = data[: error.start].count(b"\n") + 1
+        raise refused(R.CUDA_ERROR_INVALID_PTX, f"PTX line {line} is not UTF-8") from None
+
+
+def _newest(proc: Process, image: bytes) -> bytes:
+    """The PTX of a fat binary that suits the devices best; if none does, the one that asks least."""
+    try:
+        found = fatbin.entries(image)
+        texts = [entry.text() for entry in found if entry.ptx]
+    except fatbin.FatbinError as error:
+        raise refused(R.CUDA_ERROR_INVALID_IMAGE, f"the image is a fat binary, and {error}") from None
+    if not texts:
+        targets = ", ".join(f"sm_{entry.arch}" for entry in found) or "nothing"
+        words = f"the emulated driver runs PTX, and the image is a fat binary without any (it has code for {targets})"
+        raise refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"{words}; compile with -gencode arch=compute_XX,code=compute_XX")
+    texts.sort(key=_needs)
+    return [texts[0], *(t for t in texts if suits(proc, _target(t)))][-1]
+
+
+def _target(ptx: bytes) -> str:
+    return head(ptx.decode(errors="replace"))[1]
+
+
+def _needs(ptx: bytes) -> tuple[int, int]:
+    """What a PTX text asks of a device: its capability as one number, and whether for no other."""
+    match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
+    return (int(match[1]), len(match[2])) if match else (0, 0)
+
+
+def suits(proc: Process, target: str) -> bool:
+    """Whether PTX for a target (`sm_90a`) runs on the devices of the machine."""
+    match = re.fullmatch(r"sm_(\d+)(\d)([af]?)", target)
+    if match is None:
+        return False
+    needs, capability = (int(match[1]), int(match[2])), proc.machine.capability
+    family = match[3] == "f" and needs[0] == capability[0]
+    return needs <= capability and (not match[3] or family or target == proc.machine.arch)
+
+
+def _machine_code(data: bytes) -> Failure:
+    """The failure for machine code: the emulated driver has no use for it."""
+    if int.from_bytes(data[18:20], "little") != _EM_CUDA:
+        return refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
+    flags = int.from_bytes(data[48:52], "little")
+    newer = data[8] >= 8  # version of the ABI
+    number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
+    target = f"{number}{'a' if accelerated else ''}"
+    what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX)"
+    return refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"the emulated driver runs PTX, and the image is {what}")
+
+
+def refused(code: object, message: str) -> Failure:
+    """The failure of a call that is given an image which cannot be used."""
+    return Failure(code, Report("module", message))
+
+
+def file_content(name: bytes) -> bytes:
+    """The bytes of a file."""
+    try:
+        return Path(text(name)).read_bytes()
+    except (OSError, ValueError):
+        raise Failure(R.CUDA_ERROR_FILE_NOT_FOUND) from None
+
+
+@contextlib.contextmanager
+def errors_told(*logs: ErrorLog | None) -> Iterator[None]:
+    """What a call fails with inside this is written to the first buffer of errors that there is."""
+    try:
+        yield
+    except Failure as failure:
+        log = next((log for log in logs if log is not None), None)
+        if log is not None and failure.report is not None:
+            log.write(failure.report.message)
+        raise

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linking PTX into one module (`ptx.linker`). The image is PTX again, which every function for loading takes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ...ptx import parser
+from ...ptx.ir import PtxError
+from ...ptx.linker import LinkError, Unit, link
+from ..bindings import R, T
+from ..findings.reports import Report
+from ..machine.failure import Failure
+from ..machine.link import Link
+from ..machine.process import Process
+from ..wire import mapped
+from ..wire.arguments import Address
+from ..wire.jit_options import ErrorLog
+from .entry import check, entry, present, text
+from .image import errors_told, file_content, ptx_of, refused, suits
+from .module import load
+
+_IN = T.CUjitInputType
+_PTX = (_IN.CU_JIT_INPUT_PTX, _IN.CU_JIT_INPUT_FATBINARY)
+
+
+def _state(proc: Process, value: Any) -> Link:
+    return proc.get(value, Link)
+
+
+@entry(1, unsafe=True)
+def cuLinkCreate(proc: Process, numOptions: int, options: Any, optionValues: Any) -> Any:
+    """The buffer of errors that the options name is written by the calls that follow, if they fail, and has to live as
+    long as the link; the buffer of information is left alone, as no assembler runs here. Other options change nothing.
+    """
+    proc.current()
+    return T.CUlinkState(proc.add(Link(ErrorLog.of(options, optionValues))).handle)
+
+
+@entry(unsafe=True)
+def cuLinkAddData(
+    proc: Process,
+    state: Any,
+    typename: Any,
+    data: Any,
+    size: int,
+    name: bytes,
+    numOptions: int,
+    options: Any,
+    optionValues: Any,
+) -> None:
+    """Add PTX, or a fat binary with PTX in it; the rest is refused (NOT_SUPPORTED), as is PTX that cannot be read."""
+    found = _state(proc, state)
+    with errors_told(ErrorLog.of(options, optionValues), found.log):
+        _add(proc, found, typename, present(mapped.copied(data, size)), text(name) or f"input {len(found.units) + 1}")
+
+
+@entry(unsafe=True)
+def cuLinkAddFile(
+    proc: Process, state: Any, typename: Any, path: bytes, numOptions: int, options: Any, optionValues: Any
+) -> None:
+    found = _state(proc, state)
+    with errors_told(ErrorLog.of(options, optionValues), found.log):
+        _add(proc, found, typename, file_content(path), text(path))
+
+
+def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> None:
+    check(state.image is None)
+    if kind not in _PTX:
+        what = kind.name.removeprefix("CU_JIT_INPUT_").lower()
+        message = f"{name} is an input of the type {what}: the emulated driver links PTX, alone or in fat binaries"
+        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))
+    ptx = ptx_of(proc, content)
+    try:
+        parser.parse(ptx)
+        unit = Unit.of(name, ptx)
+    except PtxError as error:
+        file, line = error.source or (name, error.line)
+        raise Failure(R.CUDA_ERROR_INVALID_PTX, Report("module", f"{name}: {error}", file=file, line=line)) from None
+    if not suits(proc, unit.target):
+        words = f"{name} is PTX for {unit.target or 'no device'}, and the devices are {proc.machine.arch}"
+        raise refused(R.CUDA_ERROR_INVALID_PTX, words)
+    state.units.append(unit)
+
+
+@entry(2, unsafe=True)
+def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
+    """(address, bytes) of the image, which the link keeps until it is destroyed. It is PTX, and ends with a NUL that
+    does not count. CUDA_ERROR_INVALID_IMAGE where symbols are missing or defined twice, which the report names.
+    """
+    found = _state(proc, state)
+    with errors_told(found.log):
+        check(found.image is None)
+        if not found.units:
+            raise refused(R.CUDA_ERROR_INVALID_IMAGE, "nothing was added to the link")
+        try:
+            linked = link(found.units).encode()
+        except LinkError as error:
+            raise refused(R.CUDA_ERROR_INVALID_IMAGE, str(error)) from None
+        load(proc, linked)
+    found.image = ctypes.create_string_buffer(linked)
+    return Address.of(ctypes.addressof(found.image), memoryview(linked)), len(linked)
+
+
+@entry()
+def cuLinkDestroy(proc: Process, state: Any) -> None:
+    """The image goes too; modules that were loaded from it stay."""
+    proc.remove(_state(proc, state))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of errors: what a machine has reported, one line for each report."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from ..bindings import R, T
+from ..machine.failure import Failure
+from ..machine.objects import Listener
+from ..machine.process import Process
+from ..wire.arguments import Address
+from .entry import check, entry, text
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+
+
+def _lines(proc: Process, iterator: int) -> list[bytes]:
+    """The lines from an iterator on, which is the number of a line."""
+    return [f"{report.brief()}\n".encode() for report in proc.machine.reports[iterator:]]
+
+
+def _advanced(proc: Process, iterator: int) -> Any:
+    """The iterator that was given, behind the last line. It is an object of the bindings, which moves by itself."""
+    end = len(proc.machine.reports)
+    if type(iterator) is not Address:
+        return T.CUlogIterator(end)
+    ctypes.c_uint.from_address(int(iterator.keep.getPtr())).value = end
+    return iterator.keep
+
+
+@entry(1)
+def cuLogsCurrent(proc: Process, flags: int) -> Any:
+    check(flags == 0)
+    return T.CUlogIterator(len(proc.machine.reports))
+
+
+@entry(1)
+def cuLogsDumpToFile(proc: Process, iterator: int, pathToFile: bytes, flags: int) -> Any:
+    check(flags == 0)
+    try:
+        Path(text(pathToFile)).write_bytes(b"".join(_lines(proc, iterator)))
+    except (OSError, ValueError):
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
+    return _advanced(proc, iterator)
+
+
+@entry(2)
+def cuLogsDumpToMemory(proc: Process, iterator: int, buffer: Address, size: int, flags: int) -> tuple[Any, int]:
+    """As many of the last lines as the memory holds with a NUL behind them; INVALID_VALUE if not one does."""
+    check(flags == 0)
+    lines, room, kept = _lines(proc, iterator), min(size, buffer.keep.nbytes) - 1, b""
+    for line in reversed(lines):
+        if len(kept) + len(line) > room:
+            break
+        kept = line + kept
+    check(kept or not lines)
+    if room >= 0:
+        ctypes.memmove(int(buffer), kept + b"\0", len(kept) + 1)
+    return _advanced(proc, iterator), len(kept)
+
+
+@entry(1)
+def cuLogsRegisterCallback(proc: Process, callbackFunc: int, userData: int) -> Any:
+    """The function is called with each report on a call that failed, in the thread that made the call. It has to be of
+    this process: for a client of a served machine it is not supported.
+    """
+    check(callbackFunc)
+    check(proc.foreign is None, R.CUDA_ERROR_NOT_SUPPORTED)
+    function, data = _CALLBACK(callbackFunc), int(userData)
+    level = int(T.CUlogLevel.CU_LOG_LEVEL_ERROR)
+
+    def tell(line: bytes) -> None:
+        function(data, level, line, len(line))
+
+    return T.CUlogsCallbackHandle(proc.add(Listener(tell)).handle)
+
+
+@entry()
+def cuLogsUnregisterCallback(proc: Process, callback: int) -> None:
+    proc.remove(proc.get(callback, Listener, R.CUDA_ERROR_INVALID_VALUE))

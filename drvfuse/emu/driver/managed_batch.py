@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefetches and discards of several ranges of managed memory by one call, of CUDA 13 on. They are not ordered among
+themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..machine.objects import Stream
+from ..machine.process import Process
+from ..machine.work import Command, Fill
+from .batch import batch_stream
+from .entry import check, entry
+from .managed import managed_range, place_of
+
+
+def _ranges(dptrs: Any, sizes: Any, count: int, flags: int) -> list[tuple[int, int]]:
+    check(count > 0 and flags == 0)
+    return list(zip(dptrs[:count], sizes[:count], strict=True))
+
+
+def _prefetch(proc: Process, ranges: list[tuple[int, int]], locations: Any, starts: Any, count: int) -> None:
+    """Location i is that of the ranges from `starts[i]` on."""
+    begins = starts[:count]
+    check(0 < count <= len(ranges) and begins[0] == 0)
+    check(all(a < b for a, b in zip(begins, [*begins[1:], len(ranges)], strict=True)))
+    places = [place_of(proc, location) for location in locations[:count]]
+    told = [managed_range(proc, *one) for one in ranges]
+    for i, parts in enumerate(told):
+        for advice, start, end in parts:
+            advice.prefetched.set(start, end, places[sum(begin <= i for begin in begins) - 1])
+
+
+def _discard(proc: Process, ranges: list[tuple[int, int]], stream: Stream) -> None:
+    """What memory holds that was discarded is undefined: here it is zero, as a write has made it."""
+    for one in ranges:
+        managed_range(proc, *one)
+    fills = [Fill(stream.context, address, 0, 1, nbytes) for address, nbytes in ranges]
+    proc.machine.progress.enqueue_together(stream, fills)
+
+
+@entry(bindings=13)
+def cuMemPrefetchBatchAsync(
+    proc: Process,
+    dptrs: Any,
+    sizes: Any,
+    count: int,
+    prefetchLocs: Any,
+    prefetchLocIdxs: Any,
+    numPrefetchLocs: int,
+    flags: int,
+    hStream: Any,
+) -> None:
+    """Moves nothing; where memory was to be brought is told again (cuMemRangeGetAttribute)."""
+    stream = batch_stream(proc, hStream)
+    _prefetch(proc, _ranges(dptrs, sizes, count, flags), prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
+    proc.enqueue(stream, Command(stream.context))
+
+
+@entry(bindings=13)
+def cuMemDiscardBatchAsync(proc: Process, dptrs: Any, sizes: Any, count: int, flags: int, hStream: Any) -> None:
+    """The contents of ranges of managed memory are not needed any more."""
+    stream = batch_stream(proc, hStream)
+    _discard(proc, _ranges(dptrs, sizes, count, flags), stream)
+
+
+@entry(bindings=13)
+def cuMemDiscardAndPrefetchBatchAsync(
+    proc: Process,
+    dptrs: Any,
+    sizes: Any,
+    count: int,
+    prefetchLocs: Any,
+    prefetchLocIdxs: Any,
+    numPrefetchLocs: int,
+    flags: int,
+    hStream: Any,
+) -> None:
+    """Both, of the same ranges."""
+    stream, ranges = batch_stream(proc, hStream), _ranges(dptrs, sizes, count, flags)
+    _prefetch(proc, ranges, prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
+    _discard(proc, ranges, stream)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory pools that are passed to other processes by descriptors, and memory in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..bindings import R, T
+from ..findings.reports import Report
+from ..machine.failure import Failure
+from ..machine.objects import Pool, SharedPool
+from ..machine.process import Process
+from ..machine.shared import Export
+from .entry import check, entry, present
+from .ipc import handle_of, item_of, own
+from .pool import DESCRIPTOR, pool_of
+
+
+@entry(1)
+def cuMemPoolExportToShareableHandle(proc: Process, pool: Any, handleType: Any, flags: int) -> int:
+    """A new descriptor of this process of the operating system, which the caller closes. It holds no memory."""
+    found = pool_of(proc, pool)
+    check(flags == 0 and not found.imported)
+    check(handleType == DESCRIPTOR and found.handle_types == DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
+    return proc.machine.mappables.descriptors.export(SharedPool(0, found.handle_types, found))
+
+
+@entry(1)
+def cuMemPoolImportFromShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> Any:
+    """A pool that holds what is imported from the other one. Nothing can be allocated from it. The descriptor stays the
+    caller's. At first only the device of the memory has access.
+    """
+    check(flags == 0)
+    check(handleType == DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
+    item = proc.machine.mappables.descriptors.find(handle)
+    if not isinstance(item, SharedPool):
+        text = f"{handle} is not a descriptor of a memory pool that was exported on this machine"
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("descriptor", text))
+    made = Pool(item.pool.device, handle_types=item.handle_types, imported=True, origin=item.pool)
+    return T.CUmemoryPool(proc.add(made).handle)
+
+
+@entry(1)
+def cuMemPoolExportPointer(proc: Process, ptr: Any) -> Any:
+    """Of memory of a pool that can be exported, by its address."""
+    allocation = proc.memory.at(ptr)
+    if allocation is None or allocation.pool is None or allocation.freed or allocation.origin is not None:
+        raise proc.memory.stray("cuMemPoolExportPointer needs the address of a pool's allocation", ptr)
+    check(allocation.pool.handle_types == DESCRIPTOR)
+    return handle_of(proc, proc.memory.shared(allocation), T.CUmemPoolPtrExportData)
+
+
+@entry(1)
+def cuMemPoolImportPointer(proc: Process, pool: Any, shareData: Any) -> Any:
+    """The memory, at the same address as in its own process, by the pool that was imported for it. It is freed here, by
+    cuMemFreeAsync or cuMemFree, before its owner frees it.
+    """
+    found = pool_of(proc, pool)
+    export = present(item_of(proc, present(shareData), Export))
+    if export.home is proc.memory:
+        raise own("memory")
+    check(found.imported and export.live and export.allocation.pool is found.origin)
+    return T.CUdeviceptr(proc.memory.open(export, pool=found).base)

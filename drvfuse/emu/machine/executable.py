@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executable graphs: snapshots of graphs, which can be launched any number of times.
+
+A `Plan` is taken from a graph when it is instantiated: one step for each node, in an order in which each stands behind
+its dependencies, with the command that the node had. Steps name the nodes they were made from, because calls that
+change a step name it by its node; nothing else of the graph is looked at again. A child graph is a plan inside of its
+step.
+
+A launch queues one operation for each step. Two launches of one executable never overlap, so each is ordered behind the
+one before it, as it is behind the work of its stream. An operation keeps its command, and a change of a step puts
+another command in place of it, so launches that are queued already are not affected.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..bindings import R
+from .failure import Failure
+from .graph import Edge, Graph, Node
+from .objects import Object, Stream, new_chain
+from .work import Allocate, Command, Free, Launch, Op, Record, Release, Wait, release, retain
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .user_objects import UserObject
+
+_ids = itertools.count(1)
+AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
+
+
+@dataclass(eq=False)
+class Step:
+    """What an executable does for one node. `after` are the steps that it waits for; `inner` is the plan of a child
+    graph. A step that is not `enabled` does nothing, in its place.
+    """
+
+    node: Node
+    command: Command | None
+    inner: Plan | None
+    after: dict[Step, Edge]
+    chain: int
+    enabled: bool = True
+    last: bool = True  # no other step waits for it
+
+
+class Plan:
+    """The steps of a graph. Raises Cycle."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.steps: dict[Node, Step] = {}
+        self.user_objects: Counter[UserObject] = Counter(graph.user_objects)
+        continued: set[Step] = set()
+        for node in graph.order():
+            after = {self.steps[before]: edge for before, edge in node.dependencies.items()}
+            before = next((step for step in after if step not in continued), None)
+            continued.update([] if before is None else [before])
+            chain = new_chain() if before is None else before.chain
+            inner = None if node.child is None else Plan(node.child)
+            self.steps[node] = Step(node, node.command, inner, after, chain)
+            for step in after:
+                step.last = False
+
+    def everything(self) -> Iterator[Step]:
+        """Its steps and those of its inner plans."""
+        for step in self.steps.values():
+            yield step
+            if step.inner is not None:
+                yield from step.inner.everything()
+
+    def all_objects(self) -> Counter[UserObject]:
+        """The references to user objects, those of inner plans too."""
+        inner = (step.inner.all_objects() for step in self.steps.values() if step.inner is not None)
+        return sum(inner, Counter(self.user_objects))
+
+    def graph(self, parent: Node) -> Graph:
+        """A graph of the steps as they are now, for a node to have as its child."""
+        made = Graph(parent)
+        made.user_objects.update(self.user_objects)
+        nodes: dict[Step, Node] = {}
+        for step in self.steps.values():
+            node = nodes[step] = Node(made, step.command if step.enabled else None)
+            if step.inner is not None:
+                node.child = step.inner.graph(node)
+            for before, edge in step.after.items():
+                made.connect(nodes[before], node, edge)
+        return made
+
+    def step(self, node: Node) -> Step | None:
+        """The step of a node of the graph, or of a child graph in it."""
+        return next((step for step in self.everything() if step.node is node), None)
+
+
+@dataclass(eq=False)
+class GraphExec(Object):
+    """A graph made ready to run. `last` is the end of its last launch."""
+
+    process: Process
+    graph: Graph
+    flags: int = 0
+    ident: int = field(default_factory=_ids.__next__, init=False)
+    plan: Plan = field(init=False)
+    last: Op | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.plan = Plan(self.graph)
+        retain(self.plan.all_objects())
+        if self.graph.of_memory():
+            self.graph.root.executable = self
+        commands = [step.command for step in self.plan.everything()]
+        self.allocates = {command.memory: None for command in commands if isinstance(command, Allocate)}
+        self.frees = {c.allocation.graph: None for c in commands if isinstance(c, Free) and c.allocation.graph}
+
+    def take_objects(self, graphs: Mapping[Plan, Graph]) -> None:
+        """The references of plans to user objects are those of graphs from now on."""
+        former: Counter[UserObject] = Counter()
+        for plan, graph in graphs.items():
+            former += plan.user_objects
+            plan.user_objects = Counter(graph.user_objects)
+            retain(graph.user_objects)
+        self._release(former)
+
+    def destroy(self) -> None:
+        """What is queued still runs; then nothing of it is left."""
+        self.process.remove(self)
+        if self.graph.root.executable is self:
+            self.graph.root.executable = None
+        self._release(self.plan.all_objects())
+        for memory in self.allocates:
+            if not memory.in_use:
+                self.process.graph_memory.unback(memory)
+        self.process.graph_memory.sweep()
+
+    def _release(self, objects: Counter[UserObject]) -> None:
+        """Give references to user objects back, when what is queued has ended."""
+        if self.last is None or self.last.done:
+            release(self.process, objects)
+        elif objects:
+            command = Release(self.last.command.context, objects)
+            self.process.machine.progress.submit(command, [self.last], chain=new_chain())
+
+    def launch(self, stream: Stream) -> None:
+        """Queue every step; the stream's next operation waits for all of them. Failure before anything is queued."""
+        process, progress = self.process, self.process.machine.progress
+        process.refuse_implicit(stream)
+        for context in {step.command.context for step in self.plan.everything() if step.command is not None}:
+            process.healthy(context)
+        unfreed = [memory for memory in self.allocates if memory.live]
+        if unfreed and not self.flags & AUTO_FREE or any(not m.live for m in self.frees if m not in self.allocates):
+            raise Failure(R.CUDA_ERROR_INVALID_VALUE)
+        process.graph_memory.back(self.allocates)
+        # the stream's order, and the former launch's, come in by way of a marker
+        start = progress.enqueue(stream, Command(stream.context))
+        before: list[Op] = [start] if self.last is None else [start, self.last]
+        for memory in unfreed:
+            before = [progress.submit(Free(stream.context, memory.allocation), before, chain=stream.chain)]
+        ends = _Launch(self, stream).run(self.plan, before)
+        end = progress.submit(Command(stream.context), dict.fromkeys([*ends, *before]), chain=stream.chain)
+        stream.tail, stream.last, self.last = [end], end, end
+        for memory in (*self.allocates, *self.frees):
+            memory.live, memory.last = memory not in self.frees, end
+
+
+class _Launch:
+    """The queueing of one launch."""
+
+    def __init__(self, executable: GraphExec, stream: Stream) -> None:
+        self._executable, self._stream = executable, stream
+        self._progress = executable.process.machine.progress
+
+    def run(self, plan: Plan, before: list[Op]) -> list[Op]:
+        """Queue the steps of a plan behind some operations; the operations that end it."""
+        ends: dict[Step, list[Op]] = {}
+        for step in plan.steps.values():
+            waits = [op for other in step.after for op in ends[other]] or before
+            ends[step] = self._inner(step.inner, waits) if step.inner is not None else [self._submit(step, ends, waits)]
+        last = [op for step, ops in ends.items() if step.last for op in ops]
+        # a kernel that overlaps another may end before it
+        overlapped = (o for s in ends for other, edge in s.after.items() if edge.programmatic for o in ends[other])
+        return list(dict.fromkeys([*last, *overlapped]))
+
+    def _inner(self, plan: Plan, waits: list[Op]) -> list[Op]:
+        return self.run(plan, waits) or waits
+
+    def _submit(self, step: Step, ends: dict[Step, list[Op]], waits: list[Op]) -> Op:
+        command = step.command if step.enabled and step.command is not None else Command(self._stream.context)
+        primary, priority = None, self._stream.priority
+        if isinstance(command, Launch):
+            if self._executable.flags & NODE_PRIORITY:
+                priority = command.priority or 0
+            elif command.priority is not None:
+                command = replace(command, priority=None)  # that of the stream counts
+            overlapped = (ends[other][0] for other, edge in step.after.items() if edge.programmatic)
+            primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
+        if isinstance(command, Wait) and command.event.op is not None:
+            waits = [*waits, command.event.op]
+        behind = dict.fromkeys(op for op in waits if op is not primary)
+        op = self._progress.submit(command, behind, chain=step.chain, primary=primary, priority=priority)
+        if isinstance(command, Record):
+            command.event.op, command.event.captured = op, None
+        return op

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs: nodes, and edges between them, as programs build and change them.
+
+A graph keeps its nodes in the order in which they were added, and every edge at both of its ends. An edge makes one
+node wait for another; nothing else orders the nodes, so an edge may lead to a node that was added earlier, and the
+order of addition says nothing about the order of execution. Edges are made and removed at any time, one by one. A cycle
+is therefore no error while a graph is built: `order`, which instantiation asks for, finds it, as the driver's
+documentation has it. Between nodes that may run in either order, the one that was added first comes first, which makes
+the order of a graph that was captured, or built from its roots on, the order of addition.
+
+A graph never runs. `executable.GraphExec` takes copies of the commands and edges, and what happens to the graph later
+does not change it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..bindings import T
+from .objects import Object
+from .values import ValueOps
+from .work import Allocate, Callback, Command, Copy, Copy3D, Fill, Free, HostCall, Launch, Record, Wait
+
+if TYPE_CHECKING:
+    from .executable import GraphExec
+    from .user_objects import UserObject
+
+_ids = itertools.count(1)
+_N = T.CUgraphNodeType
+_KINDS = {
+    Launch: _N.CU_GRAPH_NODE_TYPE_KERNEL,
+    Copy: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
+    Copy3D: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
+    Fill: _N.CU_GRAPH_NODE_TYPE_MEMSET,
+    HostCall: _N.CU_GRAPH_NODE_TYPE_HOST,
+    Callback: _N.CU_GRAPH_NODE_TYPE_HOST,
+    Record: _N.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+    Wait: _N.CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+    Allocate: _N.CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+    Free: _N.CU_GRAPH_NODE_TYPE_MEM_FREE,
+    ValueOps: _N.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+}
+
+
+class Edge(NamedTuple):
+    """What a CUgraphEdgeData says: which part of the first node the second one waits for."""
+
+    from_port: int = 0
+    to_port: int = 0
+    kind: int = 0
+
+    @property
+    def programmatic(self) -> bool:
+        """The second node, a kernel, begins before the first one has ended and waits for it by itself."""
+        return self.kind == 1
+
+
+COMPLETE = Edge()
+TRIGGERED = Edge(from_port=1, kind=1)
+"""The edge of a programmatic launch: from the trigger of the kernel in front of it."""
+
+
+class Cycle(Exception):
+    """The edges of a graph form a ring of these nodes, each of which waits for the one before it."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        super().__init__(nodes)
+        self.nodes = nodes
+
+
+@dataclass(eq=False)
+class Node(Object):
+    """A node of a graph, the `number`th that was added to it.
+
+    command     what it does; None for an empty node and for a child graph
+    child       the graph that it executes, which belongs to it
+    origin      the node that this one is a clone of
+    given       of memory operations: the CUstreamBatchMemOpParams that they were made of, as bytes
+    lent        the memory of parameters that a call has asked for
+    """
+
+    graph: Graph
+    command: Command | None = None
+    child: Graph | None = None
+    origin: Node | None = None
+    given: tuple[bytes, ...] = ()
+    lent: Any = None
+    dependencies: dict[Node, Edge] = field(default_factory=dict, init=False)
+    dependents: dict[Node, Edge] = field(default_factory=dict, init=False)
+    number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.number = next(self.graph.numbers)
+        self.graph.nodes[self] = None
+
+    @property
+    def kind(self) -> Any:
+        """Its CUgraphNodeType."""
+        if self.command is None:
+            return _N.CU_GRAPH_NODE_TYPE_EMPTY if self.child is None else _N.CU_GRAPH_NODE_TYPE_GRAPH
+        return _KINDS[type(self.command)]
+
+
+@dataclass(eq=False)
+class Graph(Object):
+    """Nodes and edges. `parent` is the child graph node that a graph belongs to; `moved`: that node was given the graph
+    itself and not a copy. `user_objects` counts the references that the graph has.
+    """
+
+    parent: Node | None = None
+    moved: bool = False
+    nodes: dict[Node, None] = field(default_factory=dict, init=False)
+    user_objects: Counter[UserObject] = field(default_factory=Counter, init=False)
+    executable: GraphExec | None = field(default=None, init=False)  # of a graph with memory nodes: its only one
+    ident: int = field(default_factory=_ids.__next__, init=False)
+    numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
+
+    @property
+    def root(self) -> Graph:
+        """The graph that it is a child of, however deep."""
+        return self if self.parent is None else self.parent.graph.root
+
+    def connect(self, before: Node, after: Node, edge: Edge = COMPLETE) -> None:
+        """Make `after` wait for `before`. There is no such edge yet."""
+        before.dependents[after] = after.dependencies[before] = edge
+
+    def disconnect(self, before: Node, after: Node) -> None:
+        del before.dependents[after], after.dependencies[before]
+
+    def add(self, node: Node, after: Mapping[Node, Edge]) -> Node:
+        """Make a new node of this graph wait for others."""
+        for before, edge in after.items():
+            self.connect(before, node, edge)
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Take a node out, with its edges."""
+        for before in list(node.dependencies):
+            self.disconnect(before, node)
+        for after in list(node.dependents):
+            self.disconnect(node, after)
+        del self.nodes[node]
+
+    def roots(self) -> list[Node]:
+        return [node for node in self.nodes if not node.dependencies]
+
+    def edges(self) -> list[tuple[Node, Node, Edge]]:
+        """(from, to, data) of every edge, by the nodes they lead to."""
+        return [(before, node, edge) for node in self.nodes for before, edge in node.dependencies.items()]
+
+    def everything(self) -> Iterator[Graph | Node]:
+        """The graph, its nodes, and those of its child graphs."""
+        yield self
+        for node in self.nodes:
+            yield node
+            if node.child is not None:
+                yield from node.child.everything()
+
+    def all_objects(self) -> Counter[UserObject]:
+        """The references to user objects, those of child graphs too."""
+        graphs = (item for item in self.everything() if isinstance(item, Graph))
+        return sum((graph.user_objects for graph in graphs), Counter())
+
+    def of_memory(self) -> bool:
+        """It has allocation or free nodes, which make much impossible; those of child graphs count."""
+        return any(isinstance(item, Node) and isinstance(item.command, Allocate | Free) for item in self.everything())
+
+    def order(self) -> list[Node]:
+        """The nodes in an order in which each stands behind its dependencies. Raises Cycle."""
+        waits = {node: len(node.dependencies) for node in self.nodes}
+        ready = [(node.number, node) for node, count in waits.items() if not count]
+        found = []
+        while ready:
+            _, node = heapq.heappop(ready)
+            found.append(node)
+            for after in node.dependents:
+                waits[after] -= 1
+                if not waits[after]:
+                    heapq.heappush(ready, (after.number, after))
+        if len(found) < len(self.nodes):
+            raise Cycle(_ring(self.nodes.keys() - set(found)))
+        return found
+
+    def clone(self, parent: Node | None = None) -> Graph:
+        """A graph with the same nodes and edges, child graphs included. Its nodes tell what they are clones of."""
+        graph = Graph(parent)
+        graph.user_objects.update(self.user_objects)
+        copies: dict[Node, Node] = {}
+        for node in self.nodes:
+            copy = copies[node] = Node(graph, node.command, origin=node, given=node.given)
+            if node.child is not None:
+                copy.child = node.child.clone(copy)
+        for before, node, edge in self.edges():
+            graph.connect(copies[before], copies[node], edge)
+        return graph
+
+
+def _ring(rest: set[Node]) -> list[Node]:
+    """A cycle of nodes that are all in one or behind one: each waits for another of them."""
+    node = min(rest, key=lambda node: node.number)
+    path: dict[Node, None] = {}
+    while node not in path:
+        path[node] = None
+        node = next(before for before in node.dependencies if before in rest)
+    nodes = list(path)
+    return nodes[nodes.index(node) :][::-1]

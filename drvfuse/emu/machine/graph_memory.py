@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that graphs allocate: one address for all launches, and memory there only while a launch has it allocated.
+
+Three things happen to it at different times:
+
+- It gets its address when its node is created, and keeps it while the graph or an executable of it exists, or while it
+  is allocated. What is queued for that address means this memory.
+- It is `live` from the call that launches its graph to the call that frees it or launches a free node for it: what
+  later calls may do with it. The addresses hold memory from the allocation node's turn to that of the free; an access
+  before or after is found as a use after free.
+- Device memory is counted for it, `backed`, from the first launch or upload on until its executable is destroyed. What
+  is not in use then stays reserved for other graphs of the device until it is trimmed. Two graphs never share memory
+  here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..space.window import WindowError
+from .failure import Failure
+from .memory import Allocation
+from .objects import Device
+
+if TYPE_CHECKING:
+    from .graph import Graph
+    from .process import Process
+    from .work import Op
+
+
+@dataclass(eq=False)
+class GraphMemory:
+    """The memory of one allocation node of the graph `owner`. `access` maps a device to the CUmemAccess_flags it has
+    beside the memory's own. `freed_in` are the graphs with a free node for it; `last` is the last operation that may
+    use it; `abandoned`: its graph is gone.
+    """
+
+    owner: Graph
+    access: dict[int, int]
+    allocation: Allocation = field(init=False)
+    freed_in: set[Graph] = field(default_factory=set)
+    live: bool = False
+    backed: bool = False
+    abandoned: bool = False
+    last: Op | None = None
+
+    @property
+    def in_use(self) -> bool:
+        return self.live or (self.last is not None and not self.last.done)
+
+    @property
+    def freeable_by_call(self) -> bool:
+        """True if cuMemFree or cuMemFreeAsync may free it now: it is allocated, and its own graph does not free it."""
+        return self.live and self.owner not in self.freed_in
+
+    def freeable_in(self, graph: Graph) -> bool:
+        """True if a graph may have a free node for it: one, and either its own graph or others."""
+        if graph in self.freed_in:
+            return False
+        return not self.freed_in if graph is self.owner else self.owner not in self.freed_in
+
+
+@dataclass
+class Reserve:
+    """Bytes of one device for the graphs of a process: of memory that is backed, and all that were not given back."""
+
+    used: int = 0
+    used_high: int = 0
+    reserved: int = 0
+    reserved_high: int = 0
+
+
+class GraphMemories:
+    """Those of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._reserves = [Reserve() for _ in process.machine.devices]
+        self._memories: dict[GraphMemory, None] = {}
+
+    def reserve(self, device: Device) -> Reserve:
+        return self._reserves[device.index]
+
+    def create(self, owner: Graph, device: Device, nbytes: int, access: dict[int, int]) -> GraphMemory:
+        """Memory of a new node. Failure if the device, or the address space, has no room for it."""
+        memory, process = GraphMemory(owner, access), self._process
+        if nbytes > device.total:
+            raise process.memory.full(device, nbytes, f"it has {device.total} bytes")
+        try:
+            base = process.machine.window.hold(nbytes)
+        except WindowError as error:
+            raise process.memory.full(device, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+        memory.allocation = process.memory.add(Allocation(base, nbytes, device, graph=memory))
+        self._memories[memory] = None
+        return memory
+
+    def back(self, memories: Iterable[GraphMemory]) -> None:
+        """Have device memory for all of these. Failure if there is not enough, and then nothing has changed."""
+        done: list[GraphMemory] = []
+        for memory in memories:
+            if not memory.backed:
+                try:
+                    self._back(memory)
+                except Failure:
+                    for other in done:
+                        self.unback(other)
+                    raise
+                done.append(memory)
+
+    def _back(self, memory: GraphMemory) -> None:
+        allocation = memory.allocation
+        assert allocation.device is not None
+        reserve = self.reserve(allocation.device)
+        missing = max(0, reserve.used + allocation.nbytes - reserve.reserved)
+        self._process.memory.charge(allocation.device, missing)
+        memory.backed = True
+        reserve.used += allocation.nbytes
+        reserve.reserved += missing
+        reserve.used_high = max(reserve.used_high, reserve.used)
+        reserve.reserved_high = max(reserve.reserved_high, reserve.reserved)
+
+    def unback(self, memory: GraphMemory) -> None:
+        """It needs no device memory any more, which stays reserved."""
+        if memory.backed:
+            assert memory.allocation.device is not None
+            memory.backed = False
+            self.reserve(memory.allocation.device).used -= memory.allocation.nbytes
+
+    def trim(self, device: Device) -> None:
+        """Give back all that is not in use."""
+        self.sweep()
+        for memory in self._memories:
+            if memory.allocation.device is device and not memory.in_use:
+                self.unback(memory)
+        reserve = self.reserve(device)
+        device.used -= reserve.reserved - reserve.used
+        reserve.reserved = reserve.used
+
+    def occupy(self, memory: GraphMemory) -> None:
+        """Its allocation node runs."""
+        allocation, window = memory.allocation, self._process.machine.window
+        assert allocation.device is not None
+        if not window.covers(allocation.base, 1):
+            masks = self._process.memory.masks(allocation)
+            window.occupy(
+                allocation.base, allocation.nbytes, allocation.device.index, *masks, table=self._process.table
+            )
+
+    def free_now(self, memory: GraphMemory) -> None:
+        """It is freed by a call that has waited for all that uses it."""
+        memory.live = False
+        self._process.memory.give_back(memory.allocation)
+        self.sweep()
+
+    def abandon(self, owner: Graph) -> None:
+        """A graph goes, and its nodes."""
+        for memory in self._memories:
+            memory.abandoned = memory.abandoned or memory.owner is owner
+            memory.freed_in.discard(owner)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Forget what neither a graph nor an executable has, and nothing uses."""
+        for memory in list(self._memories):
+            if memory.abandoned and memory.owner.root.executable is None and not memory.in_use:
+                self.unback(memory)
+                self._process.memory.free(memory.allocation)
+                del self._memories[memory]
+
+    def clear(self) -> None:
+        """The process ends: all device memory goes back. The addresses go with the allocations."""
+        for reserve, device in zip(self._reserves, self._process.machine.devices, strict=True):
+            device.used -= reserve.reserved
+            reserve.reserved = reserve.used = 0

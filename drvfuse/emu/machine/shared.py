@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes of a machine share by handles of bytes, which they pass to one another themselves: memory and events.
+
+Memory that another process opens has the same address there: an address belongs to one process, and with this to those
+that have opened it too, each with the access of its own devices. When its owner frees it, it is gone for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from .memory import Allocation, ProcessMemory
+
+HANDLE_BYTES = 64
+Item = TypeVar("Item")
+
+
+class Export:
+    """Memory that may be opened: `allocation`, of the process whose memory is `home`; `views` are those that have."""
+
+    def __init__(self, home: ProcessMemory, allocation: Allocation) -> None:
+        self.home, self.allocation = home, allocation
+        self.views: list[tuple[ProcessMemory, Allocation]] = []
+
+    @property
+    def live(self) -> bool:
+        return self.home.at(self.allocation.base) is self.allocation
+
+
+class Shared:
+    """The handles of one machine. A handle keeps nothing alive."""
+
+    def __init__(self) -> None:
+        self._mark = b"drvfuse " + os.urandom(16)
+        self._numbers = itertools.count(1)
+        self._items: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+
+    def handle(self, item: object) -> bytes:
+        """The handle of something, always the same."""
+        number = next((n for n, known in self._items.items() if known is item), None)
+        if number is None:
+            number = next(self._numbers)
+            self._items[number] = item
+        return (self._mark + number.to_bytes(8, "little")).ljust(HANDLE_BYTES, b"\0")
+
+    def find(self, handle: bytes, kind: type[Item]) -> Item | None:
+        """What a handle stands for; None for one that is of another kind or machine, or of what is gone."""
+        end = len(self._mark)
+        found = self._items.get(int.from_bytes(handle[end : end + 8], "little")) if handle[:end] == self._mark else None
+        return found if isinstance(found, kind) else None

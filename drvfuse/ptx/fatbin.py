@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PTX in a fat binary, as nvcc and the tool `fatbinary` write them.
+
+A fat binary is a header of 16 bytes (magic, version, its size, the bytes that follow) and entries. An entry has a
+header of its own, with its kind (1: PTX, 2: machine code), its sizes, the architecture and flags, and then its content,
+which may be compressed: as a block of LZ4 (older toolkits, and --compress-mode=speed) or by Zstandard (newer ones), for
+which the system's libzstd is asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+MAGIC = b"\x50\xed\x55\xba"
+_HEADER = struct.Struct("<4sHHQ")  # magic, version, size of the header, size of all entries
+_ENTRY = struct.Struct("<HHIQII4xI8xQ8xQ")
+_PTX = 1
+_LZ4, _ZSTD = 0x2000, 0x8000
+_MOST = 1 << 31  # bytes of PTX
+
+
+class FatbinError(Exception):
+    """A fat binary that cannot be read: what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image. `content` is its bytes, perhaps compressed; `size` what they are when they are not."""
+
+    ptx: bool
+    arch: int
+    flags: int
+    content: bytes
+    size: int
+
+    def text(self) -> bytes:
+        """The content of PTX, without what pads it. Raises FatbinError where it cannot be decompressed."""
+        content = self.content
+        if self.flags & _LZ4:
+            content = _lz4(content, self.size)
+        elif self.flags & _ZSTD:
+            content = _zstd(content, self.size)
+        return content.rstrip(b"\0")
+
+
+def entries(image: bytes) -> list[Entry]:
+    """The images of a fat binary, in their order. Raises FatbinError."""
+    if len(image) < _HEADER.size or image[:4] != MAGIC:
+        raise FatbinError("it does not begin with the header of a fat binary")
+    _, _, at, size = _HEADER.unpack_from(image)
+    end = at + size
+    if end > len(image):
+        raise FatbinError(f"its header tells of {end} bytes, and there are {len(image)}")
+    found = []
+    while at < end:
+        if at + _ENTRY.size > end:
+            raise FatbinError("its last entry is cut off")
+        kind, _, header, padded, compressed, _, arch, flags, unpacked = _ENTRY.unpack_from(image, at)
+        start = at + header
+        at = start + padded
+        if header < _ENTRY.size or at > end:
+            raise FatbinError("one of its entries is longer than the whole")
+        content = image[start : start + (compressed or padded)]
+        found.append(Entry(kind == _PTX, arch, flags, content, unpacked or padded))
+    return found
+
+
+def _lz4(block: bytes, size: int) -> bytes:
+    """The content of one LZ4 block."""
+    out, at = bytearray(), 0
+    try:
+        while at < len(block):
+            token = block[at]
+            literals, at = _lz4_length(block, at + 1, token >> 4)
+            out += block[at : at + literals]
+            at += literals
+            if at >= len(block):
+                break  # the last sequence has literals alone
+            back = block[at] | block[at + 1] << 8
+            count, at = _lz4_length(block, at + 2, token & 15)
+            start = len(out) - back
+            if not 0 < back <= len(out):
+                raise FatbinError("a compressed entry refers to what is not there")
+            for i in range(start, start + count + 4):  # what is copied may begin in what is copied
+                out.append(out[i])
+    except IndexError:
+        raise FatbinError("a compressed entry is cut off") from None
+    if len(out) != size:
+        raise FatbinError(f"a compressed entry has {len(out)} bytes, and should have {size}")
+    return bytes(out)
+
+
+def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
+    """(a length, where what follows it begins): 15 is continued in the next bytes, of which the last is not 255."""
+    if length == 15:
+        while True:
+            length += block[at]
+            at += 1
+            if block[at - 1] != 255:
+                break
+    return length, at
+
+
+@functools.cache
+def _libzstd() -> Any:
+    try:
+        library = ctypes.CDLL("libzstd.so.1")
+    except OSError:
+        words = "its PTX is compressed by Zstandard, and this system has no libzstd.so.1; compile with"
+        raise FatbinError(f"{words} -Xfatbin -compress-mode=speed or none") from None
+    library.ZSTD_decompress.restype = ctypes.c_size_t
+    library.ZSTD_decompress.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+    return library
+
+
+def _zstd(content: bytes, size: int) -> bytes:
+    if size > _MOST:
+        raise FatbinError(f"a compressed entry is said to have {size} bytes")
+    out = ctypes.create_string_buffer(size)
+    if _libzstd().ZSTD_decompress(out, size, content, len(content)) != size:
+        raise FatbinError("a compressed entry cannot be decompressed")
+    return out.raw

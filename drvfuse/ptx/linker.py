@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several PTX modules linked into one, which is PTX again.
+
+What one module declares `.extern` another one defines: a `.visible` function or variable once, a `.weak` one any number
+of times, of which the first is kept unless there is a visible one, and a `.common` one any number of times, of which
+the largest is kept. All other names belong to their module, and get another one where two modules have the same.
+Variables come first in the result, then functions, each in the order of the modules. Sections of debug information are
+left out; `.file` and `.loc` are kept. `.extern .shared` is the shared memory of a launch, not a symbol of another
+module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .ir import PtxError
+from .parser import head, without_comments
+
+BUILTIN = frozenset({"vprintf", "__assertfail", "malloc", "free"})
+"""Functions that every module may call and none defines."""
+
+_FUNCTION = re.compile(r"(?:\.(?:visible|extern|weak|common)\s*)*\.(entry|func)\b\s*(?:\([^()]*\)\s*)?([\w$%]+)")
+_VARIABLE = re.compile(r"[^=]*?\.\w+\s+([\w$%]+)\s*(?:\[[^=]*)?(?:=|\Z)", re.S)
+_FILE = re.compile(r'\.file\s+(\d+)\s+("(?:\\.|[^"\\])*"[^\n]*)')
+_PLACE = re.compile(r"(\.loc\s+|\binlined_at\s+)(\d+)")
+_WORD = re.compile(r"\.(\w+)")
+_NAME = re.compile(r"(?<![\w$%.])[A-Za-z_$%][\w$]*")
+_TARGET = re.compile(r"sm_(\d+)([af]?)")
+
+
+class LinkError(Exception):
+    """Modules that do not fit together: every reason, one a line."""
+
+
+@dataclass
+class _Item:
+    """A function or variable of a module, as its text."""
+
+    name: str
+    text: str
+    function: bool
+    entry: bool
+    linkage: str  # "extern", "visible", "weak", "common" or "" for a name of its module alone
+    defined: bool
+
+    @property
+    def shared(self) -> bool:
+        return not self.function and ".shared" in self.text.split(self.name, 1)[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Of a `.common` variable, up to the size of its type: what its dimensions say."""
+        found = 1
+        for size in re.findall(r"\[\s*(\d+)\s*\]", self.text):
+            found *= int(size)
+        return found
+
+
+@dataclass
+class Unit:
+    """One module: `name` is what messages call it."""
+
+    name: str
+    version: tuple[int, int]
+    target: str
+    files: dict[int, str] = field(default_factory=dict)
+    items: list[_Item] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, name: str, ptx: str) -> Unit:
+        """Take the text of a module apart. Raises PtxError."""
+        version, target = head(ptx)
+        unit = cls(name, version, target)
+        text = without_comments(ptx)
+        at = 0
+        while True:
+            found = re.compile(r"\S").search(text, at)
+            if found is None:
+                return unit
+            at = unit._take(text, found.start())
+
+    def _take(self, text: str, start: int) -> int:
+        """Take the directive that begins at `start`; where it ends."""
+        word = _WORD.match(text, start)
+        if word is None:
+            raise _error(text, start, "a directive is expected here")
+        kind = word[1]
+        line = text.find("\n", start)
+        line = len(text) if line < 0 else line
+        if kind == "file":
+            file = _FILE.match(text, start)
+            if file is not None:
+                self.files[int(file[1])] = file[2].strip()
+        if kind in ("version", "target", "address_size", "file", "loc"):
+            return line
+        if kind == "section":
+            return _after(text, start, "}")
+        if kind == "pragma":
+            return _after(text, start, ";")
+        function = _FUNCTION.match(text, start)
+        brace, semicolon = text.find("{", start), text.find(";", start)
+        if function is not None and brace >= 0 and not 0 <= semicolon < brace:
+            end = _body_end(text, brace)
+        else:
+            end = _after(text, start, ";")
+        self._add(text[start:end], text, start, function)
+        return end
+
+    def _add(self, part: str, text: str, start: int, function: re.Match[str] | None) -> None:
+        variable = None if function is not None else _VARIABLE.match(part.rstrip("; \n"))
+        found = function if function is not None else variable
+        if found is None:
+            raise _error(text, start, "unsupported declaration")
+        name = found[2] if function is not None else found[1]
+        before = part[: found.start(2 if function is not None else 1)]
+        linkage = next((word for word in ("extern", "weak", "common", "visible") if f".{word}" in before), "")
+        entry = function is not None and function[1] == "entry"
+        defined = linkage != "extern" and (function is None or part.endswith("}"))
+        self.items.append(_Item(name, part, function is not None, entry, "visible" if entry else linkage, defined))
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Give names another one, wherever they are in this module."""
+
+        def renamed(match: re.Match[str]) -> str:
+            return names.get(match[0], match[0])
+
+        for item in self.items if names else ():
+            item.text = _NAME.sub(renamed, item.text)
+            item.name = names.get(item.name, item.name)
+
+
+def link(units: Sequence[Unit]) -> str:
+    """The modules as one. Raises LinkError for a symbol that nobody defines, or two do."""
+    wrong: list[str] = []
+    kept = _kept(units, wrong)
+    defined = {item.name: item for _, item in kept.values()}
+    for unit in units:
+        for item in unit.items:
+            if item.linkage == "extern" and not item.shared and item.name not in BUILTIN:
+                found = defined.get(item.name)
+                if found is None:
+                    wrong.append(f"Undefined reference to '{item.name}' in '{unit.name}'")
+                elif found.function != item.function:
+                    wrong.append(f"'{item.name}' is a function in one module and a variable in '{unit.name}'")
+    if wrong:
+        raise LinkError("\n".join(wrong))
+    taken = {*defined, *BUILTIN}
+    files: dict[str, int] = {}
+    parts: tuple[list[str], list[str]] = ([], [])
+    declared: set[str] = set()
+    for unit in units:
+        unit.rename(_own_names(unit, taken))
+        places = {number: files.setdefault(text, len(files) + 1) for number, text in unit.files.items()}
+        for item in unit.items:
+            if item.linkage in ("visible", "weak", "common"):
+                wanted = item.defined and kept[item.name][1] is item
+            elif item.linkage == "extern":
+                wanted = (item.shared or item.name in BUILTIN) and item.name not in declared
+                declared.add(item.name)
+            else:
+                wanted = True
+            if wanted:
+                parts[item.function].append(_PLACE.sub(_moved(places), item.text))
+    version = max(unit.version for unit in units)
+    lines = [f".version {version[0]}.{version[1]}", f".target {_target(units)}", ".address_size 64"]
+    lines += [f".file {number} {text}" for text, number in files.items()]
+    return "\n".join((*lines, *parts[0], *parts[1])) + "\n"
+
+
+def _kept(units: Sequence[Unit], wrong: list[str]) -> dict[str, tuple[Unit, _Item]]:
+    """Of each symbol the definition that stays, and its module."""
+    kept: dict[str, tuple[Unit, _Item]] = {}
+    for unit in units:
+        for item in unit.items:
+            if not item.defined or item.linkage not in ("visible", "weak", "common"):
+                continue
+            before = kept.get(item.name)
+            if before is None or _stronger(item, before[1]):
+                kept[item.name] = unit, item
+            elif item.linkage == before[1].linkage == "visible":
+                wrong.append(
+                    f"Multiple definition of '{item.name}' in '{unit.name}', first defined in '{before[0].name}'"
+                )
+    return kept
+
+
+def _stronger(item: _Item, other: _Item) -> bool:
+    if item.linkage == other.linkage:
+        return item.linkage == "common" and item.nbytes > other.nbytes
+    return item.linkage == "visible" or other.linkage == "common"
+
+
+def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
+    """New names for those of a module alone that another one has used. `taken` grows by all of them."""
+    names: dict[str, str] = {}
+    for name in dict.fromkeys(item.name for item in unit.items if not item.linkage):
+        new, number = name, 1
+        while new in taken:
+            number += 1
+            new = f"{name}${number}"
+        if new != name:
+            names[name] = new
+        taken.add(new)
+    return names
+
+
+def _moved(places: dict[int, int]) -> Callable[[re.Match[str]], str]:
+    """The numbers of files in the whole, in place of those in their module."""
+    return lambda match: f"{match[1]}{places.get(int(match[2]), int(match[2]))}"
+
+
+def _target(units: Sequence[Unit]) -> str:
+    """The most demanding target. That they all fit a device is for who loads them to see."""
+
+    def demand(target: str) -> tuple[int, int]:
+        found = _TARGET.fullmatch(target)
+        return (int(found[1]), "fa".find(found[2]) if found[2] else -1) if found else (0, 0)
+
+    return max((unit.target for unit in units), key=demand)
+
+
+def _after(text: str, start: int, end: str) -> int:
+    at = text.find(end, start)
+    if at < 0:
+        raise _error(text, start, f"a {end!r} is missing")
+    return at + 1
+
+
+def _body_end(text: str, brace: int) -> int:
+    """Where the body ends that begins with a brace."""
+    depth = 0
+    for found in re.compile(r'"(?:\\.|[^"\\])*"|[{}]').finditer(text, brace):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.end()
+    raise _error(text, brace, "a '}' is missing")
+
+
+def _error(text: str, at: int, reason: str) -> PtxError:
+    line = text.find("\n", at)
+    return PtxError(text.count("\n", 0, at) + 1, text[at : line if line >= 0 else None][:200], reason)
