@@ -300,7 +300,8 @@ API u32 rt_depth(Thread* t, u32 site) {
     return 1;
 }
 
-// malloc and free: the engine's Python code keeps the heap. To the race detector, freeing is a write of all bytes.
+// malloc and free: the engine's Python code keeps the heap. To the race detector, freeing is a write of all bytes, and no
+// plain one, which might leave them as they are.
 API u64 rt_malloc(Thread* t, u64 size) {
     Heap call = {t, 0, size, HEAP_MALLOC, 0};
     if (t->launch->heap) rt_call(t->launch->heap, &call);
@@ -316,7 +317,7 @@ API u32 rt_free(Thread* t, u64 addr, u32 site) {
         fault(l, t, F_BAD_FREE, site, addr, 1, 0, 0);
         return 1;
     }
-    if (l->engine->race) race_access(t, addr, (u32)call.nbytes, A_WRITE, site);
+    if (l->engine->race) race_access(t, addr, (u32)call.nbytes, A_WRITE | A_LATER, site);
     call.kind = HEAP_FREE;
     rt_call(l->heap, &call);
     return 0;

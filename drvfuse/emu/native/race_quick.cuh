@@ -109,6 +109,14 @@ FN u32 joins(Quick* q, Entry* e, u32 kind) {
     return shares(e, q->bit, q->mask, q->spread);
 }
 
+// Unless `strict`, plain stores by threads of a block may follow that conflict with an access of the block since its last
+// barrier, and not with the plain write that is being made, if they leave its value: it cannot stand for that access. (It
+// stands for strong writes all the same: what was seen of them is forgotten with their location.)
+FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
+    if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC)) return 0;
+    return e->op == op && e->block == block && e->time >= sync;
+}
+
 FN void add_plain(Quick* q, Ref* pool, Ref* link, u32 kind) {
     Ref ref = take_entry(q->r, pool);
     Entry* e = (Entry*)at(q->r, ref);
@@ -199,6 +207,8 @@ FN u32 quick_write(Quick* q, Ref* cell, Ref* pool) {
         if (both && !surely_known(q, e, both)) return 0;
         if (!joined && joins(q, e, N_WRITE)) {
             joined = e;
+            link = &e->next;
+        } else if (irreplaceable(q->r, e, q->op, q->block, q->rb->sync)) {
             link = &e->next;
         } else {
             link = forget(q->r, pool, link, both);

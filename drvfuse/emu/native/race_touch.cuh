@@ -144,6 +144,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                     looks_at_all |= known;
                 }
             }
+            if (write && w->plain && irreplaceable(r, e, w->op, w->block, w->rb->sync)) known = 0;
             if (known && (write || !(kind & N_WRITE)) && covers_strength(w, e)) {
                 if (both == e->bytes) {
                     drop(r, pool, link);

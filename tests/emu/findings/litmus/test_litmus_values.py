@@ -51,6 +51,28 @@ suite.add(
     "of-two-blocks", fill(ALL, store=STORE, between="", read=""), grid(2, 1), races="w~w", strict="w~w", seeds=range(3)
 )
 
+# A store that does not conflict with later ones of its value does not hide what these conflict with.
+HIDDEN = """
+u32 t = threadIdx.x;
+if (t == 0) LD(weak, x)  // @r
+$between
+if (t == $first) ST(weak, x, 7)  // @w
+if (t == 64 && nap(true)) ST(weak, x, 7)  // @v
+"""
+for name, between, first, races, strict in (
+    ("hides-the-read-of-its-thread", "", 0, "r~v", "w~v"),
+    ("hides-a-read-of-its-warp", "WARP(0xffffffff)", 1, "r~v", "w~v"),
+    ("behind-a-barrier-behind-a-read", "BAR", 1, "", "w~v"),
+):
+    suite.add(
+        f"a-value-that-{name}",
+        fill(HIDDEN, between=between, first=str(first)),
+        grid(1, 96),
+        races=races,
+        strict=strict,
+        seeds=range(2),
+    )
+
 # Elements of lanes ----------------------------------------------------------------------------------------------------
 
 ELEMENTS = """
