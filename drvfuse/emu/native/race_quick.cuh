@@ -149,14 +149,24 @@ FN Ref* forget(Race* r, Ref* pool, Ref* link, u32 bytes) {
     return &e->next;
 }
 
-// Of the reads that follow, those of other operations that the current one knows.
-FN void forget_outlived(Quick* q, Ref* pool, Ref* link) {
+// Whether an older read of this warp is known: of this lane, or of others that a barrier of the warp has told of.
+FN u32 known_of_warp(Quick* q, Entry* e, u32 both) {
+    if (!own_warp(q, e) || e->time >= q->rt->time) return 0;
+    u32 others = lanes_at(e, both) & ~q->bit;
+    return !others || knows(q->r, q->rt->clock, q->op, q->block, q->warp, others, e->time) == 1;
+}
+
+// Of the reads that follow, those that the current one knows, which stands for them: as far as they are of other operations,
+// and the next `own` of this one, which a write may have left (`irreplaceable`).
+FN void forget_outlived(Quick* q, Ref* pool, Ref* link, u32 own) {
     LOOP while (*link) {
         Entry* e = (Entry*)at(q->r, *link);
-        if (e->op == q->op || e->kind & (N_STRONG | N_LOCATION) || via_multicast(e->site)) return;
+        if (e->kind & (N_STRONG | N_LOCATION) || via_multicast(e->site)) return;
+        if (e->op == q->op && !own--) return;
         u32 both = e->bytes & q->mask;
-        if (both && !surely_known(q, e, both)) return;
-        link = forget(q->r, pool, link, both);
+        u32 known = both && (surely_known(q, e, both) || known_of_warp(q, e, both));
+        if (both && !known && e->op != q->op) return;
+        link = forget(q->r, pool, link, known ? both : 0);
     }
 }
 
@@ -166,9 +176,11 @@ const u32 LOOK = 2;  // as a result: left to `touch`, which shall look at all re
 // this operation that cannot be shared is now and then looked at as a whole; not in step with anything, or some never were.
 FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
     Entry* e = 0;
+    u32 own = 0;
     LOOP while (*link) {
         e = (Entry*)at(q->r, *link);
         if (~e->kind & N_WRITE) break;
+        if (e->op == q->op && !q->r->strict) own = READERS_LOOKED_AT;
         if (via_multicast(e->site)) return 0;
         u32 both = e->bytes & q->mask;
         if (both && !surely_known(q, e, both)) return 0;
@@ -182,7 +194,7 @@ FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
         if (e->kind & N_LOCATION) return 0;
         u32 bytes = e->bytes;
         if (joins(q, e, 0)) {
-            if (e->bytes != bytes) forget_outlived(q, pool, &e->next);
+            if (e->bytes != bytes) forget_outlived(q, pool, &e->next, own);
             return 1;
         }
         if (e->op != q->op) break;
@@ -193,7 +205,7 @@ FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
         if (q->r->random >> 26 == 0) return LOOK;
     }
     add_plain(q, pool, link, 0);
-    forget_outlived(q, pool, &((Entry*)at(q->r, *link))->next);
+    forget_outlived(q, pool, &((Entry*)at(q->r, *link))->next, own);
     return 1;
 }
 
