@@ -26,7 +26,7 @@ from drvfuse import config, emu
 from drvfuse.emu.bindings import FUNCTIONS, R, T
 from drvfuse.emu.driver import ENTRIES
 from drvfuse.emu.driver.refused import REFUSED, results
-from drvfuse.emu.wire import inputs
+from drvfuse.emu.wire import code_inputs, host_inputs, inputs, structs
 from drvfuse.emu.wire.arguments import Invalid
 from drvfuse.emu.wire.coder import coder
 from drvfuse.emu.wire.scalars import Boolean, Enumeration, Handle
@@ -112,24 +112,24 @@ class Arguments:
             return draw.choice(ODD)
         if p.type in state.alive and not isinstance(item, inputs.List) and draw.random() < 0.6:
             return state.alive[p.type]
-        if isinstance(item, inputs.Function):
+        if isinstance(item, code_inputs.Function):
             return draw.choice((0, self.code, 7, FAR, *self.host["addresses"]))
         if isinstance(item, inputs.Text):
             return draw.choice((b"", b"kernel", b"variable", b"\xff\xfe", b"/no/such/file", b"a" * 70000))
-        if isinstance(item, inputs.Buffer):
+        if isinstance(item, host_inputs.Buffer):
             return draw.choice((bytearray(64), bytearray(1), b""))
         if isinstance(item, inputs.Moved):
             return draw.choice((None, item.scalar.kind(0), item.scalar.kind(2**32 - 1)))
-        if isinstance(item, inputs.Image):
+        if isinstance(item, code_inputs.Image):
             return draw.choice((PTX, b"", b"\x7fELF", b"\x50\xed\x55\xba" + bytes(12), *self.host["addresses"], 0, 5))
-        if isinstance(item, inputs.Parameters):
+        if isinstance(item, code_inputs.Parameters):
             forms = (((0, 1, 1.0), (ctypes.c_void_p, ctypes.c_int, ctypes.c_float)), ((), ()), ((1,), (ctypes.c_int,)))
             return draw.choice((*self.host["addresses"], 0, 1, *(forms if p.name != "extra" else ())))
         if isinstance(item, inputs.Struct):
             return draw.choice((None, self.structure(p.type), self.structure(p.type), getattr(T, p.type)()))
         if isinstance(item, inputs.StructArray):
             return [self.structure(p.type) for _ in range(draw.randrange(3))]
-        if isinstance(item, inputs.Options):
+        if isinstance(item, code_inputs.Options):
             return [draw.choice((1, 0, bytes(16), -1)) for _ in range(draw.randrange(3))]
         if isinstance(item, inputs.Array) and isinstance(item.scalar, Handle):
             kind = item.scalar.kind
@@ -137,7 +137,7 @@ class Arguments:
         if isinstance(item, inputs.Array):
             kinds = list(item.scalar.kind) if isinstance(item.scalar, Enumeration) else [0, 64, 2**40]
             return [draw.choice(kinds) for _ in range(draw.randrange(3))]
-        if isinstance(item, inputs.HostMemory) and p.type == "void":
+        if isinstance(item, host_inputs.HostMemory) and p.type == "void":
             return draw.choice((None, 0, 1, bytes(64), np.zeros(64, np.uint8), *self.host["addresses"], *state.memory))
         if isinstance(item.scalar, Enumeration):
             return draw.choice((*list(item.scalar.kind)[:40], 9999, -1, 2**40))
@@ -157,7 +157,7 @@ class Arguments:
     def structure(self, name: str) -> Any:
         """A structure that holds anything. The bindings keep apart what they follow themselves."""
         made = getattr(T, name)()
-        size = ctypes.sizeof(inputs.Structure(name).place)
+        size = ctypes.sizeof(structs.Structure(name).place)
         fill = self.draw.choice((b"\0", b"\1", b"\xff", None))
         content = self.draw.randbytes(size) if fill is None else fill * size
         ctypes.memmove(int(made.getPtr()), content, size)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from . import inputs, outputs
+from . import code_inputs, host_inputs, inputs, outputs
 from .calls import Call, Caller, Machine, Run
 from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
@@ -25,16 +25,16 @@ from .table import ATTRIBUTES
 
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "batch": Batch,
-    "image": inputs.Image,
+    "image": code_inputs.Image,
     "node": NodeParams,
     "told": ToldParams,
-    "parameters": inputs.Parameters,
-    "options": inputs.Options,
+    "parameters": code_inputs.Parameters,
+    "options": code_inputs.Options,
     "attribute": inputs.Attribute,
-    "descriptor": inputs.Descriptor,
-    "host": inputs.Host,
-    "registered": inputs.Registered,
-    "text": inputs.Buffer,
+    "descriptor": host_inputs.Descriptor,
+    "host": host_inputs.Host,
+    "registered": host_inputs.Registered,
+    "text": host_inputs.Buffer,
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
@@ -46,16 +46,16 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
-    "CUDA_LAUNCH_PARAMS": inputs.LaunchArray,
+    "CUDA_LAUNCH_PARAMS": code_inputs.LaunchArray,
     "CUDA_MEMCPY2D": Rows,
     "CUDA_MEMCPY3D": Rows,
     "CUDA_MEMCPY3D_PEER": Rows,
     "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
-    "CUoccupancyB2DSize": inputs.Callback,
-    "CUasyncCallback": inputs.Function,
-    "CUlogsCallback": inputs.Function,
-    "CUhostFn": inputs.Function,
-    "CUstreamCallback": inputs.Function,
+    "CUoccupancyB2DSize": code_inputs.Callback,
+    "CUasyncCallback": code_inputs.Function,
+    "CUlogsCallback": code_inputs.Function,
+    "CUhostFn": code_inputs.Function,
+    "CUstreamCallback": code_inputs.Function,
     "char": inputs.Text,
 }
 
@@ -67,7 +67,7 @@ def input_of(p: Parameter) -> inputs.Input:
     if p.type in _INPUT_TYPES:
         return _INPUT_TYPES[p.type](p)
     if p.type == "void" or p.memory:
-        return inputs.Target(p) if p.lent else inputs.Source(p)
+        return host_inputs.Target(p) if p.lent else host_inputs.Source(p)
     kind = scalar(p.type)
     if kind is None:
         return (inputs.StructArray if p.extent else inputs.Struct)(p)

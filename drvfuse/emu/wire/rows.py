@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from . import mapped
 from .arguments import Invalid
 from .calls import Call, Run
-from .inputs import Array, Struct, StructArray, put_bytes, put_target, take_bytes, take_target
+from .host_inputs import put_bytes, put_target, take_bytes, take_target
+from .inputs import Array, Struct, StructArray
 from .message import NONE, Incoming, Outgoing
 from .structs import CUDA_MEMCPY3D_BATCH_OP, STRUCTS
 

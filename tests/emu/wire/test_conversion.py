@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver as real
 
-from drvfuse.emu.wire import inputs
+from drvfuse.emu.wire import code_inputs, host_inputs, inputs
 from drvfuse.emu.wire.arguments import Address, Invalid
 from drvfuse.emu.wire.coder import Coder, coder
 from drvfuse.emu.wire.scalars import Enumeration
@@ -98,7 +98,7 @@ def neutral(item: inputs.Input) -> Any:
         return []
     if isinstance(item, inputs.Struct):
         return getattr(real, item.parameter.type)()
-    if isinstance(item, inputs.Text | inputs.Buffer):
+    if isinstance(item, inputs.Text | host_inputs.Buffer):
         return b""
     if isinstance(item, inputs.Moved):
         return None
@@ -124,7 +124,7 @@ def outcome(call: Any) -> tuple[type, str] | None:
     return None
 
 
-WORDLESS = (inputs.Kind, inputs.Parameters, inputs.Attribute, inputs.Options)
+WORDLESS = (inputs.Kind, code_inputs.Parameters, inputs.Attribute, code_inputs.Options)
 
 
 def cases(made: Coder, at: int, values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
