@@ -23,6 +23,8 @@ from .module import load
 
 _IN = T.CUjitInputType
 _PTX = (_IN.CU_JIT_INPUT_PTX, _IN.CU_JIT_INPUT_FATBINARY)
+_CODE = (_IN.CU_JIT_INPUT_CUBIN, _IN.CU_JIT_INPUT_OBJECT)
+"""What a program that runs on the emulated driver holds for one of these may be PTX (`emu.program`)."""
 
 
 def _state(proc: Process, value: Any) -> Link:
@@ -67,7 +69,8 @@ def cuLinkAddFile(
 
 def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> None:
     check(state.image is None)
-    if kind not in _PTX:
+    code = kind in _CODE and parser.head(content.split(b"\0", 1)[0].decode(errors="replace"))[1]
+    if kind not in _PTX and not code:
         what = kind.name.removeprefix("CU_JIT_INPUT_").lower()
         message = f"{name} is an input of the type {what}: the emulated driver links PTX, alone or in fat binaries"
         raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))

@@ -105,6 +105,12 @@ def test_what_is_linked_is_loaded_from_its_address_and_from_its_bytes(cuda: Any,
     assert code(missing) == R.CUDA_ERROR_INVALID_HANDLE
 
 
+def test_ptx_is_linked_that_a_program_takes_for_a_cubin(cuda: Any) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    assert _add(cuda, state, MAIN, kind=IN.CU_JIT_INPUT_CUBIN) == _add(cuda, state, TWICE, kind=IN(3)) == 0
+    assert _run(cuda, ok(cuda.cuModuleLoadData(ok(cuda.cuLinkComplete(state))[0]))) == [100, 102, 104, 106]
+
+
 def test_what_cannot_be_linked_is_refused(cuda: Any) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
     assert code(cuda.cuLinkComplete(state)) == R.CUDA_ERROR_INVALID_IMAGE
