@@ -276,7 +276,7 @@ class FaultKind(IntEnum):
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
     CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
-    NO_CLUSTER, NO_FUNCTION, BAD_FREE, MATRIX_LANES = range(27, 31)
+    NO_CLUSTER, NO_FUNCTION, BAD_FREE, MATRIX_LANES, STACK_OVERFLOW = range(27, 32)
 
 
 class BarrierCount(IntEnum):
@@ -392,6 +392,7 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address
+    "rt_depth": ("i32", ("ptr", "i32")),  # thread, site, in a function that calls itself -> 0 ok, else return FAULT
     "rt_malloc": ("i64", ("ptr", "i64")),  # thread, bytes -> address, or 0
     "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site -> 0 ok, else return FAULT
 }

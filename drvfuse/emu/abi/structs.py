@@ -267,6 +267,7 @@ class Teams(Structure):
     "u32 fruitless, idle",
     "Delay* delay",  # null where stores are not delayed
     "Teams* teams",
+    "u64 stack",  # where the stack of the thread that runs begins
     f"Write write[{WRITES}]",
     "u32 notices",
     f"Notice notice[{NOTICES}]",

@@ -50,6 +50,7 @@ FAULTS = {
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
     "no_cluster": R.CUDA_ERROR_ILLEGAL_INSTRUCTION,
     "no_function": R.CUDA_ERROR_INVALID_PC,
+    "stack_overflow": R.CUDA_ERROR_HARDWARE_STACK_ERROR,
     "bad_free": R.CUDA_ERROR_LAUNCH_FAILED,
     "assert": R.CUDA_ERROR_ASSERT,
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,

@@ -291,6 +291,15 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     return rt_call(t->launch->engine->print, &call);
 }
 
+// A function that calls itself begins: 1, and a fault, where so many calls are open that the host's stack could overflow.
+API u32 rt_depth(Thread* t, u32 site) {
+    u32 mark;
+    u64 used = t->launch->engine->stack - (u64)&mark;
+    if (used < STACK_LIMIT) return 0;
+    fault(t->launch, t, F_STACK_OVERFLOW, site, 0, 0, 0, used);
+    return 1;
+}
+
 // malloc and free: the engine's Python code keeps the heap. To the race detector, freeing is a write of all bytes.
 API u64 rt_malloc(Thread* t, u64 size) {
     Heap call = {t, 0, size, HEAP_MALLOC, 0};

@@ -24,6 +24,7 @@ const u64 STRAIN = 16;  // of a resume at a strong access; others, which wait fo
 const u64 LAST_STEP = 86400000000000ull;  // a virtual day
 const u32 STREAK =
     64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
+const u64 STACK_LIMIT = 2 << 20;  // bytes; a thread of Python has 8 MiB
 const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
 
 API u32 rt_call(void* function, void* thread);

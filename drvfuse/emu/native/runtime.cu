@@ -90,6 +90,8 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     e->resumes++;
     l->resumes++;
     if (e->watching) e->state -= state_of(l, t);
+    u32 mark;
+    e->stack = (u64)&mark;
     u32 status = rt_call(l->function, t);
     t->status = status;
     if (e->race && e->race->doubts) settle_doubts(e->race);

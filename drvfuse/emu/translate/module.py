@@ -356,6 +356,9 @@ class Unit:
 
     def _device(self, fn: Function) -> Emitter:
         self._emitted = fn.name
+        if fn.body and fn in self._reached(fn):
+            first = next(item for item in fn.body if isinstance(item, Instruction))
+            fn.body = [Instruction(control.DEPTH, (), None, first.line, first.loc, first.text), *fn.body]
         g = Emitter(self, fn, "device", self.helpers)
         for i, v in enumerate((*fn.returns, *fn.params)):
             g.param_pointers[id(v)] = f"%a{i}"

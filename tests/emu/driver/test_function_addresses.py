@@ -50,6 +50,8 @@ extern "C" __global__ void call(const int* a, int* out, int which, float* areas,
     out[threadIdx.x] = shape->meet(x);
     areas[threadIdx.x] = shape->area((float)threadIdx.x);
 }
+__device__ __noinline__ int sum(int n, const int* a) { return n ? 3 * sum(n - 1, a) + a[n & 63] : 1; }  // deep
+extern "C" __global__ void recurse(int n, const int* a, int* out) { *out = sum(n, a); }
 extern "C" __global__ void give(unsigned long long* where) { *where = (unsigned long long)table[1]; }
 extern "C" __global__ void by(unsigned long long address, int* out) {
     *out = ((Function)address)(40, 2);  // here
@@ -123,6 +125,26 @@ def test_a_call_of_what_is_no_function_is_found(machine: Machine, shift: int | N
     (report,) = machine.reports
     line = next(i for i, text in enumerate(SOURCE.splitlines(), 1) if "// here" in text)
     assert (report.kind, report.line) == ("no_function", line) and f"0x{address:x}" in report.message
+
+
+@pytest.mark.parametrize("depth", [500, 1 << 30])
+def test_a_function_may_call_itself_but_not_for_ever(machine: Machine, rng: np.random.Generator, depth: int) -> None:
+    cuda = machine.driver
+    module = ok(cuda.cuModuleLoadData(ptx(SOURCE)))
+    a = rng.integers(-1000, 1000, 64).astype(np.int32)
+    given, out = array(cuda, a), array(cuda, np.zeros(1, np.int32))
+    result = launch(cuda, module, "recurse", 1, depth, given, out)
+    if depth > 500:
+        assert result == R.CUDA_ERROR_HARDWARE_STACK_ERROR
+        (report,) = machine.reports
+        line = next(i for i, text in enumerate(SOURCE.splitlines(), 1) if "// deep" in text)
+        assert (report.kind, report.line) == ("stack_overflow", line)
+        return
+    total = 1
+    for n in range(1, depth + 1):
+        total = (3 * total + int(a[n & 63])) & 0xFFFFFFFF
+    assert result == R.CUDA_SUCCESS and read(cuda, out, np.zeros(1, np.uint32))[0] == total
+    assert not machine.reports
 
 
 TARGETS = """

@@ -63,6 +63,14 @@ def no_function(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
+DEPTH = "@depth"  # an opcode of our own, with which functions that call themselves begin
+
+
+@opcode(DEPTH)
+def depth(op: Opcode) -> Action:
+    return Action(lambda g, ins: g.leave_if(g.runtime("rt_depth", "%t", str(g.site(ins)))), pure=False)
+
+
 @opcode("pmevent", "setmaxnreg")
 def nothing(op: Opcode) -> Action:
     op.flag("mask", "inc", "dec", "sync", "aligned", "u32")
