@@ -6,8 +6,8 @@
 SCOR is a checkout of ScoR (github.com/csl-iisc/ScoR), of which the microbenchmarks run. INDIGO is a directory with
 `indigo_sources` and `input`: CUDA sources of the Indigo suite and graphs for them, as the artifact of HiRace has them
 (its directory `indigo`). A file's name says whether its kernel has a race: in ScoR "race" or "norace", in Indigo
-"atomicBug", "guardBug", "syncBug" or "raceBug". Indigo's "boundsBug" files read beyond arrays, which ends the kernel, and
-are left out. A race counts as found if a run under any of the seeds reports one.
+"atomicBug", "guardBug", "syncBug" or "raceBug". Indigo's "boundsBug" files read beyond arrays, which ends the kernel,
+and are left out. A race counts as found if a run under any of the seeds reports one.
 
 Host code is cut away, and NVRTC compiles the rest. ScoR means by `volatile` an access that a compiler must not remove,
 not a strong one, so it is compiled with `-Dvolatile=`; `--volatile` leaves it as it is.

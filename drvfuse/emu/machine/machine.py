@@ -297,8 +297,7 @@ class Machine:
         """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
         readiness), until it is freed.
 
-        `memory` is an array (without `nbytes`: all of it) or an address. The detector keeps one mark for 16 bytes, so
-        other words between the same two multiples of 16 are not checked either. Without `race` there is nothing to do.
+        `memory` is an array (without `nbytes`: all of it) or an address. Without `race` there is nothing to do.
         """
         self.own.declare_polled(memory, nbytes)
 

@@ -2,7 +2,7 @@
 // The race detector: what strong writes publish at a location, and what strong reads of it learn.
 #pragma once
 
-#include "race.cuh"
+#include "race_found.cuh"
 
 FAR void drop_published(Race* r, Location* v) {
     LOOP while (v->published) {

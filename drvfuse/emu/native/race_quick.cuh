@@ -91,6 +91,7 @@ struct Quick {
     RaceBlock* rb;
     RaceThread* rt;
     u32 op, block, warp, bit, mask, spread, site;
+    u32 read_only;  // by the read-only path, which need not see what the kernel itself has written
 };
 
 FN u32 own_warp(Quick* q, Entry* e) { return e->block == q->block && e->op == q->op && e->warp == q->warp; }
@@ -99,7 +100,7 @@ FN u32 own_warp(Quick* q, Entry* e) { return e->block == q->block && e->op == q-
 FN u32 surely_known(Quick* q, Entry* e, u32 both) {
     Certain* c = &q->r->certain[e->op % CERTAIN];
     if (c->clock == q->rt->clock && c->op == e->op && c->clock) return 1;
-    if (e->op != q->op || e->block != q->block) return 0;
+    if (e->op != q->op || e->block != q->block || q->read_only) return 0;
     return e->time < q->rb->sync || (e->warp == q->warp && lanes_at(e, both) == q->bit);
 }
 
@@ -227,10 +228,11 @@ FN u32 race_quick(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     q.mask = ((1u << size) - 1) << in_line;
     q.spread = size > 8 ? 0 : size << 16 | 32 << 8 | (t->lane - in_line / size & 31);
     q.site = site;
+    q.read_only = flags & A_NC;
     if (flags & A_WRITE) {
         q.r->stamp++;
         return quick_write(&q, cell, pool);
     }
-    if (flags & A_NC && q.rt->clock != l->start) return 0;
+    if (q.read_only && q.rt->clock != l->start) return 0;
     return quick_read(&q, cell, pool);
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cuda.bindings import driver as types
 from driver_helpers import ok
-from litmus import At, Lab, Suite, fill, together
+from litmus import At, Lab, Suite, fill, grid, together
 
 suite = Suite()
 
@@ -300,6 +300,16 @@ for name, at in (("kernel", At(block=1)), ("block", At(thread=1)), ("peer", At(d
         READ_ONLY,
         together(At(), at),
         races="w~r",
+    )
+OWN = f"if (T(0)) ST(weak, x, 1)  // @w\nBAR\nif (T(at.a)) {NC}  // @r"
+for name, thread in (("the-thread-itself", 0), ("another-thread", 40)):
+    suite.add(
+        f"read-only-load-of-what-{name}-wrote-before-a-barrier",
+        OWN,
+        grid(1, 64),
+        races="r~w",
+        values=(thread, 0),
+        edge="read-only",
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain stores of one value by threads of one block, which hardware keeps and `strict` does not; and elements of lanes.
 
-Lanes share entries of the detector where their elements lie side by side: who conflicts with one lane's element does not
-conflict with those of the others.
+Lanes share entries of the detector where their elements lie side by side: who conflicts with one lane's element does
+not conflict with those of the others.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ for (size, columns), (kind, first) in itertools.product(
     ):
         second = f"if ({who}) {fill(SECOND, where=where, **sizes)}"
         body = fill(ELEMENTS, first=fill(first, **sizes), between=between, second=second, **sizes)
-        # Lanes that write one element: a race in `strict`, unless the second write hides the first; else a third value may
-        # come between the two.
+        # Lanes that write one element: a race in `strict`, unless the second write hides the first. In hardware the
+        # second write of another lane may have come between the two, and changed the value.
         doubles = "a~a" if kind == "written" and columns < 32 else ""
         hidden = doubles and between == ""
         suite.add(

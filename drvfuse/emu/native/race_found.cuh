@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The race detector: what would have ordered two accesses, and the races that are found, or in doubt until a store is made.
+#pragma once
+
+#include "race.cuh"
+
+FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
+    Race* r = w->r;
+    RaceBlock* b = w->rb;
+    Miss* m = 0;
+    if (!b) return;
+    LOOP for (u32 i = 0; i < MISSES && !m; i++)
+        if (b->miss[i].op == op && b->miss[i].block == block && b->miss[i].edge == edge) m = &b->miss[i];
+    if (!m) {
+        m = &b->miss[b->misses++ % MISSES];
+        m->op = op;
+        m->block = block;
+        m->edge = edge;
+        m->store_site = plain_site(store_site);
+        m->load_site = plain_site(w->site);
+    }
+    if (m->clock != what) put(r, &m->clock, retain(r, what));
+}
+
+// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release behind it.
+FN u32 relaxed_arrival(Who* w, Entry* e) {
+    Launch* l = w->l;
+    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+        Block* b = (Block*)(l->slots + slot * l->slot_stride);
+        if (b->active && b->index == e->block) return e->time <= b->race->relaxed;
+    }
+    return 0;
+}
+
+// What would have ordered the current access behind an entry; its sites, if a flag was seen.
+FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
+    if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
+    if ((e->block & BULK) == BULK) return X_BULK;
+    if (e->block & COPYING) {
+        u32 own = same_block(w, e->op, e->block & ~COPYING) && e->warp == w->warp && e->lanes == w->bit;
+        return own ? X_COPY_OWN : X_COPY;
+    }
+    if (same_block(w, e->op, e->block) && w->kind & N_ASYNC && w->kind & ~e->kind & N_WRITE && !(e->kind & N_ASYNC))
+        return X_COPY_EARLY;
+    if (same_block(w, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == w->warp ? X_WARP : X_BARRIER;
+    if (!w->rt) return X_ORDER;
+    // A flag that would have told of it, else any flag of that block.
+    LOOP for (u32 i = 0; i < 2 * MISSES; i++) {
+        Miss* m = &w->rb->miss[i % MISSES];
+        if (!m->op) continue;
+        if (i < MISSES ? knows(w->r, m->clock, e->op, e->block, e->warp, f->other_lanes, e->time) == 1
+                       : m->op == e->op && m->block == e->block) {
+            f->store_op = m->op;
+            f->store_site = m->store_site;
+            f->load_site = m->load_site;
+            return m->edge;
+        }
+    }
+    u32 near = same_cluster(w, e->op, e->block);
+    if (near && relaxed_arrival(w, e)) return X_CLUSTER_RELAXED;
+    Op* ops = w->r->ops;
+    if (ops[w->op].primary == e->op || ops[e->op].primary == w->op) return X_GDC_WAIT;
+    if (knows(w->r, w->clock, e->op, e->block, e->warp, e->lanes, e->time) == 2) return X_RELEASED_EARLIER;
+    return near ? X_CLUSTER : e->op == w->op ? X_NONE : X_ORDER;
+}
+
+// Two accesses are a race that has not been told; null if it has, or if there is no room.
+FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
+    LOOP for (u32 i = 0; i < r->found_count; i++) {
+        Found* f = &r->found[i];
+        if (f->op == op && f->site == site && f->other_op == other_op && f->other_site == other_site) return 0;
+    }
+    return r->found_count == FOUND ? 0 : &r->found[r->found_count++];
+}
+
+FAR void describe(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge, Found* f) {
+    u32 unordered = 0;
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
+        if (!ordered(w, e, rest & -rest)) unordered |= rest & -rest;
+    f->other_lanes = unordered ? unordered : lanes;
+    f->store_op = 0;
+    f->store_site = f->load_site = NO_SITE;
+    f->edge = edge ? edge : missing_edge(w, e, f);
+    f->addr = addr;
+    f->events = w->now;
+    f->size = w->size;
+    f->op = w->op;
+    f->block = w->block;
+    f->thread = w->thread;
+    f->site = plain_site(w->site);
+    f->flags = w->kind;
+    f->other_op = e->op;
+    f->other_block = e->block & ~BULK;
+    f->other_warp = e->warp;
+    if ((e->block & BULK) == BULK) {
+        f->other_warp = e->serial >> 5;
+        f->other_lanes = 1u << (e->serial & 31);
+    }
+    f->other_site = plain_site(e->site);
+    f->other_flags = e->kind;
+}
+
+FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
+    Found* f = new_found(w->r, w->op, plain_site(w->site), e->op, plain_site(e->site));
+    if (f) describe(w, e, lanes, addr, edge, f);
+}
+
+// It is one if the store that is about to be made changes any of these bytes of a line.
+FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
+    Race* r = w->r;
+    u64 line = addr & ~15ull;
+    LOOP for (u32 i = 0; i < r->doubts; i++) {
+        Doubt* d = &r->doubt[i];
+        if (d->line == line && d->found.other_op == e->op && d->found.other_site == plain_site(e->site)) {
+            d->bytes |= bytes;
+            return;
+        }
+    }
+    if (r->doubts == DOUBTS) {
+        found(w, e, lanes, addr, 0);
+        return;
+    }
+    Doubt* d = &r->doubt[r->doubts++];
+    d->line = line;
+    d->low = *(u64*)line;
+    d->high = *(u64*)(line + 8);
+    d->bytes = bytes;
+    describe(w, e, lanes, addr, 0, &d->found);
+}
+
+// The store has been made.
+FAR void settle_doubts(Race* r) {
+    LOOP for (u32 i = 0; i < r->doubts; i++) {
+        Doubt* d = &r->doubt[i];
+        u64 changed[2] = {d->low ^ *(u64*)d->line, d->high ^ *(u64*)(d->line + 8)};
+        u32 bytes = d->bytes;
+        LOOP while (bytes && !(changed[FFS(bytes) - 1 >> 3] >> (FFS(bytes) - 1 & 7) * 8 & 0xFF)) bytes &= bytes - 1;
+        if (!bytes) continue;
+        Found* f = new_found(r, d->found.op, d->found.site, d->found.other_op, d->found.other_site);
+        if (f) *f = d->found;
+    }
+    r->doubts = 0;
+}
