@@ -25,7 +25,8 @@ HELPERS = """
   asm volatile("{ .reg .pred p; ld.global.v2.u64 {%0, %1}, [%2]; setp.eq.u64 p, %0, %1; }" \\
   : "=l"(a_), "=l"(b_) : "l"(p) : "memory"); }
 #define L4x32(p) { u32 a_, b_, c_, d_; \\
-  asm volatile("{ .reg .pred p; ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; setp.eq.u32 p, %0, %1; setp.eq.u32 p, %2, %3; }" \\
+  asm volatile("{ .reg .pred p; ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" \\
+               " setp.eq.u32 p, %0, %1; setp.eq.u32 p, %2, %3; }" \\
   : "=r"(a_), "=r"(b_), "=r"(c_), "=r"(d_) : "l"(p) : "memory"); }
 #define RELAXED8(p) asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" :: "l"(p), "r"(1) : "memory");
 #define RELAXED4x32(p) \\
