@@ -43,6 +43,11 @@ def writable(address: int, nbytes: int) -> bool:
     return _populated(address, nbytes, _POPULATE_WRITE, "w")
 
 
+def present(address: int, nbytes: int) -> bool:
+    """True if so many bytes may be read, without any of them coming into memory for it."""
+    return nbytes <= 0 or (0 < address <= _END - nbytes and _listed(address, nbytes, "r"))
+
+
 def executable(address: int) -> bool:
     """True if there is code at an address."""
     if address not in _called and _listed(address, 1, "x"):
