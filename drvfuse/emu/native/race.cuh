@@ -218,7 +218,7 @@ FN u32 scope_needed(Who* w, u32 op, u32 block) {
 // Two accesses that may conflict without being a race.
 FN u32 morally_strong(Who* w, Entry* e) {
     if (!(e->kind & w->kind & N_STRONG) || e->size != w->log) return 0;
-    u32 need = scope_needed(w, e->op, e->block);
+    u32 need = scope_needed(w, e->op, e->block & ~BULK);
     return (e->kind >> N_SCOPE & 3) >= need && (w->kind >> N_SCOPE & 3) >= need;
 }
 

@@ -87,6 +87,37 @@ for name, other, races in (
 ):
     add(f"reduction-beside-{name}", BULK.replace("$other", other), grid(2, 32), races=races)
 
+SENT = """
+__shared__ u32 s[32];
+__shared__ u64 b;
+u32 target, there;
+if (T(0)) {
+  s[0] = 0;
+  INIT(&b, 1)
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+CLUSTER_SYNC
+asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(target) : "r"(at_shared(s)));
+asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(at_shared(&b)));
+if (blockIdx.x == 0 && T(0))
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 8;" :: "r"(at_shared(&b)) : "memory");
+if (T(1)) {
+  asm volatile("red.async.relaxed.cluster.mbarrier::complete_tx::bytes.shared::cluster.add.u32 [%0], 1, [%1];"
+               :: "r"(target), "r"(there) : "memory");  // @a
+}
+if (blockIdx.x == 0) {
+  $early
+  AWAIT(&b, 0)
+  READS(s)
+}
+CLUSTER_SYNC
+"""
+SYNC = 'asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
+for name, early, races in (("waited-for", "", ""), ("read-early", "if (T(33)) READS(s)  // @r", "a~r")):
+    body = SENT.replace("CLUSTER_SYNC", SYNC).replace("$early", early)
+    # AWAIT acquires at the scope of the block, which is too narrow in `strict`.
+    add(f"reductions-of-two-blocks-{name}", body, grid(2, 64, cluster=2), races=races, profiles=("hardware",))
+
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
 def test_reductions(case: Any, profile: str) -> None:
