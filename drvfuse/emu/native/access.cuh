@@ -296,7 +296,7 @@ API u32 rt_depth(Thread* t, u32 site) {
     u32 mark;
     u64 used = t->launch->engine->stack - (u64)&mark;
     if (used < STACK_LIMIT) return 0;
-    fault(t->launch, t, F_STACK_OVERFLOW, site, 0, 0, 0, used);
+    fault(t->launch, t, F_STACK_OVERFLOW, site, 0, 0, 0, STACK_LIMIT >> 20);
     return 1;
 }
 
