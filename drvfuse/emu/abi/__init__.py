@@ -122,6 +122,7 @@ class Trap(IntEnum):
     ASSERT = 1  # of `__assertfail`: message op_value, file op_addr, line op_a, function op_seen
     BREAKPOINT = 2
     NO_FUNCTION = 3  # a call by the address op_addr
+    TABLE = 4  # a branch by a number that its table of targets does not have
 
 
 class WarpOp(IntEnum):

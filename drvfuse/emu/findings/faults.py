@@ -72,7 +72,7 @@ def _words(record: Record) -> str:
 _REASONS: dict[FaultKind, Callable[[Record], Any]] = {
     FaultKind.UNINITIALISED: lambda f: bool(f.value),
     FaultKind.FOREIGN_SHARED: lambda f: f.reaches_cluster,
-    FaultKind.TRAP: lambda f: f.flags == abi.Trap.BREAKPOINT,
+    FaultKind.TRAP: lambda f: abi.Trap(f.flags),
     FaultKind.BARRIER_COUNT: lambda f: BarrierCount(f.addr),
     FaultKind.ENDLESS: lambda f: None if f.size else Endless(f.addr),
     FaultKind.COPY_SIZE: lambda f: f.size == f.value,  # what is read of a bulk copy is its size
@@ -109,7 +109,11 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         ),
     },
     FaultKind.FOREIGN_LOCAL: "{f.access}: outside of the thread's {f.local_bytes} bytes of local memory",
-    FaultKind.TRAP: {False: "trap", True: "breakpoint"},
+    FaultKind.TRAP: {
+        abi.Trap.TRAP: "trap",
+        abi.Trap.BREAKPOINT: "breakpoint",
+        abi.Trap.TABLE: "a branch by a number that its table of targets (brx.idx) does not have",
+    },
     FaultKind.ASSERT: "{f.assertion}",
     FaultKind.WARP_LANES: "warp operation with mask 0x{f.value:08x}, which lacks the calling lane",
     FaultKind.WARP_MISMATCH: (

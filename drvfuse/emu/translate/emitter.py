@@ -326,7 +326,7 @@ class Emitter(Registers):
             condition = self.pred(block.branch[0])
             if block.branch[1]:
                 condition = self.op(f"xor i1 {condition}, true")
-        selector = self.word(block.jump.operands[0], 32) if block.jump else None
+        selector = self._selector(block.jump) if block.jump else None
         self.flush(block.live_out)
         closed = {s.index: self.label() for s in block.successors if (block.index, s.index) in self.closing}
         targets = [closed.get(s.index, f"B{s.index}") for s in block.successors]
@@ -335,7 +335,11 @@ class Emitter(Registers):
             dead = self.label()
             self.do(f"switch i32 {selector}, label %{dead} [{cases}]")
             self.start(dead)
-            self.do("unreachable")
+            assert block.jump is not None
+            if self.mode == "raw":
+                self.do("unreachable")
+            else:
+                self.do(f"ret i32 {self.suspend(block.jump, abi.Status.TRAP, abi.Trap.TABLE)}")
         elif condition is not None:
             self.do(f"br i1 {condition}, label %{targets[0]}, label %{targets[1]}")
         elif targets:
@@ -345,6 +349,12 @@ class Emitter(Registers):
         for head in block.successors:
             if (label := closed.pop(head.index, None)) is not None:
                 self._count_round(block, label, head)
+
+    def _selector(self, jump: Instruction) -> str:
+        try:
+            return self.word(jump.operands[0], 32)
+        except RefusedError as e:
+            raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
         """The edge `label` to `head`, which closes a loop without accesses: the runtime bounds its rounds."""

@@ -35,6 +35,8 @@ def addresses(module: Module, text: str) -> dict[str, int]:
 
 def _arguments(call: Instruction) -> tuple[Any, ...]:
     """The operands of a call that stand behind its callee."""
+    if len(call.operands) <= isinstance(call.operands[0] if call.operands else None, Tuple):
+        raise call.error("the name of a function is expected")
     return call.operands[2 if isinstance(call.operands[0], Tuple) else 1 :]
 
 

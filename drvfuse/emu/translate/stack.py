@@ -13,13 +13,13 @@ from ...ptx.ir import Function, Imm, Instruction, Module, Reg, Sym, Var
 
 BYTES = 4096
 _ALIGNMENT = 16
-_OPCODES = ("alloca", "stacksave", "stackrestore")
+_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # of operands
 
 
 def lower(module: Module) -> None:
     """Replace these instructions in all functions by arithmetic, in place."""
     for fn in module.functions.values():
-        if any(isinstance(item, Instruction) and item.base in _OPCODES for item in fn.body or ()):
+        if any(isinstance(item, Instruction) and item.base in _COUNTS for item in fn.body or ()):
             _lower(fn)
 
 
@@ -31,7 +31,7 @@ def _lower(fn: Function) -> None:
     fn.registers.append(used)
     out: list[Any] = [Instruction("mov.b64", (used, Imm(0, "int")), None, fn.line, 0, "")]
     for item in fn.body:
-        out += _replaced(item, memory, used) if isinstance(item, Instruction) and item.base in _OPCODES else [item]
+        out += _replaced(item, memory, used) if isinstance(item, Instruction) and item.base in _COUNTS else [item]
     fn.body = out
 
 
@@ -42,13 +42,15 @@ def _replaced(ins: Instruction, memory: Var, used: Reg) -> list[Instruction]:
     bits = ins.opcode.rsplit(".", 1)[-1]
     if bits != "u64":
         raise ins.error("the type .u64 is expected")
+    if not all(isinstance(x, Reg) for x in ins.operands[:1]) or len(ins.operands) not in _COUNTS[ins.base]:
+        raise ins.error(f"{' or '.join(map(str, _COUNTS[ins.base]))} operand(s), first a register, are expected")
     if ins.base == "stacksave":
         return [made("mov.b64", ins.operands[0], used)]
     if ins.base == "stackrestore":
         return [made("mov.b64", used, ins.operands[0])]
     pointer, size, *align = ins.operands
-    least = align[0].value if align else _ALIGNMENT
-    if least > _ALIGNMENT:
+    least = align[0] if align else Imm(_ALIGNMENT, "int")
+    if not isinstance(least, Imm) or least.value > _ALIGNMENT:
         raise ins.error(f"an alignment of at most {_ALIGNMENT} is expected")
     return [
         made("mov.b64", pointer, Sym(memory.name, memory)),

@@ -263,6 +263,24 @@ A: mov.u32 %r1, 10; bra.uni END; B: mov.u32 %r1, 20; C: add.u32 %r1, %r1, 1; END
     out = np.zeros(3, np.uint32)
     p.run("k", pointers(out, out), threads=3)
     assert out[:2].tolist() == [10, 21]
+    beyond = p.thread("k", pointers(out, out), 3)
+    assert beyond.resume() == abi.Status.TRAP
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "stacksave.u64 ;",
+        "alloca.u64 %d2;",
+        "alloca.u64 %d2, %d3, %d3;",
+        "call;",
+        "ts: .branchtargets A, B; brx.idx %p0, ts; A: B:",
+        "mbarrier.try_wait.shared::cta.b64 %p0, %d2, %d3;",
+    ],
+)
+def test_operands_that_an_instruction_does_not_take_are_refused_with_their_line(body: str) -> None:
+    with pytest.raises(PtxError, match="line"):
+        program(body)
 
 
 FUNCTIONS = """.func (.param .b32 r) twice(.param .b32 x) { .reg .b32 %a; ld.param.b32 %a, [x]; add.u32 %a, %a, %a;

@@ -78,7 +78,9 @@ def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
     """The half before a strong access: say where, then yield."""
 
     def before(g: Emitter, ins: Instruction) -> int:
-        operand = next(o for o in ins.operands if isinstance(o, Addr))
+        operand = next((o for o in ins.operands if isinstance(o, Addr)), None)
+        if operand is None:
+            raise RefusedError("an address in brackets is expected")
         g.put("op_addr", f"i64 {g.address(operand, space)}")
         g.put("op_size", f"i32 {size}")
         return g.suspend(ins, abi.Status.YIELD)
