@@ -188,8 +188,8 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         "free of 0x{f.addr:x}, which malloc has not given to a kernel of this context, or which was freed: {f.where}"
     ),
     FaultKind.STACK_OVERFLOW: (
-        "too many calls of a function by itself are open: more than {f.value} MiB of stack; a GPU has CU_LIMIT_STACK_SIZE "
-        "bytes for each thread, 1024 by default"
+        "too many calls of a function by itself are open: more than {f.value} MiB of stack; "
+        "a GPU has CU_LIMIT_STACK_SIZE bytes for each thread, 1024 by default"
     ),
     FaultKind.NO_FUNCTION: (
         "a call by the address 0x{f.addr:x}, which no function of this module with such parameters and results has"
