@@ -57,7 +57,8 @@
 struct Entry {
     u32 op, block, time, lanes;
     unsigned short bytes;
-    u8 warp : 5, size : 3;  // size: of a strong access (of each of its elements), log2; or MADE, or OF_MBARRIER
+    u8 warp : 5,
+        size : 3;  // size: of a strong access (of each of its elements), log2; or MADE, OF_MBARRIER, AFTER_READ
     u8 kind;
     u32 site;
     Ref next;
@@ -104,9 +105,10 @@ const u32 COPYING = 1 << 25;
 // A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
 // which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
 const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
-const u32 VIA_MULTICAST = 1u << 31;   // or-ed to the site of an access by a multicast address
-const u32 POLLED = 0x80000000u;       // of a cell: races are the protocol here
-const u32 MADE = 6, OF_MBARRIER = 7;  // as Entry::size: mbarrier.init or .inval; any other operation on an mbarrier
+const u32 VIA_MULTICAST = 1u << 31;  // or-ed to the site of an access by a multicast address
+const u32 POLLED = 0x80000000u;      // of a cell: races are the protocol here
+// As Entry::size: mbarrier.init or .inval; any other operation on an mbarrier; a plain write of what its thread has just read.
+const u32 MADE = 6, OF_MBARRIER = 7, AFTER_READ = 1;
 const u32 READERS_LOOKED_AT = 4;
 const u32 POOL_CHUNK = 16;  // entries
 

@@ -104,20 +104,35 @@ FN u32 surely_known(Quick* q, Entry* e, u32 both) {
     return e->time < q->rb->sync || (e->warp == q->warp && lanes_at(e, both) == q->bit);
 }
 
-FN u32 joins(Quick* q, Entry* e, u32 kind) {
-    if (e->site != q->site || e->kind != kind || e->time != q->rt->time || e->size || !own_warp(q, e)) return 0;
+FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
+    if (e->site != q->site || e->kind != kind || e->time != q->rt->time || e->size != size || !own_warp(q, e)) return 0;
     return shares(e, q->bit, q->mask, q->spread);
 }
 
 // Unless `strict`, plain stores by threads of a block may follow that conflict with an access of the block since its last
-// barrier, and not with the plain write that is being made, if they leave its value: it cannot stand for that access. (It
-// stands for strong writes all the same: what was seen of them is forgotten with their location.)
+// barrier, and not with the plain write that is being made, if they leave its value: it cannot stand for that access, which
+// stays. (It stands for strong writes all the same: what was seen of them is forgotten with their location.) But mostly the
+// thread itself has read these bytes, at the time of the write: who knows the one knows the other. Then no store that is
+// not ordered behind the write is in doubt, and it stands for all.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
-    if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC)) return 0;
+    if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->size == AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= sync;
 }
 
-FN void add_plain(Quick* q, Ref* pool, Ref* link, u32 kind) {
+// Whether these bytes have been read, or read and written, by a lane of a warp alone, at this time of its.
+FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 bit, u32 time, u32 mask) {
+    LOOP for (u32 i = 0; ref && i < 2 * READERS_LOOKED_AT && !r->strict; i++) {
+        Entry* e = (Entry*)at(r, ref);
+        ref = e->next;
+        if (e->op != op || e->block != block || e->warp != warp || e->time != time || mask & ~e->bytes) continue;
+        if (e->kind && (e->kind != N_WRITE || e->size != AFTER_READ)) continue;
+        if (e->spread && POPC(mask) > e->spread >> 16) continue;
+        if (lanes_at(e, mask) & bit) return 1;
+    }
+    return 0;
+}
+
+FN void add_plain(Quick* q, Ref* pool, Ref* link, u32 kind, u32 size) {
     Ref ref = take_entry(q->r, pool);
     Entry* e = (Entry*)at(q->r, ref);
     e->op = q->op;
@@ -126,7 +141,7 @@ FN void add_plain(Quick* q, Ref* pool, Ref* link, u32 kind) {
     e->lanes = q->bit;
     e->bytes = (unsigned short)q->mask;
     e->warp = q->warp;
-    e->size = 0;
+    e->size = size;
     e->kind = (u8)kind;
     e->site = q->site;
     e->next = *link;
@@ -193,7 +208,7 @@ FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
         e = (Entry*)at(q->r, first);
         if (e->kind & N_LOCATION) return 0;
         u32 bytes = e->bytes;
-        if (joins(q, e, 0)) {
+        if (joins(q, e, 0, 0)) {
             if (e->bytes != bytes) forget_outlived(q, pool, &e->next, own);
             return 1;
         }
@@ -204,29 +219,30 @@ FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
         q->r->random = q->r->random * 1664525 + 1013904223;
         if (q->r->random >> 26 == 0) return LOOK;
     }
-    add_plain(q, pool, link, 0);
+    add_plain(q, pool, link, 0, 0);
     forget_outlived(q, pool, &((Entry*)at(q->r, *link))->next, own);
     return 1;
 }
 
 FN u32 quick_write(Quick* q, Ref* cell, Ref* pool) {
     Entry* joined = 0;
-    u32 n = 0;
+    u32 n = 0, all = read_by(q->r, *cell, q->op, q->block, q->warp, q->bit, q->rt->time, q->mask);
+    u32 size = all ? AFTER_READ : 0;
     LOOP for (Ref* link = cell; *link;) {
         Entry* e = (Entry*)at(q->r, *link);
         if (e->kind & N_LOCATION || via_multicast(e->site) || n++ == 2 * READERS_LOOKED_AT) return 0;
         u32 both = e->bytes & q->mask;
         if (both && !surely_known(q, e, both)) return 0;
-        if (!joined && joins(q, e, N_WRITE)) {
+        if (!joined && joins(q, e, N_WRITE, size)) {
             joined = e;
             link = &e->next;
-        } else if (irreplaceable(q->r, e, q->op, q->block, q->rb->sync)) {
+        } else if (!all && irreplaceable(q->r, e, q->op, q->block, q->rb->sync)) {
             link = &e->next;
         } else {
             link = forget(q->r, pool, link, both);
         }
     }
-    if (!joined) add_plain(q, pool, cell, N_WRITE);
+    if (!joined) add_plain(q, pool, cell, N_WRITE, size);
     return 1;
 }
 

@@ -65,6 +65,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     u32 write = w->kind & N_WRITE, own = w->agent == w->block;  // an asynchronous reduction publishes nothing
     u32 spread = w->plain ? spread_of(FFS(w->bit) - 1, mask) : 0;
     r->stamp += write;
+    if (write && w->plain) w->log = read_by(r, *cell, w->op, w->block, w->warp, w->bit, w->time, mask) ? AFTER_READ : 0;
     Location *location = 0, *chain = 0;
     if (w->kind & N_STRONG && own) {
         u32 read = !write || (w->kind & N_ATOMIC);
@@ -101,7 +102,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
         u32 same_warp = same_block(w, e->op, e->block) && e->warp == w->warp;
         u32 lanes = both ? lanes_at(e, both) : e->lanes, others = same_warp ? lanes & ~w->bit : lanes;
         u32 known = !others;
-        u32 alike = same_warp && w->plain && e->time == w->time && kind == w->kind && e->site == w->site && !e->size;
+        u32 alike = same_warp && w->plain && e->time == w->time && kind == w->kind && e->site == w->site && e->size == w->log;
         if (both && (write || kind & N_WRITE)) {
             if (!known) known = ordered(w, e, others);
             u64 at_addr = (addr & ~15ull) + FFS(both) - 1;
@@ -144,7 +145,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                     looks_at_all |= known;
                 }
             }
-            if (write && w->plain && irreplaceable(r, e, w->op, w->block, w->rb->sync)) known = 0;
+            if (write && w->plain && !w->log && irreplaceable(r, e, w->op, w->block, w->rb->sync)) known = 0;
             if (known && (write || !(kind & N_WRITE)) && covers_strength(w, e)) {
                 if (both == e->bytes) {
                     drop(r, pool, link);

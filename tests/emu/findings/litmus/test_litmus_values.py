@@ -60,7 +60,8 @@ if (t == $first) ST(weak, x, 7)  // @w
 if (t == 64 && nap(true)) ST(weak, x, 7)  // @v
 """
 for name, between, first, races, strict in (
-    ("hides-the-read-of-its-thread", "", 0, "r~v", "w~v"),
+    ("hides-the-read-of-its-thread", "", 0, "w~v", "w~v"),
+    ("hides-the-read-before-a-release", "if (t == 0) FENCE(acq_rel.gpu)", 0, "r~v", "w~v"),
     ("hides-a-read-of-its-warp", "WARP(0xffffffff)", 1, "r~v", "w~v"),
     ("behind-a-barrier-behind-a-read", "BAR", 1, "", "w~v"),
 ):
