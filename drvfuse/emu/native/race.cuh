@@ -49,7 +49,8 @@
 //
 // Unless `strict`, plain stores of one block that leave the bytes of a word as the ones before them did are no race among one
 // another. That is seen after the store, when the thread enters the runtime again or suspends: till then it is in doubt.
-// Accesses by others, and by other blocks, conflict with each of these stores.
+// Accesses by others, and by other blocks, conflict with each of these stores. So such a store does not conflict with all that
+// an access before it conflicts with, and must not take its place (`irreplaceable`).
 #pragma once
 
 #include "clock.cuh"
