@@ -146,16 +146,13 @@ API u32 mx_multiply(Thread* first) {
 //
 // Matrices of 8 x 8 elements of 16 bits: lane 4 r + c has the elements 2 c and 2 c + 1 of row r, or transposed those of
 // column r. Lane 8 i + r has the address of row r of matrix i in op_addr; op_b is the number of matrices, op_c is 1 for
-// transposed. Each row is an access of the lane that has its address, and all are checked before any is made.
+// transposed. Each row is an access of the lane that has its address.
 
 FN u16* row_of(Thread* first, u32 lane) { return (u16*)lane_of(first, lane)->op_addr; }
 
-FN u32 rows_refused(Thread* first, u32 flags) {
-    LOOP for (u32 lane = 0; lane < 8 * first->op_b; lane++) {
-        Thread* t = lane_of(first, lane);
-        if (rt_access(t, t->op_addr, 16, flags | SPACE_SHARED << SPACE_SHIFT, t->site)) return 1;
-    }
-    return 0;
+FN u32 row_refused(Thread* first, u32 lane, u32 flags) {
+    Thread* t = lane_of(first, lane);
+    return rt_access(t, t->op_addr, 16, flags | SPACE_SHARED << SPACE_SHIFT, t->site);
 }
 
 FN u32 row_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane % 4 * 2 + element : lane / 4; }
@@ -163,7 +160,8 @@ FN u32 row_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane 
 FN u32 column_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane / 4 : lane % 4 * 2 + element; }
 
 API u32 mx_load_rows(Thread* first) {
-    if (rows_refused(first, 0)) return 1;
+    LOOP for (u32 i = 0; i < 8 * first->op_b; i++)
+        if (row_refused(first, i, 0)) return 1;
     u32 transposed = first->op_c;
     LOOP for (u32 lane = 0; lane < LANES; lane++)
         LOOP for (u32 i = 0; i < first->op_b; i++) {
@@ -175,14 +173,16 @@ API u32 mx_load_rows(Thread* first) {
     return 0;
 }
 
+// Each row is written before the next is looked at: the race detector compares what a store has left.
 API u32 mx_store_rows(Thread* first) {
-    if (rows_refused(first, A_WRITE)) return 1;
-    u32 transposed = first->op_c;
-    LOOP for (u32 lane = 0; lane < LANES; lane++)
-        LOOP for (u32 i = 0; i < first->op_b; i++)
-            LOOP for (u32 e = 0; e < 2; e++)
-                row_of(first, 8 * i + row_in(lane, e, transposed))[column_in(lane, e, transposed)] =
-                    (u16)(exchange(lane_of(first, lane))[i] >> 16 * e);
+    LOOP for (u32 i = 0; i < 8 * first->op_b; i++) {
+        if (row_refused(first, i, A_WRITE)) return 1;
+        u32 row = i % 8;
+        LOOP for (u32 column = 0; column < 8; column++) {
+            u32 lane = first->op_c ? column * 4 + row / 2 : row * 4 + column / 2, element = (first->op_c ? row : column) % 2;
+            row_of(first, i)[column] = (u16)(exchange(lane_of(first, lane))[i / 8] >> 16 * element);
+        }
+    }
     return 0;
 }
 

@@ -74,6 +74,36 @@ for name, between, first, races, strict in (
         seeds=range(2),
     )
 
+# Rows of stmatrix are stores of 16 bytes by the lanes that have their addresses.
+ROWS = """
+__shared__ alignas(16) u32 s[32];
+u32 t = threadIdx.x;
+if (t < 32) {
+  $first
+}
+$between
+if (t >= 64) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
+               :: "r"((u32)__cvta_generic_to_shared(s + 4 * (t % $rows))), "r"((u32)($value)) : "memory");  // @m
+}
+"""
+STORED = "STS(s + t, 0x20001)  // @w"
+for name, first, between, rows, value, races in (
+    ("store-another-value", STORED, "", 8, "5", "w~m"),
+    ("store-the-same-value", STORED, "", 8, "0x20001", ""),
+    ("store-behind-a-barrier", STORED, "BAR", 8, "5", ""),
+    ("are-one-of-equal-values", "", "", 1, "7", ""),
+    ("are-one-of-different-values", "", "", 1, "t", "m~m"),
+):
+    suite.add(
+        f"matrix-rows-{name}",
+        fill(ROWS, first=first, between=between, rows=str(rows), value=value),
+        grid(1, 96),
+        races=races,
+        profiles=("hardware",),
+        seeds=range(2),
+    )
+
 # Elements of lanes ----------------------------------------------------------------------------------------------------
 
 ELEMENTS = """
