@@ -13,7 +13,7 @@ from ..machine.foreign import FOREIGN
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
-from ..wire import mapped
+from ..space import mapped
 from .entry import check, entry, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
@@ -33,7 +33,7 @@ def check_range(proc: Process, verb: str, address: int, nbytes: int, device: boo
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(0 < address <= _END - nbytes)
-        check((mapped.writable if verb == "writes" else mapped.readable)(address, nbytes))
+        check(mapped.usable(address, nbytes, verb == "writes"))
 
 
 def pageable(proc: Process, address: int) -> bool:

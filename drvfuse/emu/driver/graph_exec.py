@@ -14,7 +14,7 @@ from ..machine.graph import Cycle, Graph
 from ..machine.process import Process
 from ..machine.update import Unfit, refusal, update
 from ..machine.work import Command, Copy, Copy3D, Fill, Launch
-from ..wire import mapped
+from ..space import mapped
 from . import graph_commands as commands
 from .entry import check, entry
 from .graph import graph_of, node_of
@@ -118,7 +118,7 @@ def _require_host_memory(proc: Process, executable: GraphExec) -> None:
     for step in executable.plan.everything():
         for at in step.command.accesses() if isinstance(step.command, Copy | Copy3D) and step.enabled else ():
             local = at.address < FOREIGN and not proc.machine.window.contains(at.address)
-            if local and not (mapped.writable if at.write else mapped.readable)(at.address, at.nbytes):
+            if local and not mapped.usable(at.address, at.nbytes, at.write):
                 verb = "writes" if at.write else "reads"
                 raise _refused(
                     f"node {step.node.number} (0x{step.node.handle:x}) {verb} {at.nbytes} bytes of host memory at "

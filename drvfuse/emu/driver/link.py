@@ -14,7 +14,7 @@ from ..findings.reports import Report
 from ..machine.failure import Failure
 from ..machine.link import Link
 from ..machine.process import Process
-from ..wire import mapped
+from ..space import mapped
 from ..wire.arguments import Address
 from ..wire.jit_options import ErrorLog
 from .entry import check, entry, present, text

@@ -12,6 +12,8 @@ import functools
 from typing import Any
 
 from ..bindings import T
+from ..space import mapped
+from .arguments import Invalid
 
 _u8, _u16, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 _size, _pointer, _int = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -166,6 +168,12 @@ class Structure:
     @functools.cached_property
     def kind(self) -> Any:
         return getattr(T, self.c)
+
+    def checked(self, value: Any) -> Any:
+        """The same object. Raises Invalid for one that was made of an address where no memory is."""
+        if not mapped.writable(int(value.getPtr()), self.size):
+            raise Invalid
+        return value
 
     def bytes_of(self, value: Any) -> bytes:
         return ctypes.string_at(int(value.getPtr()), self.size)
