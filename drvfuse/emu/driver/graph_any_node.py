@@ -43,8 +43,7 @@ def command_of(proc: Process, p: Any, former: Command | None, strict: bool) -> C
         return None
     if kind in _REFUSED:
         report = Report("unsupported", f"a node of the kind {kind.name} is refused: {_REFUSED[kind]}")
-        told = any(known.message == report.message for known in proc.machine.reports)
-        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, None if told else report)
+        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, report)
     check(kind in makers)
     return makers[kind]()
 

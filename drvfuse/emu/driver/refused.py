@@ -102,8 +102,7 @@ def refuse(process: Process, name: str) -> tuple[Any, ...]:
         return (R.CUDA_ERROR_DEINITIALIZED, *nothing)
     report = Report("unsupported", refusal(name), process=process.title)
     with machine.lock:
-        if report.message not in {known.message for known in machine.reports}:
-            machine.report(report)
+        machine.report(report)
     process.refusal = report
     return (R.CUDA_ERROR_NOT_SUPPORTED, *nothing)
 

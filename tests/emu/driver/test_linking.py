@@ -231,7 +231,7 @@ def test_the_ptx_of_a_fat_binary_is_loaded_that_suits_best(cuda: Any) -> None:
         assert _run(cuda, ok(load(fat))) == [3, 4, 5, 6]
     assert _run(cuda, ok(cuda.cuModuleLoadFatBinary(_fat(image(80, 1), image(100, 5), image(90, 2))))) == [2, 3, 4, 5]
     assert code(cuda.cuModuleLoadFatBinary(_fat(image(100, 5), image(120, 1)))) == R.CUDA_ERROR_INVALID_PTX
-    assert code(cuda.cuModuleLoadFatBinary(_fat(CUBIN))) == R.CUDA_ERROR_NO_BINARY_FOR_GPU
+    assert code(cuda.cuModuleLoadFatBinary(_fat(CUBIN))) == R.CUDA_ERROR_NOT_SUPPORTED
     keep = ctypes.create_string_buffer(fat)
     wrapper = struct.pack("<4sIQQ", b"\xb1\x43\x62\x46", 1, ctypes.addressof(keep), 0)
     held = ctypes.create_string_buffer(wrapper)
