@@ -117,6 +117,7 @@ def test_the_kernels_that_measure_clocks_compile(group):
     assert module["trace_ticks"].info.name == "trace_ticks" and module["trace_meet"].info.name == "trace_meet"
 
 
+@pytest.mark.gpus(2)
 def test_clocks_of_the_driver_under_test(group, driver):
     trace = df.Trace(group)
     assert len(trace.clocks) == group.size and trace.clocks[0].offset_ns == trace.clocks[0].error_ns == 0

@@ -83,13 +83,19 @@ def _sparse(m: _Maker) -> Tile:
     return a, b, c
 
 
-def _cancelling(m: _Maker) -> Tile:
-    """Products that cancel in pairs, with a tiny rest."""
-    a, b, c = m.tile((-3, 3), (-3, 3), (-30, -10))
+def _cancel(m: _Maker, a: Words, b: Words) -> Words:
+    """Makes the products cancel in pairs; the order of k in which the pairs lie apart by half."""
     half = m.shape.k // 2
     order = np.argsort(m.stream.words(m.shape.k), kind="stable")
     first, second = order[:half], order[half : 2 * half]
     a[:, second], b[second] = a[:, first] ^ np.uint64(m.a.sign), b[first]
+    return order
+
+
+def _cancelling(m: _Maker) -> Tile:
+    """Products that cancel in pairs, with a tiny rest."""
+    a, b, c = m.tile((-3, 3), (-3, 3), (-30, -10))
+    order = _cancel(m, a, b)
     rest = m.stream.choose(order.astype(np.uint64), 2).astype(int)
     a[:, rest] = m.number(m.a, (m.shape.m, 2), -12, 0)
     b[rest] = m.number(m.b, (2, m.shape.n), -12, 0)
@@ -237,11 +243,20 @@ def _edge(m: _Maker) -> Tile:
     return tile
 
 
+def _beyond(m: _Maker) -> Tile:
+    """Products as great as the operands allow, which cancel in pairs, and a C of any size."""
+    a, b, c = m.tile((m.a.bias - 3, m.a.bias), (m.b.bias - 3, m.b.bias), (-m.c.bias, m.c.bias))
+    _cancel(m, a, b)
+    a[m.some(a.shape, 64)] ^= np.uint64(1)
+    return a, b, c
+
+
 MODES: dict[str, Callable[[_Maker], Tile]] = {
     "bits": _bits, "finite": _finite, "near": _near, "greater c": _greater_c, "spread": _spread, "sparse": _sparse,
     "cancelling": _cancelling, "cancelling c": _cancelling_c, "subnormal": _subnormal, "underflow": _underflow,
     "overflow": _overflow, "special": _special, "zeros": _zeros, "ties": _ties, "below product": _below_product,
     "below c": _below_c, "vanishing": _vanishing, "zero by great": _zero_by_great, "edge": _edge,
+    "beyond": _beyond,
 }  # fmt: skip
 
 

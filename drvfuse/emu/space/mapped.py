@@ -5,8 +5,7 @@ A call of the emulated driver that is given an address reads and writes it in th
 does. The real driver crashes the process where nothing is mapped there; here every address that came as a number is
 looked at first. The kernel is asked: `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in and fails where a read
 or a write would be a fault, in some microseconds. Where it cannot tell (Linux before 5.14, memory of a device), the
-list of mappings tells; of a huge range, whose pages would take seconds and memory to bring in, that list and both ends
-of the range are asked. Nothing is proved against another thread that unmaps the memory at the same time.
+list of mappings tells. Nothing is proved against another thread that unmaps the memory at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from collections.abc import Sequence
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _PAGE = mmap.PAGESIZE
-_HUGE = 1 << 28
 _END = 1 << 64
 _PIECES = 256  # of one system call; the kernel takes up to 1024
 _STRING = 256
@@ -50,6 +48,11 @@ def usable(address: int, nbytes: int, write: bool) -> bool:
     return writable(address, nbytes) if write else readable(address, nbytes)
 
 
+def present(address: int, nbytes: int) -> bool:
+    """True if so many bytes may be read, without any of them coming into memory for it."""
+    return nbytes <= 0 or (0 < address <= _END - nbytes and _listed(address, nbytes, "r"))
+
+
 def executable(address: int) -> bool:
     """True if there is code at an address."""
     if address not in _called and _listed(address, 1, "x"):
@@ -62,9 +65,6 @@ def _populated(address: int, nbytes: int, advice: int, permission: str) -> bool:
         return True
     if not 0 < address <= _END - nbytes:
         return False
-    if nbytes > _HUGE:  # a file that ends too early lacks the end of its mapping
-        ends = all(_populated(at, 1, advice, permission) for at in (address, address + nbytes - 1))
-        return ends and _listed(address, nbytes, permission)
     first = address // _PAGE * _PAGE
     if _libc.madvise(first, -(-(address + nbytes) // _PAGE) * _PAGE - first, advice) == 0:
         return True

@@ -141,7 +141,7 @@ class Registered(HostMemory):
     dependent = True
 
     def complete(self, value: Any, others: Sequence[Any]) -> Any:
-        if value and not mapped.readable(value, others[self.places[self.parameter.extent or ""]]):
+        if value and not mapped.present(value, others[self.places[self.parameter.extent or ""]]):
             raise Invalid
         return value
 

@@ -14,7 +14,7 @@ from driver_helpers import R, code, ok, primary, ptx
 
 from drvfuse.emu import Machine
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 HEAP = types.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE
 
 SOURCE = """

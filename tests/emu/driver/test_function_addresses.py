@@ -13,7 +13,7 @@ from driver_helpers import R, code, ok, primary, ptx
 
 from drvfuse.emu import Machine
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 SOURCE = """
 typedef int (*Function)(int, int);

@@ -12,7 +12,7 @@ from driver_helpers import R, code, ok, primary
 
 from drvfuse.emu import Machine
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 HEAD = """.version 8.8
 .target {target}

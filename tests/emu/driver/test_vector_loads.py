@@ -11,7 +11,7 @@ from driver_helpers import R, code, ok, primary
 
 from drvfuse.emu import Machine
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 KERNEL = """.version 8.8
 .target sm_90

@@ -30,6 +30,16 @@ extern "C" __global__ void count(unsigned* w, unsigned* out) {
     *w = 0;
   }
 }
+// All threads count one word, some at another place in the code; all read the columns of a table.
+extern "C" __global__ void histogram(unsigned* w, unsigned* out) {
+  if (threadIdx.x % 100 == 1) atomicAdd(w, 2);
+  else atomicAdd(w, 1);
+}
+extern "C" __global__ void columns(const unsigned* w, unsigned* out) {
+  unsigned sum = 0;
+  for (unsigned i = 0; i < 64; i++) sum += w[i * 8 + threadIdx.x % 8];
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
 // Nobody ever writes the word that all poll.
 extern "C" __global__ void stuck(volatile unsigned* w) { while (*w == 0); }
 """
@@ -56,6 +66,25 @@ def test_launches_in_order_leave_no_more_behind_than_the_first_ones(
                 used.append(machine.detector.state.top)
         assert machine.reports == []
         assert used[-1] < 1.1 * used[len(used) // 2], used
+
+
+@pytest.mark.parametrize(("kernel", "most"), [("histogram", 8), ("columns", 640)])
+def test_what_threads_of_a_launch_leave_behind_does_not_grow_with_their_accesses(kernel: str, most: int) -> None:
+    """`most`: KiB. A warp leaves an entry of 32 bytes for 16 bytes that it reads; atomics leave two for each place."""
+    with Machine(devices=1, race=True) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        w, out = (ok(cuda.cuMemAlloc(1 << 16)) for _ in range(2))
+        for pointer in (w, out):
+            ok(cuda.cuMemsetD32(pointer, 0, 1 << 14))
+        call = function(cuda, SOURCE, kernel)
+        ok(cuda.cuCtxSynchronize())
+        before = machine.detector.state.top
+        ok(cuda.cuLaunchKernel(call, 16, 1, 1, 256, 1, 1, 0, 0, ((w, out), (None, None)), 0))
+        ok(cuda.cuCtxSynchronize())
+        assert machine.reports == []
+        assert machine.detector.state.top - before < most << 10
 
 
 def judged(state: int, most: int) -> int:

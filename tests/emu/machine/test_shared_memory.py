@@ -198,9 +198,11 @@ def test_a_retained_handle_is_the_processs_own(pair: tuple[Process, Process]) ->
 def test_other_descriptors_are_refused(pair: tuple[Process, Process], machine: Machine) -> None:
     cuda = pair[1].driver
     with open("/dev/null") as other:
-        for wrong in (other.fileno(), -1, 1 << 20):
+        for wrong in (other.fileno(), 1 << 20, (1 << 32) - 1):
             assert code(cuda.cuMemImportFromShareableHandle(wrong, DESCRIPTOR)) == R.CUDA_ERROR_INVALID_VALUE
             assert machine.reports[-1].kind == "descriptor"
+    with pytest.raises(TypeError, match="argument is of type <class 'int'>"):
+        cuda.cuMemImportFromShareableHandle(-1, DESCRIPTOR)
     with Machine(devices=1) as elsewhere:
         ok(elsewhere.driver.cuInit(0))
         _, foreign = exported(elsewhere.driver)

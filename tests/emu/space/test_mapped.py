@@ -46,7 +46,7 @@ class Old:
 
 
 def test_a_range_is_accessible_to_its_last_byte(pages: int) -> None:
-    for test in (mapped.readable, mapped.writable):
+    for test in (mapped.readable, mapped.writable, mapped.present):
         assert test(pages, PAGE) and test(pages + PAGE - 1, 1) and test(pages + 5, 0)
         assert not test(pages, PAGE + 1) and not test(pages + PAGE, 1) and not test(pages + PAGE - 1, 2)
         assert not any(test(address, 8) for address in (0, 1, FAR, 2**63, 2**64 - 1, 2**64 - 8))

@@ -13,7 +13,7 @@ from drvfuse.ptx.fragments import LANES, Shape, of_mma, quads  # noqa: E402
 from tools.fidelity import matrix, matrix_forms, verdict  # noqa: E402
 from tools.fidelity.matrix_operands import MODES, tiles  # noqa: E402
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 BATCHES = tuple(matrix.batches())
 
 
