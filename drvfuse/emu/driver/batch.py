@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.failure import Failure
 from ..machine.objects import Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
@@ -128,3 +129,11 @@ def _batch_3d_12(proc: Process, numOps: int, opList: Any, flags: int, hStream: A
 @entry(bindings=13)
 def cuMemcpy3DBatchAsync(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> None:
     _batch_3d(proc, numOps, opList, flags, hStream)
+
+
+@entry(1)
+def cuMemBatchDecompressAsync(proc: Process, paramsArray: Any, count: int, flags: int, stream: Any) -> int:
+    """No emulated device has an engine that decompresses (MEM_DECOMPRESS_ALGORITHM_MASK): CUDA_ERROR_NOT_SUPPORTED."""
+    proc.stream(stream)
+    check(paramsArray is not None and count > 0 and flags == 0)
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

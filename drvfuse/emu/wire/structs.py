@@ -92,6 +92,11 @@ CUmemcpyAttributes = _struct(
     "CUmemcpyAttributes",
     *(("srcAccessOrder", _int), ("srcLocHint", CUmemLocation), ("dstLocHint", CUmemLocation), ("flags", _u32)),
 )
+CUmemDecompressParams = _struct(
+    "CUmemDecompressParams",
+    *(("srcNumBytes", _size), ("dstNumBytes", _size), ("dstActBytes", _pointer), ("src", _pointer), ("dst", _pointer)),
+    *(("algo", _int), ("padding", _u8 * 20)),
+)
 CUstreamBatchMemOpParams = _struct("CUstreamBatchMemOpParams", ("words", _u64 * 6))
 _GRID = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
 CUDA_KERNEL_NODE_PARAMS = _struct(
@@ -154,6 +159,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
         *(CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_BATCH_MEM_OP_NODE_PARAMS),
         *(CUgraphNodeParams, CUgraphExecUpdateResultInfo, CUkernelNodeAttrValue),
         *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue, CUDA_LAUNCH_PARAMS),
+        CUmemDecompressParams,
     )
 }
 

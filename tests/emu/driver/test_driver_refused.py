@@ -66,7 +66,8 @@ def test_a_function_that_is_newer_than_this_version_is_refused_too(
 
 def test_results_are_counted_in_the_docstrings() -> None:
     """As they are known of the emulated functions; some releases document the results of two of them apart."""
-    apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuMulticastCreate"}  # the suite replaces the last one
+    apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable"}
+    apart.add("cuMulticastCreate")  # which the suite replaces
     known = [name for name in FUNCTIONS if name in ENTRIES and name not in apart]
     assert {name: results(name) for name in known} == {name: ENTRIES[name].outputs for name in known}
 
@@ -110,3 +111,14 @@ def test_time_passes_between_events_around_work(cuda: Any) -> None:
     ok(cuda.cuStreamSynchronize(stream))
     first, both = ok(cuda.cuEventElapsedTime(*events[:2])), ok(cuda.cuEventElapsedTime(events[0], events[2]))
     assert 0 < first < both < 1
+
+
+def test_what_no_emulated_device_has_is_not_found(cuda: Any) -> None:
+    primary(cuda)
+    mask = T.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
+    assert ok(cuda.cuDeviceGetAttribute(mask, 0)) == 0
+    asked = T.CUmemDecompressParams()
+    assert cuda.cuMemBatchDecompressAsync(asked, 1, 0, 0) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    assert code(cuda.cuMemBatchDecompressAsync(None, 1, 0, 0)) == R.CUDA_ERROR_INVALID_VALUE
+    assert cuda.cuGetExportTable(T.CUuuid()) == (R.CUDA_ERROR_NOT_FOUND, None)
+    assert code(cuda.cuGetExportTable(None)) == R.CUDA_ERROR_INVALID_VALUE
