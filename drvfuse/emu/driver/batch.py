@@ -13,7 +13,8 @@ from ..machine.objects import Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
 from .copy import check_range, field, pageable, read_now
-from .entry import check, entry, number
+from .entry import check, entry, number, unsupported
+from .refused import ARRAYS
 
 _ORDER = T.CUmemcpySrcAccessOrder
 _ORDERS = (
@@ -92,7 +93,8 @@ def cuMemcpyBatchAsync(
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
     """One end of a copy of a batch: linear memory. A row length or a layer height of 0 is that of the copy."""
     kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
-    check(kind != kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+    if kind == kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY:
+        raise unsupported(f"a copy that {verb} an array is refused: {ARRAYS}")
     check(kind == kinds.CU_MEMCPY_OPERAND_TYPE_POINTER)
     at, (width, height, depth) = operand.op.ptr, shape
     pitch, rows = int(at.rowLength) or width, int(at.layerHeight) or height

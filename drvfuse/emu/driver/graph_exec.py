@@ -16,7 +16,7 @@ from ..machine.update import Unfit, refusal, update
 from ..machine.work import Command, Copy, Copy3D, Fill, Launch
 from ..space import mapped
 from . import graph_commands as commands
-from .entry import check, entry
+from .entry import check, entry, unsupported
 from .graph import graph_of, node_of
 from .graph_any_node import command_of, kind_of
 
@@ -34,7 +34,8 @@ def exec_of(proc: Process, value: Any) -> GraphExec:
 
 def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     check(not flags & ~_FLAGS and not (flags & DEVICE_LAUNCH and flags & AUTO_FREE))
-    check(not flags & DEVICE_LAUNCH, R.CUDA_ERROR_NOT_SUPPORTED)
+    if flags & DEVICE_LAUNCH:
+        raise unsupported("graphs that kernels launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not emulated")
     if graph.moved:
         raise _refused("the graph was moved into a child graph node, and is executed by that alone")
     if graph.root.executable is not None:

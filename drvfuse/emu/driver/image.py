@@ -15,7 +15,7 @@ from ..findings.reports import Report
 from ..machine.failure import Failure
 from ..machine.process import Process
 from ..wire.jit_options import ErrorLog
-from .entry import present, text
+from .entry import present, text, unsupported
 
 _ELF = b"\x7fELF"
 _WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
@@ -51,7 +51,7 @@ def _newest(proc: Process, image: bytes) -> bytes:
     if not texts:
         targets = ", ".join(f"sm_{entry.arch}" for entry in found) or "nothing"
         words = f"the emulated driver runs PTX, and the image is a fat binary without any (it has code for {targets})"
-        raise _no_ptx(f"{words}; compile with -gencode arch=compute_XX,code=compute_XX")
+        raise unsupported(f"{words}; compile with -gencode arch=compute_XX,code=compute_XX")
     texts.sort(key=_needs)
     return [texts[0], *(t for t in texts if suits(proc, _target(t)))][-1]
 
@@ -85,12 +85,7 @@ def _machine_code(data: bytes) -> Failure:
     number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
     target = f"{number}{'a' if accelerated else ''}"
     what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX)"
-    return _no_ptx(f"the emulated driver runs PTX, and the image is {what}")
-
-
-def _no_ptx(message: str) -> Failure:
-    """The failure for an image of machine code alone, which is none of the image: no other code would be run either."""
-    return Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))
+    return unsupported(f"the emulated driver runs PTX, and the image is {what}")
 
 
 def refused(code: object, message: str) -> Failure:
