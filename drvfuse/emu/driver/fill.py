@@ -14,7 +14,7 @@ from .entry import check, entry
 def _fill(
     proc: Process, address: int, value: int, size: int, width: int, at: Stream | None, height: int = 1, pitch: int = 0
 ) -> None:
-    """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter. Without a
+    """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter. With no
     stream it is work of the legacy one, and like the driver's it waits for memory that the host has too (pinned and
     managed), and for no other.
     """
