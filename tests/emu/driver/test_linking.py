@@ -247,7 +247,8 @@ def test_compressed_ptx_is_loaded(own: Machine) -> None:
     packed = _lz4(text)
     assert len(packed) < len(text)
     assert _run(own.driver, ok(own.driver.cuModuleLoadFatBinary(_fat((1, 80, 0x2000, packed, text))))) == [7, 8, 9, 10]
-    for wrong in (packed[:-5], b"\xf0" + packed, packed.replace(b"\1\0", b"\xff\xff")):
+    endless = b"\x1fA\1\0" + b"\xff" * 4_000_000 + b"\0"
+    for wrong in (packed[:-5], b"\xf0" + packed, packed.replace(b"\1\0", b"\xff\xff"), endless):
         refused = own.driver.cuModuleLoadFatBinary(_fat((1, 80, 0x2000, wrong, text)))
         assert code(refused) == R.CUDA_ERROR_INVALID_IMAGE
     refused = own.driver.cuModuleLoadFatBinary(_fat((1, 80, 0x8000, b"nonsense", text)))
