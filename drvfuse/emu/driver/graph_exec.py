@@ -106,12 +106,24 @@ def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
     """Queues all nodes with the parameters that they have now. In a capture it becomes a child graph node."""
     found, stream = exec_of(proc, hGraphExec), proc.stream(hStream)
     if stream.capture is None:
+        _require_modules(proc, found)
         _require_host_memory(proc, found)
         found.launch(stream)
         return
     if found.allocates or found.frees:
         stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     stream.capture.record_graph(stream, found)
+
+
+def _require_modules(proc: Process, executable: GraphExec) -> None:
+    """Failure if the module of a kernel was unloaded, which takes the code away from under a graph."""
+    for step in executable.plan.everything():
+        command = step.command
+        if isinstance(command, Launch) and step.enabled and not command.context.destroyed:
+            name = command.function.name
+            if proc.handles.get(command.function.handle) is not command.function:
+                message = f"the graph launches kernel {name}, whose module or library was unloaded"
+                raise Failure(R.CUDA_ERROR_INVALID_HANDLE, Report("module", message, name))
 
 
 def _require_host_memory(proc: Process, executable: GraphExec) -> None:
