@@ -145,7 +145,8 @@ def emu_machine(request: pytest.FixtureRequest, emu_seed: int) -> Iterator[Machi
     try:
         run = request.node.stash[_RUN] = Run(request.node, emu_seed, options, race)
     except ArgumentError as error:
-        pytest.fail(f"{request.node.nodeid}: an option of the mark emu: {error}", pytrace=False)
+        text = f"{request.node.nodeid}: an option of the mark emu: {error}"
+        raise pytest.fail.Exception(text, pytrace=False) from None
     yield run.machine
     run.close()
 

@@ -137,7 +137,7 @@ def test_a_wrong_mark_is_an_error_that_names_it(inner: Inner, mark: str, said: s
     result = inner(f"{HEAD}\n@pytest.mark.emu({mark})\ndef test_it(emu_machine): pass\n")
     result.assert_outcomes(errors=1)
     text = result.stdout.str()
-    assert said in text and "::test_it" in text and "plugin.py" not in text
+    assert said in text and "::test_it" in text and "plugin.py" not in text and "During handling" not in text
 
 
 def test_a_method_of_unittest_gets_a_machine_but_not_several_seeds(inner: Inner) -> None:
