@@ -7,8 +7,10 @@ It allocates a few KiB on each device and never creates a multicast object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
+import os
 import platform
 import textwrap
 from pathlib import Path
@@ -131,14 +133,12 @@ def _driver_section(driver: Driver, findings: list[str]) -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    root = Path(config.get("cache_dir"))
-    files = [path for path in root.rglob("*") if path.is_file()] if root.is_dir() else []
-    return {
-        "enabled": config.get("cache"),
-        "directory": str(root),
-        "files": len(files),
-        "bytes": sum(path.stat().st_size for path in files),
-    }
+    root, sizes = config.get("cache_dir"), []
+    for folder, _, names in os.walk(root):  # which passes over folders that vanish
+        for name in names:
+            with contextlib.suppress(OSError):  # another process may remove it meanwhile
+                sizes.append(os.lstat(os.path.join(folder, name)).st_size)
+    return {"enabled": config.get("cache"), "directory": str(Path(root)), "files": len(sizes), "bytes": sum(sizes)}
 
 
 def examine(asked: str | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from cuda.bindings import driver, nvrtc
 
 import drvfuse as df
 from drvfuse import emu
+from drvfuse.emu.program import nvrtc as nvrtc_switch
 from drvfuse.emu.program import switched
 from drvfuse.errors import ArgumentError, ClosedError, Unsupported
 
@@ -64,6 +65,20 @@ def test_a_cubin_is_ptx_with_lines_while_switched_and_a_cubin_after(machine):
         assert image.count(b".file") == compiled([b"-arch=sm_90", b"-lineinfo"]).count(b".file")
         assert compiled([b"-arch=compute_90"]) == b""
     assert compiled([b"-arch=sm_90"]).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_the_second_nvrtc_module_gives_ptx_too(real):
+    """Of the newest bindings; a stand-in has its functions."""
+    module, options = ModuleType("cuda.bindings._v2.nvrtc"), []
+    module.compile_program = lambda prog, given=None: options.append(given)
+    module.get_cubin_size, module.get_cubin = lambda prog: 9 if real else 0, lambda prog: b"cubin" if real else b""
+    module.get_ptx_size, module.get_ptx = lambda prog: 3, lambda prog: b"ptx"
+    new = nvrtc_switch.functions_v2(module)
+    for given in ([b"-arch=sm_90"], (b"-G",), None):
+        new["compile_program"](1, given)
+    assert options == [[b"-arch=sm_90", b"-lineinfo"], [b"-G"], None]
+    assert (new["get_cubin_size"](1), new["get_cubin"](1)) == ((3, b"ptx") if real else (0, b""))
 
 
 def test_types_stay_and_functions_come_back(machine):

@@ -20,11 +20,14 @@ HELPERS = """
 #define L16(p) { u16 v_; asm volatile("ld.global.u16 %0, [%1];" : "=h"(v_) : "l"(p) : "memory"); }
 #define L32(p) { u32 v_; asm volatile("ld.global.u32 %0, [%1];" : "=r"(v_) : "l"(p) : "memory"); }
 #define L64(p) { u64 v_; asm volatile("ld.global.u64 %0, [%1];" : "=l"(v_) : "l"(p) : "memory"); }
+// Elements of a vector that nobody reads do not count as read.
 #define L2x64(p) { u64 a_, b_; \\
-  asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(a_), "=l"(b_) : "l"(p) : "memory"); }
+  asm volatile("{ .reg .pred p; ld.global.v2.u64 {%0, %1}, [%2]; setp.eq.u64 p, %0, %1; }" \\
+  : "=l"(a_), "=l"(b_) : "l"(p) : "memory"); }
 #define L4x32(p) { u32 a_, b_, c_, d_; \\
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a_), "=r"(b_), "=r"(c_), "=r"(d_) \\
-  : "l"(p) : "memory"); }
+  asm volatile("{ .reg .pred p; ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" \\
+               " setp.eq.u32 p, %0, %1; setp.eq.u32 p, %2, %3; }" \\
+  : "=r"(a_), "=r"(b_), "=r"(c_), "=r"(d_) : "l"(p) : "memory"); }
 #define RELAXED8(p) asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" :: "l"(p), "r"(1) : "memory");
 #define RELAXED4x32(p) \\
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" :: "l"(p), "r"(1) : "memory");
