@@ -84,7 +84,8 @@ def _machine_code(data: bytes) -> Failure:
     newer = data[8] >= 8  # version of the ABI
     number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
     target = f"{number}{'a' if accelerated else ''}"
-    what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX)"
+    what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX), as "
+    what += "`drvfuse emu run` does for nvrtcGetCUBIN of cuda.bindings"
     return unsupported(f"the emulated driver runs PTX, and the image is {what}")
 
 
