@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import __version__, errors
 from .cli.options import check_files
@@ -31,6 +32,19 @@ def _at_least(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 _natural, _positive = _at_least(0), _at_least(1)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors of a command have the command's own usage, and are in plain words."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # argparse would leave them to the parser of all commands
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        super().error(re.sub(r"ignored explicit argument (.*)", r"\1 is no value that it takes", message))
 
 
 def _add_benchmarks(benchmarks: Any) -> None:
@@ -115,7 +129,7 @@ def _add_emulator(commands: Any) -> None:
     )
     run = emu.add_parser(
         "run",
-        usage="drvfuse emu run [options] SCRIPT ... | -m MODULE ...",
+        usage="drvfuse emu run [--race[=strict]] [--devices N] [--seed N] [other options] SCRIPT ... | -m MODULE ...",
         help="run a program that was written for cuda-python, as it is",
         description="Runs a Python program on emulated GPUs: cuda-python's modules are switched in its process. What "
         "is found is printed when it ends, and the status is 1 then, else the program's own.",
@@ -140,7 +154,7 @@ def _add_emulator(commands: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="drvfuse", description="Fused multi-GPU collectives on the CUDA driver API.")
+    parser = _Parser(prog="drvfuse", description="Fused multi-GPU collectives on the CUDA driver API.")
     parser.add_argument("--version", action="version", version=f"drvfuse {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 

@@ -20,6 +20,10 @@ def run_emu(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Run a program on the default machine. Options are settings for it, and for the processes that it starts."""
+    behind = arguments.program[0] if arguments.race and arguments.program else ""
+    if behind in ("strict", "hardware") and not os.path.exists(behind):
+        must = f"a Python script that exists; to choose the detector's profile, write --race={behind}"
+        raise ArgumentError("the program", repr(behind), must)
     program = program_of(arguments)
     for name in ("devices", "arch", "seed", "race", "delay_stores"):
         value = getattr(arguments, name)

@@ -31,6 +31,9 @@ def program_of(arguments: argparse.Namespace) -> list[str]:
         raise ArgumentError("the program", "missing", "a Python script, or -m and a module, and its arguments")
     if not os.path.exists(program[0]):
         raise ArgumentError("the program", repr(program[0]), "a Python script that exists, or -m and a module")
+    if os.path.isdir(program[0]) and not os.path.exists(os.path.join(program[0], "__main__.py")):
+        must = "a Python script, or a folder that has a file __main__.py"
+        raise ArgumentError("the program", f"{program[0]!r}, a folder", must)
     return program
 
 

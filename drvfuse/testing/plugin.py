@@ -13,6 +13,7 @@ later, its teardown.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +67,9 @@ def _keep_as_written(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError(text)
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least 1")
+    return int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("emu") is None and "emu_machine" not in metafunc.fixturenames:
         return
-    seeds = _seeds(marked_options(metafunc.definition).get("seeds"), metafunc.config)
+    seeds = _seeds(metafunc.definition)
     if seeds is not None:
         if "emu_seed" not in metafunc.fixturenames:
             metafunc.fixturenames.append("emu_seed")
@@ -101,16 +101,17 @@ def marked_options(item: Any) -> dict[str, Any]:
     """What the marks `emu` of a test, its class and its module say together; the closest one has its way."""
     found: dict[str, Any] = {}
     for mark in item.iter_markers("emu"):
-        unknown = [repr(value) for value in mark.args] + [name for name in mark.kwargs if name not in OPTIONS]
-        if unknown:
-            pytest.fail(f"the mark emu has no option {unknown[0]}; it takes {', '.join(OPTIONS)}", pytrace=False)
+        unknown = [name for name in mark.kwargs if name not in OPTIONS]
+        if unknown or mark.args:
+            wrong = f"has no option {unknown[0]}" if unknown else "takes no argument without a name"
+            pytest.fail(f"{item.nodeid}: the mark emu {wrong}; it takes {', '.join(OPTIONS)}", pytrace=False)
         found = {**mark.kwargs, **found}
     return found
 
 
-def _seeds(marked: Any, config: pytest.Config) -> Sequence[int] | None:
+def _seeds(item: Any) -> Sequence[int] | None:
     """The seeds of a test; None if it is to run once with seed 0."""
-    count = config.getoption("emu_seeds")
+    marked, count = marked_options(item).get("seeds"), item.config.getoption("emu_seeds")
     chosen = marked if count is None else count
     if chosen is None:
         return None
@@ -118,7 +119,7 @@ def _seeds(marked: Any, config: pytest.Config) -> Sequence[int] | None:
     valid = isinstance(seeds, Sequence) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
     if not valid or len(set(seeds)) < len(seeds):
         must = "a number of at least 1, or a list of different integers of at least 0"
-        pytest.fail(f"seeds={marked!r} of the mark emu; it must be {must}", pytrace=False)
+        pytest.fail(f"{item.nodeid}: seeds={marked!r} of the mark emu; it must be {must}", pytrace=False)
     return list(seeds)
 
 
@@ -134,13 +135,18 @@ def emu_seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def emu_machine(request: pytest.FixtureRequest, emu_seed: int) -> Iterator[Machine]:
     """An emulated machine for this test, `drvfuse.emu.Machine`, with the options of the mark `emu`."""
+    from ..errors import ArgumentError
     from .run import Run
 
     options = marked_options(request.node)
     if options.pop("seeds", None) is not None and not hasattr(request.node, "callspec"):
         pytest.fail("seeds of the mark emu: a test method of unittest runs once; use a function or a plain class")
     race = request.config.getoption("emu_race")
-    run = request.node.stash[_RUN] = Run(request.node, emu_seed, options, race)
+    try:
+        run = request.node.stash[_RUN] = Run(request.node, emu_seed, options, race)
+    except ArgumentError as error:
+        text = f"{request.node.nodeid}: an option of the mark emu: {error}"
+        raise pytest.fail.Exception(text, pytrace=False) from None
     yield run.machine
     run.close()
 

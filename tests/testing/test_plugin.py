@@ -108,7 +108,14 @@ def test_said(emu_machine):
     strict.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed0[]]' --emu-race=strict"])
 
 
-@pytest.mark.parametrize("options, said", [(("--emu-race=loose",), "loose"), (("--emu-seeds=0",), "--emu-seeds")])
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--emu-race=loose",), "loose"),
+        (("--emu-seeds=0",), "--emu-seeds: '0' is no integer of at least 1"),
+        (("--emu-seeds=x",), "--emu-seeds: 'x' is no integer of at least 1"),
+    ],
+)
 def test_a_wrong_option_is_refused(inner: Inner, options: tuple[str, ...], said: str) -> None:
     result = inner(HEAD, *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR and said in result.stderr.str()
@@ -118,17 +125,19 @@ def test_a_wrong_option_is_refused(inner: Inner, options: tuple[str, ...], said:
     "mark, said",
     [
         ("sedes=3", "the mark emu has no option sedes; it takes devices, race, seeds, "),
-        ("4", "the mark emu has no option 4; "),
+        ("4", "takes no argument without a name; it takes devices, race, seeds, "),
         ("seeds=0", "seeds=0 of the mark emu; it must be a number of at least 1, or a list of different integers"),
         ("seeds=[1, 1]", "seeds=[1, 1] of the mark emu"),
         ("seeds='3'", "seeds='3' of the mark emu"),
-        ("devices=9", "devices is 9; it must be an integer between 1 and 8"),
+        ("devices=9", "an option of the mark emu: devices is 9; it must be an integer between 1 and 8"),
+        ("race='loose'", "an option of the mark emu: race is 'loose'; it must be"),
     ],
 )
 def test_a_wrong_mark_is_an_error_that_names_it(inner: Inner, mark: str, said: str) -> None:
     result = inner(f"{HEAD}\n@pytest.mark.emu({mark})\ndef test_it(emu_machine): pass\n")
     result.assert_outcomes(errors=1)
-    assert said in result.stdout.str()
+    text = result.stdout.str()
+    assert said in text and "::test_it" in text and "plugin.py" not in text and "During handling" not in text
 
 
 def test_a_method_of_unittest_gets_a_machine_but_not_several_seeds(inner: Inner) -> None:

@@ -15,6 +15,7 @@ import os
 import runpy
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,8 @@ _INTERRUPTED = 130
 _NOT_INITIALISED = 3
 _BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
 """Libraries that call the CUDA driver from C."""
+_BEFORE = (__file__, runpy.__file__, "<frozen runpy>")
+"""Files of the code that runs before the program's own."""
 
 
 def run(program: Sequence[str], *, module: bool = False, report: str | None = None, share: bool = False) -> int:
@@ -78,14 +81,16 @@ def _existing(program: Sequence[str], module: bool) -> str:
         raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
     if not sys.flags.safe_path:
         sys.path[0] = "" if module else str(Path(name).resolve().parent)
-    if module:
-        try:
-            missing = importlib.util.find_spec(name) is None
-        except (ImportError, ValueError):
-            missing = True
-        if missing:
-            raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
+    if module and _is_missing(name.partition(".")[0]):  # to look further would import it, before the switch
+        raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
     return name
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ValueError:
+        return True
 
 
 def _refuse_used_driver() -> None:
@@ -103,7 +108,7 @@ def _refuse_used_driver() -> None:
 
 
 def _run(program: Sequence[str], module: bool) -> int:
-    """The program's exit status: what Python would exit with."""
+    """The program's exit status: what Python would exit with. ArgumentError for what runpy finds to be no module."""
     sys.argv[:] = program
     try:
         if module:
@@ -113,12 +118,19 @@ def _run(program: Sequence[str], module: bool) -> int:
     except SystemExit as error:
         return _status(error.code)
     except BaseException as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        if module and isinstance(error, ImportError) and all(f.f_code.co_filename in _BEFORE for f, _ in frames):
+            raise ArgumentError("-m", repr(program[0]), f"the name of a module that can be run: {error}") from None
         shown = error.with_traceback(_of_program(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
         below = [library for library in _BELOW if library in sys.modules]
         if below:
             names = ", ".join(below)
-            print(f"drvfuse emu run: {names} may call the CUDA driver from C, not by cuda.bindings", file=sys.stderr)
+            print(
+                f"drvfuse emu run: the program has imported {names}: what such a library calls from C is the real CUDA "
+                "driver, not the emulated one (docs/emulated-programs.md#what-is-switched)",
+                file=sys.stderr,
+            )
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -135,8 +147,7 @@ def _status(code: Any) -> int:
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without what is before the program's own first frame."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _BEFORE:
         trace = trace.tb_next
     return trace
 

@@ -44,6 +44,7 @@ from .pages import Ranges, WindowError, round_up
 
 GRANULE = 1 << abi.GRANULE_SHIFT
 _LARGEST_GAP = 16 << 20
+_NEAR_NULL = 1 << 16
 _REMEMBERED = 4096  # freed allocations kept for fault messages
 _ALIGNMENT = 256
 
@@ -555,6 +556,8 @@ class Window:
             return f"{nearby(address, holder.address, holder.nbytes)} {holder}"
         if gone is not None:
             return f"{nearby(address, gone.address, gone.nbytes)} {gone}, which was freed"
+        if address < _NEAR_NULL:
+            return "outside of device memory: a null pointer, or close to one"
         known = [a for a in self._live.values() if not a.lent] + [
             Allocation(a, m.nbytes, m.device, m.kind, table=m.table) for a, m in self._mappings.items()
         ]
@@ -562,7 +565,7 @@ class Window:
             return "no device memory: nothing is allocated"
         near = min(known, key=lambda a: max(a.address - address, address - (a.address + a.nbytes) + 1))
         if not self.contains(address):
-            return "outside of device memory"
+            return "outside of device memory, as is memory of the host that the driver does not know"
         return f"{nearby(address, near.address, near.nbytes)} {near}"
 
     def view(self, address: int, nbytes: int) -> np.ndarray:

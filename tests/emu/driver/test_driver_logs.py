@@ -15,7 +15,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu.bindings import T
 
 FREE = b"out_of_bounds: cuMemFree needs an address that an allocation returned: "
-FREE += b"0x%x is no device memory: nothing is allocated\n"
+FREE += b"0x%x is outside of device memory: a null pointer, or close to one\n"
 
 
 @pytest.fixture(params=["here", "as bytes"])

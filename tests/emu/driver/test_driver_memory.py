@@ -500,5 +500,6 @@ def test_a_fill_behind_the_free_of_its_memory_faults(machine: Machine, cuda: Any
 
 def test_a_stray_pointer_on_an_empty_machine_is_told_in_a_sentence(machine: Machine, cuda: Any) -> None:
     primary(cuda)
-    assert code(cuda.cuMemFree(0x1234)) == R.CUDA_ERROR_INVALID_VALUE
-    assert machine.reports[-1].message.endswith("0x1234 is no device memory: nothing is allocated")
+    for pointer, said in ((0x12345678, "no device memory: nothing is"), (0x1234, "outside of device memory: a null")):
+        assert code(cuda.cuMemFree(pointer)) == R.CUDA_ERROR_INVALID_VALUE
+        assert f"0x{pointer:x} is {said}" in machine.reports[-1].message

@@ -73,7 +73,7 @@ def test_what_is_no_allocated_memory_is_refused_in_words_of_its_own(device: df.D
         ((pointer, 1.5), "nbytes is 1.5"),
         ((array, 21), r"memory is 21 bytes at 0x\w+ \(0 bytes into 20 bytes at"),
         ((pointer + 20, 4), "0 bytes behind the end of"),
-        ((0x1234, 4), "outside of device memory"),
+        ((0x12345678, 4), "outside of device memory"),
         (("flags", 4), "memory is 'flags'; it must be an array or an address"),
     ):
         with pytest.raises(ArgumentError, match=text):

@@ -175,6 +175,15 @@ raise ValueError(runtime.cudaDeviceSynchronize()[0].name)
     assert done.returncode == 1
 
 
+def test_after_an_error_libraries_that_call_the_real_driver_are_named(run, tmp_path):
+    (tmp_path / "cupy.py").write_text("")
+    done = run("import cupy\nraise OSError('no libcuda.so.1')")
+    assert done.stderr.splitlines()[-1] == (
+        "drvfuse emu run: the program has imported cupy: what such a library calls from C is the real CUDA driver, not "
+        "the emulated one (docs/emulated-programs.md#what-is-switched)"
+    )
+
+
 def test_a_module_is_run_as_by_python_and_threads_are_waited_for(run, tmp_path):
     (tmp_path / "late.py").write_text("""
 import sys, threading, time
@@ -190,13 +199,39 @@ threading.Thread(target=work).start()
     assert (done.stdout, done.stderr, done.returncode) == ("CUDA_SUCCESS ['--race', 'x']\n", "", 0)
 
 
+def test_the_package_of_a_module_is_imported_behind_the_switch(run, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("from cuda.bindings.driver import cuInit")
+    (tmp_path / "package/tool.py").write_text("from . import cuInit; print(cuInit(0)[0].name)")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/__init__.py").write_text("import no_such_dependency")
+    (tmp_path / "broken/tool.py").write_text("")
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "drvfuse.emu", "run", "-m"]
+    tool, broken, package, missing = (
+        subprocess.run([*command, name], capture_output=True, text=True, env=known, cwd=tmp_path)
+        for name in ("package.tool", "broken.tool", "package", "package.no_such")
+    )
+    assert (tool.stdout, tool.stderr, tool.returncode) == ("CUDA_SUCCESS\n", "", 0)
+    assert "ModuleNotFoundError: No module named 'no_such_dependency'" in broken.stderr and broken.returncode == 1
+    said = "drvfuse emu: -m is 'package'; it must be the name of a module that can be run: No module named pack"
+    assert package.stderr.startswith(said) and package.returncode == 2
+    assert missing.stderr.startswith("drvfuse emu: -m is 'package.no_such'; it must be") and missing.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         (["no_such.py"], "the program is 'no_such.py'; it must be a Python script that exists"),
         (["-m", "no.such.module"], "-m is 'no.such.module'; it must be the name of a module that can be imported"),
         ([], "the program is missing; it must be a Python script, or -m and a module"),
-        (["--fast", "no_such.py"], "unrecognized arguments: --fast"),
+        (["--fast", "no_such.py"], "drvfuse emu run: error: unrecognized arguments: --fast"),
+        (["--race=loose", "no_such.py"], "argument --race: 'loose' is no value that it takes"),
+        (["--race", "strict", __file__], "the program is 'strict'; it must be a Python script that exists; to choose"),
+        (
+            [os.path.dirname(__file__)],
+            "program', a folder; it must be a Python script, or a folder that has a file __main__.py",
+        ),
         (["--devices", "9", "no_such.py"], "argument --devices: 9 is above 8"),
         (
             ["--report", "no/such/folder/x.json", __file__],

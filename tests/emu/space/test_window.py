@@ -87,7 +87,8 @@ def test_nearest_allocation(window):
         window.nearest(address + 1008) == f"8 bytes behind the end of 1000 bytes at 0x{address:x} (device of device 3)"
     )
     assert window.nearest(address - 4).startswith("4 bytes in front of")
-    assert window.nearest(0) == "outside of device memory"
+    assert window.nearest(0) == "outside of device memory: a null pointer, or close to one"
+    assert window.nearest(1 << 30).startswith("outside of device memory, as is memory of the host")
 
 
 def test_two_addresses_alias_one_physical_memory(window):
