@@ -85,6 +85,8 @@ def _lz4(block: bytes, size: int) -> bytes:
             start = len(out) - back
             if not 0 < back <= len(out):
                 raise FatbinError("a compressed entry refers to what is not there")
+            if len(out) + count > size:
+                raise FatbinError(f"a compressed entry has more than the {size} bytes that it should have")
             for i in range(start, start + count + 4):  # what is copied may begin in what is copied
                 out.append(out[i])
     except IndexError:

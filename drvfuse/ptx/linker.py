@@ -146,7 +146,7 @@ def link(units: Sequence[Unit]) -> str:
                     wrong.append(f"'{item.name}' is a function in one module and a variable in '{unit.name}'")
     if wrong:
         raise LinkError("\n".join(wrong))
-    taken = {*defined, *BUILTIN}
+    taken = {*defined, *BUILTIN, *(i.name for unit in units for i in unit.items if i.linkage == "extern")}
     files: dict[str, int] = {}
     parts: tuple[list[str], list[str]] = ([], [])
     declared: set[str] = set()

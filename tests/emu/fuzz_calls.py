@@ -126,7 +126,8 @@ class Arguments:
             forms = (((0, 1, 1.0), (ctypes.c_void_p, ctypes.c_int, ctypes.c_float)), ((), ()), ((1,), (ctypes.c_int,)))
             return draw.choice((*self.host["addresses"], 0, 1, *(forms if p.name != "extra" else ())))
         if isinstance(item, inputs.Struct):
-            return draw.choice((None, self.structure(p.type), self.structure(p.type), getattr(T, p.type)()))
+            kind = getattr(T, p.type)
+            return draw.choice((None, self.structure(p.type), self.structure(p.type), kind(), kind(FAR)))
         if isinstance(item, inputs.StructArray):
             return [self.structure(p.type) for _ in range(draw.randrange(3))]
         if isinstance(item, code_inputs.Options):

@@ -124,3 +124,11 @@ def test_what_cannot_be_read_is_an_error_with_its_line(body: str) -> None:
     with pytest.raises(PtxError) as caught:
         unit("bad", body)
     assert caught.value.line == 4
+
+
+def test_shared_memory_of_a_module_is_not_that_of_the_launch_in_another() -> None:
+    own = ".shared .align 4 .b8 room[4];\n.visible .entry a() { .reg .b32 %a; mov.u32 %a, room; ret; }\n"
+    launch = ".extern .shared .align 16 .b8 room[];\n.visible .entry b() { .reg .b32 %a; mov.u32 %a, room; ret; }\n"
+    for texts in ((own, launch), (launch, own)):
+        text = linked(*texts)
+        assert ".b8 room$2[4]" in text and "mov.u32 %a, room$2;" in text and "mov.u32 %a, room;" in text

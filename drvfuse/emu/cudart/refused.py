@@ -36,8 +36,7 @@ def refuse(name: str, signature: inspect.Signature) -> Callable[..., Any]:
         if process is not None:
             report = Report("unsupported", f"{name} is refused: {reason(name)}", process=process.title)
             with process.machine.lock:
-                if all(known.message != report.message for known in process.machine.reports):
-                    process.machine.report(report)
+                process.machine.report(report)
         raise Failed(NOT_SUPPORTED)
 
     return call

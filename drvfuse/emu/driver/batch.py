@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.failure import Failure
 from ..machine.objects import Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
 from .copy import check_range, field, pageable, read_now
-from .entry import check, entry, number
+from .entry import check, entry, number, unsupported
+from .refused import ARRAYS
 
 _ORDER = T.CUmemcpySrcAccessOrder
 _ORDERS = (
@@ -91,7 +93,8 @@ def cuMemcpyBatchAsync(
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
     """One end of a copy of a batch: linear memory. A row length or a layer height of 0 is that of the copy."""
     kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
-    check(kind != kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+    if kind == kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY:
+        raise unsupported(f"a copy that {verb} an array is refused: {ARRAYS}")
     check(kind == kinds.CU_MEMCPY_OPERAND_TYPE_POINTER)
     at, (width, height, depth) = operand.op.ptr, shape
     pitch, rows = int(at.rowLength) or width, int(at.layerHeight) or height
@@ -128,3 +131,11 @@ def _batch_3d_12(proc: Process, numOps: int, opList: Any, flags: int, hStream: A
 @entry(bindings=13)
 def cuMemcpy3DBatchAsync(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> None:
     _batch_3d(proc, numOps, opList, flags, hStream)
+
+
+@entry(1)
+def cuMemBatchDecompressAsync(proc: Process, paramsArray: Any, count: int, flags: int, stream: Any) -> int:
+    """No emulated device has an engine that decompresses (MEM_DECOMPRESS_ALGORITHM_MASK): CUDA_ERROR_NOT_SUPPORTED."""
+    proc.stream(stream)
+    check(paramsArray is not None and count > 0 and flags == 0)
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

@@ -10,9 +10,11 @@ from ..findings.reports import Report
 from ..machine import heap
 from ..machine.objects import Context
 from ..machine.process import Process
+from ..wire.structs import Structure
 from .entry import check, entry, present
 from .error import DRIVER_VERSION
 
+_PARAMS = Structure("CUctxCreateParams")
 _LIMITS = {
     T.CUlimit.CU_LIMIT_STACK_SIZE: 1024,
     T.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE: 8 << 20,
@@ -64,7 +66,8 @@ def cuCtxCreate_v3(proc: Process, paramsArray: Any, numParams: int, flags: int, 
 @entry(1, bindings=12)
 @entry(1, bindings=13, name="cuCtxCreate")
 def cuCtxCreate_v4(proc: Process, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
-    check(ctxCreateParams is None, R.CUDA_ERROR_NOT_SUPPORTED)
+    # affinity needs MPS, and the other parameters a graphics context
+    check(ctxCreateParams is None or not any(_PARAMS.bytes_of(ctxCreateParams)), R.CUDA_ERROR_NOT_SUPPORTED)
     return cuCtxCreate(proc, flags, dev)
 
 

@@ -13,8 +13,9 @@ from ..machine.foreign import FOREIGN
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
-from ..wire import mapped
-from .entry import check, entry, number
+from ..space import mapped
+from .entry import check, entry, number, unsupported
+from .refused import ARRAYS
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
@@ -33,7 +34,7 @@ def check_range(proc: Process, verb: str, address: int, nbytes: int, device: boo
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(0 < address <= _END - nbytes)
-        check((mapped.writable if verb == "writes" else mapped.readable)(address, nbytes))
+        check(mapped.usable(address, nbytes, verb == "writes"))
 
 
 def pageable(proc: Process, address: int) -> bool:
@@ -182,7 +183,8 @@ def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
     def end(name: str, verb: str) -> End:
         given = {key: field(p, name + key) for key in END_KEYS}
         kinds, kind = T.CUmemorytype, given["MemoryType"]
-        check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+        if kind == kinds.CU_MEMORYTYPE_ARRAY:
+            raise unsupported(f"a copy that {verb} an array is refused: {ARRAYS}")
         check(not given["LOD"])
         pitch = given["Pitch"] or width + given["XInBytes"]
         rows = given["Height"] or height + given["Y"]

@@ -180,6 +180,11 @@ def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
         raise Failure(code)
 
 
+def unsupported(message: str) -> Failure:
+    """The failure of a call that asks for what is not emulated, which is told once."""
+    return Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))
+
+
 def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Value:
     """The value; fail with `code` if it is None."""
     check(value is not None, code)

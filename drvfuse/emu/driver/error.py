@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bindings import MAJOR, T
+from ..bindings import MAJOR, R, T
+from ..machine.failure import Failure
 from ..machine.process import Process
 from .entry import ENTRIES, check, entry, text
 
@@ -91,6 +92,13 @@ def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int)
     if text(symbol) in ENTRIES and cudaVersion > DRIVER_VERSION:
         return 0, status.CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
     return 0, status.CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
+
+
+@entry(1)
+def cuGetExportTable(proc: Process, pExportTableId: Any) -> int:
+    """Tables of interfaces that are not published: there are none, so whichever is asked for is not found."""
+    check(pExportTableId is not None)
+    raise Failure(R.CUDA_ERROR_NOT_FOUND)
 
 
 @entry(name="cuProfilerStop")

@@ -12,9 +12,13 @@ from .entry import check, entry
 
 
 def _fill(
-    proc: Process, address: int, value: int, size: int, width: int, stream: Stream, height: int = 1, pitch: int = 0
+    proc: Process, address: int, value: int, size: int, width: int, at: Stream | None, height: int = 1, pitch: int = 0
 ) -> None:
-    """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter."""
+    """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter. With no
+    stream it is work of the legacy one, and like the driver's it waits for memory that the host has too (pinned and
+    managed), and for no other.
+    """
+    stream = proc.current().legacy if at is None else at
     if 0 in (width, height):
         return
     check(address % size == 0)
@@ -22,23 +26,26 @@ def _fill(
         check(pitch % size == 0 and pitch >= width * size)
     nbytes = (height - 1) * pitch + width * size
     proc.memory.require("a fill writes", address, nbytes, proc.current(), direct=True)
-    proc.enqueue(stream, Fill(stream.context, address, value, size, width, height, pitch))
+    op = proc.enqueue(stream, Fill(stream.context, address, value, size, width, height, pitch))
+    memory = proc.memory.find(address)
+    if at is None and op is not None and memory is not None and memory.device is None:
+        proc.machine.waits.wait([op])
+        proc.healthy(stream.context)
 
 
 @entry(unsafe=True)
 def cuMemsetD8(proc: Process, dstDevice: Any, uc: int, N: int) -> None:
-    """Like the driver's, this does not wait: it is ordered as work of the legacy stream."""
-    _fill(proc, dstDevice, uc, 1, N, proc.current().legacy)
+    _fill(proc, dstDevice, uc, 1, N, None)
 
 
 @entry(unsafe=True)
 def cuMemsetD16(proc: Process, dstDevice: Any, us: int, N: int) -> None:
-    _fill(proc, dstDevice, us, 2, N, proc.current().legacy)
+    _fill(proc, dstDevice, us, 2, N, None)
 
 
 @entry(unsafe=True)
 def cuMemsetD32(proc: Process, dstDevice: Any, ui: int, N: int) -> None:
-    _fill(proc, dstDevice, ui, 4, N, proc.current().legacy)
+    _fill(proc, dstDevice, ui, 4, N, None)
 
 
 @entry()
@@ -59,7 +66,7 @@ def cuMemsetD32Async(proc: Process, dstDevice: Any, ui: int, N: int, hStream: An
 @entry(unsafe=True)
 def cuMemsetD2D8(proc: Process, dstDevice: Any, dstPitch: int, uc: int, Width: int, Height: int) -> None:
     """`Height` rows of `Width` bytes, `dstPitch` bytes apart."""
-    _fill(proc, dstDevice, uc, 1, Width, proc.current().legacy, Height, dstPitch)
+    _fill(proc, dstDevice, uc, 1, Width, None, Height, dstPitch)
 
 
 @entry()
@@ -71,7 +78,7 @@ def cuMemsetD2D8Async(
 
 @entry(unsafe=True)
 def cuMemsetD2D16(proc: Process, dstDevice: Any, dstPitch: int, us: int, Width: int, Height: int) -> None:
-    _fill(proc, dstDevice, us, 2, Width, proc.current().legacy, Height, dstPitch)
+    _fill(proc, dstDevice, us, 2, Width, None, Height, dstPitch)
 
 
 @entry()
@@ -83,7 +90,7 @@ def cuMemsetD2D16Async(
 
 @entry(unsafe=True)
 def cuMemsetD2D32(proc: Process, dstDevice: Any, dstPitch: int, ui: int, Width: int, Height: int) -> None:
-    _fill(proc, dstDevice, ui, 4, Width, proc.current().legacy, Height, dstPitch)
+    _fill(proc, dstDevice, ui, 4, Width, None, Height, dstPitch)
 
 
 @entry()

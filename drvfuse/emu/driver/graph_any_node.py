@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..bindings import R, T
-from ..findings.reports import Report
 from ..machine.failure import Failure
 from ..machine.process import Process
 from ..machine.work import Command
 from . import graph_commands as commands
-from .entry import check, entry, number
+from .entry import check, entry, number, unsupported
 from .graph import graph_of, node_of
 from .graph_memory import add_allocation, add_free, describe_allocation, freed_address
 from .graph_nodes import add_child, assign, child_handle, event_handle, handle, insert, of_kind, place
@@ -42,9 +41,7 @@ def command_of(proc: Process, p: Any, former: Command | None, strict: bool) -> C
     if kind == _N.CU_GRAPH_NODE_TYPE_EMPTY:
         return None
     if kind in _REFUSED:
-        report = Report("unsupported", f"a node of the kind {kind.name} is refused: {_REFUSED[kind]}")
-        told = any(known.message == report.message for known in proc.machine.reports)
-        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, None if told else report)
+        raise unsupported(f"a node of the kind {kind.name} is refused: {_REFUSED[kind]}")
     check(kind in makers)
     return makers[kind]()
 

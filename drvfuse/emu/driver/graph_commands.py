@@ -16,7 +16,7 @@ from ..machine.objects import Context, Event, Function
 from ..machine.process import Process
 from ..machine.values import ValueOps, WaitValue, WriteValue
 from ..machine.work import Command, Copy, Copy3D, Fill, HostCall, Launch, Record, Wait
-from ..wire import mapped
+from ..space import mapped
 from ..wire.node_params import elements
 from ..wire.parameters import lay_out, pack
 from ..wire.structs import Structure

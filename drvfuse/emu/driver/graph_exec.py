@@ -14,9 +14,9 @@ from ..machine.graph import Cycle, Graph
 from ..machine.process import Process
 from ..machine.update import Unfit, refusal, update
 from ..machine.work import Command, Copy, Copy3D, Fill, Launch
-from ..wire import mapped
+from ..space import mapped
 from . import graph_commands as commands
-from .entry import check, entry
+from .entry import check, entry, unsupported
 from .graph import graph_of, node_of
 from .graph_any_node import command_of, kind_of
 
@@ -34,7 +34,8 @@ def exec_of(proc: Process, value: Any) -> GraphExec:
 
 def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     check(not flags & ~_FLAGS and not (flags & DEVICE_LAUNCH and flags & AUTO_FREE))
-    check(not flags & DEVICE_LAUNCH, R.CUDA_ERROR_NOT_SUPPORTED)
+    if flags & DEVICE_LAUNCH:
+        raise unsupported("graphs that kernels launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not emulated")
     if graph.moved:
         raise _refused("the graph was moved into a child graph node, and is executed by that alone")
     if graph.root.executable is not None:
@@ -105,6 +106,7 @@ def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
     """Queues all nodes with the parameters that they have now. In a capture it becomes a child graph node."""
     found, stream = exec_of(proc, hGraphExec), proc.stream(hStream)
     if stream.capture is None:
+        _require_modules(proc, found)
         _require_host_memory(proc, found)
         found.launch(stream)
         return
@@ -113,12 +115,23 @@ def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
     stream.capture.record_graph(stream, found)
 
 
+def _require_modules(proc: Process, executable: GraphExec) -> None:
+    """Failure if the module of a kernel was unloaded, which takes the code away from under a graph."""
+    for step in executable.plan.everything():
+        command = step.command
+        if isinstance(command, Launch) and step.enabled and not command.context.destroyed:
+            name = command.function.name
+            if proc.handles.get(command.function.handle) is not command.function:
+                message = f"the graph launches kernel {name}, whose module or library was unloaded"
+                raise Failure(R.CUDA_ERROR_INVALID_HANDLE, Report("module", message, name))
+
+
 def _require_host_memory(proc: Process, executable: GraphExec) -> None:
     """Failure if pageable memory that a node copies is not mapped any more: the copy would crash the process."""
     for step in executable.plan.everything():
         for at in step.command.accesses() if isinstance(step.command, Copy | Copy3D) and step.enabled else ():
             local = at.address < FOREIGN and not proc.machine.window.contains(at.address)
-            if local and not (mapped.writable if at.write else mapped.readable)(at.address, at.nbytes):
+            if local and not mapped.usable(at.address, at.nbytes, at.write):
                 verb = "writes" if at.write else "reads"
                 raise _refused(
                     f"node {step.node.number} (0x{step.node.handle:x}) {verb} {at.nbytes} bytes of host memory at "

@@ -15,7 +15,7 @@ from ..findings.reports import Report
 from ..machine.failure import Failure
 from ..machine.process import Process
 from ..wire.jit_options import ErrorLog
-from .entry import present, text
+from .entry import present, text, unsupported
 
 _ELF = b"\x7fELF"
 _WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
@@ -28,7 +28,7 @@ def ptx_of(proc: Process, image: bytes | None) -> str:
     if data[:4] == fatbin.MAGIC:
         data = _newest(proc, data)
     if data[:4] == _WRAPPER:
-        raise refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, "the image points to a fat binary, where there is none")
+        raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image points to a fat binary, where there is none")
     if data[:4] == _ELF:
         raise _machine_code(data)
     data = data.split(b"\0", 1)[0]
@@ -51,7 +51,7 @@ def _newest(proc: Process, image: bytes) -> bytes:
     if not texts:
         targets = ", ".join(f"sm_{entry.arch}" for entry in found) or "nothing"
         words = f"the emulated driver runs PTX, and the image is a fat binary without any (it has code for {targets})"
-        raise refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"{words}; compile with -gencode arch=compute_XX,code=compute_XX")
+        raise unsupported(f"{words}; compile with -gencode arch=compute_XX,code=compute_XX")
     texts.sort(key=_needs)
     return [texts[0], *(t for t in texts if suits(proc, _target(t)))][-1]
 
@@ -86,7 +86,7 @@ def _machine_code(data: bytes) -> Failure:
     target = f"{number}{'a' if accelerated else ''}"
     what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX), as "
     what += "`drvfuse emu run` does for nvrtcGetCUBIN of cuda.bindings"
-    return refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"the emulated driver runs PTX, and the image is {what}")
+    return unsupported(f"the emulated driver runs PTX, and the image is {what}")
 
 
 def refused(code: object, message: str) -> Failure:

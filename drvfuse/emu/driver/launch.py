@@ -17,7 +17,7 @@ from ..machine.process import Process
 from ..machine.residency import MAX_CLUSTER, PORTABLE_CLUSTER
 from ..machine.work import Dim, Launch
 from ..wire.parameters import Layout, pack
-from .entry import check, entry
+from .entry import check, entry, unsupported
 from .function import NON_PORTABLE, max_dynamic, required_cluster
 from .module import refused_kernel, resolve
 
@@ -39,6 +39,10 @@ _HINTS = _by_name(
     *("MEM_SYNC_DOMAIN_MAP", "MEM_SYNC_DOMAIN", "PREFERRED_SHARED_MEMORY_CARVEOUT", "NVLINK_UTIL_CENTRIC_SCHEDULING"),
 )
 _NOT_EMULATED = _by_name("PROGRAMMATIC_EVENT", "LAUNCH_COMPLETION_EVENT", "DEVICE_UPDATABLE_KERNEL_NODE")
+
+
+def _refused(kind: Any) -> Failure:
+    return unsupported(f"the launch attribute {kind.name} is not emulated")
 
 
 @dataclass
@@ -71,9 +75,10 @@ class Attributes:
             check(all(size > 0 for size in self.cluster))
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
             preferred = value.preferredClusterDim
-            check((preferred.x, preferred.y, preferred.z) == (1, 1, 1), R.CUDA_ERROR_NOT_SUPPORTED)
+            if (preferred.x, preferred.y, preferred.z) != (1, 1, 1):
+                raise _refused(kind)
         elif kind in _NOT_EMULATED:
-            raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+            raise _refused(kind)
         else:
             check(kind in _HINTS)
             self.hints[int(kind)] = ctypes.string_at(int(value.getPtr()), _VALUE_BYTES)
@@ -89,7 +94,7 @@ class Attributes:
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.cluster or (0, 0, 0)
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION or kind in _NOT_EMULATED:
-            raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+            raise _refused(kind)
         else:
             check(kind in _HINTS)
             found = self.hints.get(int(kind), b"")

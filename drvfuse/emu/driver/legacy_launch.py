@@ -12,7 +12,7 @@ from ..bindings import R
 from ..machine.objects import Function, LegacyLaunch, Stream
 from ..machine.process import Process
 from ..machine.work import Command, Launch
-from ..wire import mapped
+from ..space import mapped
 from ..wire.parameters import pack
 from ..wire.structs import CUDA_LAUNCH_PARAMS, Structure
 from .entry import check, entry, present

@@ -14,10 +14,10 @@ from ..findings.reports import Report
 from ..machine.failure import Failure
 from ..machine.link import Link
 from ..machine.process import Process
-from ..wire import mapped
+from ..space import mapped
 from ..wire.arguments import Address
 from ..wire.jit_options import ErrorLog
-from .entry import check, entry, present, text
+from .entry import check, entry, present, text, unsupported
 from .image import errors_told, file_content, ptx_of, refused, suits
 from .module import load
 
@@ -73,7 +73,7 @@ def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> No
     if kind not in _PTX and not code:
         what = kind.name.removeprefix("CU_JIT_INPUT_").lower()
         message = f"{name} is an input of the type {what}: the emulated driver links PTX, alone or in fat binaries"
-        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))
+        raise unsupported(message)
     ptx = ptx_of(proc, content)
     try:
         parser.parse(ptx)

@@ -131,6 +131,8 @@ def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
     flags = int(Flags)
     check(address and bytesize > 0 and 0 <= flags <= _REGISTER_FLAGS)
     check(not proc.memory.within(address, bytesize), R.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+    window = proc.machine.window
+    check(proc.foreign is not None or address + bytesize <= window.base or window.end <= address)
     file = proc.file_behind(address, bytesize)
     if file is None and flags & _HOST_DEVICEMAP:
         file = present(proc.make_shared(address, bytesize), R.CUDA_ERROR_NOT_SUPPORTED)

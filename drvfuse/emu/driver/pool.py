@@ -11,7 +11,7 @@ from ..machine.memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
 from ..machine.process import Process
 from ..machine.work import Allocate, Free, Leave
-from .entry import check, entry
+from .entry import check, entry, unsupported
 
 _A = T.CUmemPool_attribute
 _H = T.CUmemAllocationHandleType
@@ -40,7 +40,8 @@ def located_device(proc: Process, location: Any) -> Device:
     check(location is not None)
     kinds = T.CUmemLocationType
     check(location.type != kinds.CU_MEM_LOCATION_TYPE_INVALID)
-    check(location.type == kinds.CU_MEM_LOCATION_TYPE_DEVICE, R.CUDA_ERROR_NOT_SUPPORTED)
+    if location.type != kinds.CU_MEM_LOCATION_TYPE_DEVICE:
+        raise unsupported(f"memory and access by location are of devices here, not {location.type.name}")
     return proc.device(location.id)
 
 

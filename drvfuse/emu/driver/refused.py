@@ -24,8 +24,6 @@ CHECKPOINTS = "checkpoints of processes are not emulated"
 GRAPHICS = "interoperability with graphics is not emulated"
 EXTERNAL = "external memory and semaphores are not emulated"
 TENSOR_MAPS = "tensor maps are not emulated"
-DECOMPRESSION = "emulated devices have no engine that decompresses, as those of many architectures have none"
-UNPUBLISHED = "it hands out interfaces of the driver that are not published"
 NEWER = "it is newer than CUDA 12.9 and 13.0, which the emulated driver stands for"
 
 BY_REASON = {
@@ -76,8 +74,6 @@ BY_REASON = {
         cuWaitExternalSemaphoresAsync""",
     TENSOR_MAPS: """
         cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide cuTensorMapEncodeTiled cuTensorMapReplaceAddress""",
-    DECOMPRESSION: "cuMemBatchDecompressAsync",
-    UNPUBLISHED: "cuGetExportTable",
     NEWER: """
         cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuKernelGetParamCount
         cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr
@@ -87,7 +83,7 @@ BY_REASON = {
         cuMemcpy3DWithAttributesAsync cuMemcpyWithAttributesAsync cuStreamBeginCaptureToCig
         cuStreamBeginRecaptureToGraph cuStreamEndCaptureToCig""",
 }
-_RESULTS = {"cuGetExportTable": 1} | dict.fromkeys(("cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"), 1)
+_RESULTS = dict.fromkeys(("cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"), 1)
 _RESULTS |= dict.fromkeys(("cuCoredumpSetAttribute", "cuCoredumpSetAttributeGlobal"), 0)
 """Of functions whose docstrings do not tell."""
 REFUSED = {name: reason for reason, names in BY_REASON.items() for name in names.split()}
@@ -102,8 +98,7 @@ def refuse(process: Process, name: str) -> tuple[Any, ...]:
         return (R.CUDA_ERROR_DEINITIALIZED, *nothing)
     report = Report("unsupported", refusal(name), process=process.title)
     with machine.lock:
-        if report.message not in {known.message for known in machine.reports}:
-            machine.report(report)
+        machine.report(report)
     process.refusal = report
     return (R.CUDA_ERROR_NOT_SUPPORTED, *nothing)
 

@@ -267,7 +267,11 @@ class Machine:
         return self.own.held()
 
     def report(self, report: Report) -> None:
-        """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""
+        """Keep a finding, and log it as one line: a race as information, as nothing fails because of it. What is not
+        emulated is told once, however often a program asks for it.
+        """
+        if report.kind == "unsupported" and any(_same(report, known) for known in self.reports):
+            return
         self.reports.append(report)
         log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
 
@@ -358,3 +362,8 @@ def default_machine(*, served: bool = False) -> Machine:
 def _configured(served: bool) -> Machine:
     names = ("devices", "arch", "seed", "race", "delay_stores")
     return Machine(**{name: config.get(f"emu_{name}") for name in names}, served=served)
+
+
+def _same(one: Report, other: Report) -> bool:
+    """True for reports that say the same of the same place, of whichever process."""
+    return (one.message, one.kernel, one.file, one.line) == (other.message, other.kernel, other.file, other.line)

@@ -22,8 +22,10 @@ from ...errors import ArgumentError
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
+from ..space.mapped import usable
 from ..space.window import WindowError
 from .failure import Failure
+from .foreign import FOREIGN
 from .host_files import FilePart
 from .managed import Advice
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
 _LARGEST = 3  # allocations named when memory is out
 _WRONG = {
+    "out_of_bounds": "host memory that is not mapped any more",
     "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
     "no_access": "which no device was given access to (cuMemSetAccess)",
     "read_only": "which every device may only read (cuMemSetAccess)",
@@ -159,19 +162,21 @@ class ProcessMemory:
         """What is wrong with running a command now that meant these allocations; None if nothing is."""
         now = self.identify(command)
         for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
-            if self._window.contains(at.address, at.nbytes):
-                kind = ""
-                if numbers != then or not self._present(at.address, at.nbytes):
-                    kind = "use_after_free"
-                elif not self._permits(at.address, at.nbytes, READ):
-                    kind = "no_access"
-                elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
-                    kind = "read_only"
-                if kind:
-                    name, verb = command.title, "writes" if at.write else "reads"
-                    text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
-                    device, process = command.context.device.index, self._process.title
-                    return Report(kind, text, device=device, address=at.address, process=process)
+            kind = ""
+            if not self._window.contains(at.address, at.nbytes):
+                elsewhere = at.address >= FOREIGN or self._window.contains(at.address)
+                kind = "" if elsewhere or usable(at.address, at.nbytes, at.write) else "out_of_bounds"
+            elif numbers != then or not self._present(at.address, at.nbytes):
+                kind = "use_after_free"
+            elif not self._permits(at.address, at.nbytes, READ):
+                kind = "no_access"
+            elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
+                kind = "read_only"
+            if kind:
+                name, verb = command.title, "writes" if at.write else "reads"
+                text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
+                device, process = command.context.device.index, self._process.title
+                return Report(kind, text, device=device, address=at.address, process=process)
         return None
 
     def _present(self, address: int, nbytes: int) -> bool:

@@ -18,7 +18,7 @@ from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
 from ..machine import interrupts
 from ..machine.work import call_host
-from ..wire import mapped
+from ..space import mapped
 from ..wire.arguments import Invalid
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing

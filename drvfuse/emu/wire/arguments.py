@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import mapped
+from ..space import mapped
 
 _OF_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _WORD = 1 << 64

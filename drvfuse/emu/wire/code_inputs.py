@@ -7,7 +7,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from . import jit_options, mapped
+from ..space import mapped
+from . import jit_options
 from .arguments import Invalid, image_bytes
 from .calls import Call, Run
 from .inputs import Input, List, StructArray

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from . import mapped
+from ..space import mapped
 from .arguments import Address, Invalid, bytes_address, host_address
 from .calls import Call, Run
 from .inputs import Input

@@ -9,11 +9,11 @@ have been read on their own. Host memory is in `host_inputs`, and code and its p
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Sequence
 from typing import Any, cast
 
+from ..space import mapped
 from .arguments import Address, Invalid, items, text, type_name
 from .calls import Call, Run
 from .message import Incoming, Outgoing
@@ -147,7 +147,9 @@ class Struct(Input):
         self.kind = LaunchConfig() if parameter.type == "CUlaunchConfig" else Structure(parameter.type)
 
     def read(self, value: Any) -> Any:
-        if isinstance(value, self.kind.kind) or (value is None and self.parameter.stars):
+        if isinstance(value, self.kind.kind):
+            return self.kind.checked(value)
+        if value is None and self.parameter.stars:
             return value
         expected = f"cuda.bindings.driver.{self.kind.c}"
         raise TypeError(f"Argument {self.name!r} has incorrect type (expected {expected}, got {type_name(value)})")
@@ -170,7 +172,8 @@ class StructArray(List):
     def read(self, value: Any) -> Any:
         kind = self.kind.kind
         value = [] if value is None else value
-        return items(value, lambda item: isinstance(item, kind), f"cydriver.{self.kind.c},", self.name)
+        found = items(value, lambda item: isinstance(item, kind), f"cydriver.{self.kind.c},", self.name)
+        return [self.kind.checked(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.data(b"".join(self.kind.bytes_of(item) for item in value))
@@ -214,7 +217,10 @@ class Attribute(Input):
         attribute = next(other for other in others if type(other).__name__ in ATTRIBUTES)
         kind = attribute_scalar(attribute)
         if isinstance(kind, Handle):
-            return ctypes.c_uint64.from_address(int(value.getPtr())).value
+            content = mapped.copied(int(value.getPtr()), 8)
+            if content is None:
+                raise Invalid
+            return int.from_bytes(content, "little")
         return int(kind.read(value))
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:

@@ -13,7 +13,8 @@ import functools
 from typing import Any
 
 from ..bindings import T
-from . import inputs, mapped, outputs
+from ..space import mapped
+from . import inputs, outputs
 from .arguments import Invalid
 from .calls import Call, Run
 from .message import Incoming, Outgoing

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import mapped
-from .arguments import buffer_address, whole
+from ..space import mapped
+from .arguments import Invalid, buffer_address, whole
 
 _EXTRA_END, _EXTRA_BUFFER, _EXTRA_SIZE = 0, 1, 2
 _SLOT = 8
@@ -116,16 +116,26 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
     if not isinstance(value, kind):
         made = kind(value)  # which has 16 bytes of its own, whatever its type
         return ctypes.addressof(made), made
-    padded = ctypes.create_string_buffer(bytes(value), _SLOT)  # it may lie at the end of anything
+    return _padded(value)
+
+
+def _padded(value: Any) -> tuple[int, Any]:
+    """A copy of a small value with room behind it: the value itself may lie at the end of anything."""
+    padded = ctypes.create_string_buffer(bytes(value), _SLOT)
     return ctypes.addressof(padded), padded
 
 
 def _structure(value: Any) -> tuple[int, Any]:
     pointer = getattr(value, "getPtr", None)
     if callable(pointer):
-        return int(pointer()), value
+        address = int(pointer())
+        if not mapped.readable(address, _SLOT):
+            raise Invalid
+        return address, value
     if isinstance(value, ctypes.Structure):
-        return ctypes.addressof(value), value
+        if ctypes.sizeof(value) >= _SLOT:
+            return ctypes.addressof(value), value
+        return _padded(value)
     if isinstance(value, int) and hasattr(type(value), "__members__"):  # an enum
         made = ctypes.c_int64(value)
         return ctypes.addressof(made), made

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from . import mapped
+from ..space import mapped
 from .arguments import Invalid
 from .calls import Call, Run
 from .host_inputs import put_bytes, put_target, take_bytes, take_target

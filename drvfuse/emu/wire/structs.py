@@ -12,6 +12,8 @@ import functools
 from typing import Any
 
 from ..bindings import T
+from ..space import mapped
+from .arguments import Invalid
 
 _u8, _u16, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 _size, _pointer, _int = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -90,6 +92,11 @@ CUmemcpyAttributes = _struct(
     "CUmemcpyAttributes",
     *(("srcAccessOrder", _int), ("srcLocHint", CUmemLocation), ("dstLocHint", CUmemLocation), ("flags", _u32)),
 )
+CUmemDecompressParams = _struct(
+    "CUmemDecompressParams",
+    *(("srcNumBytes", _size), ("dstNumBytes", _size), ("dstActBytes", _pointer), ("src", _pointer), ("dst", _pointer)),
+    *(("algo", _int), ("padding", _u8 * 20)),
+)
 CUstreamBatchMemOpParams = _struct("CUstreamBatchMemOpParams", ("words", _u64 * 6))
 _GRID = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
 CUDA_KERNEL_NODE_PARAMS = _struct(
@@ -152,6 +159,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
         *(CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_BATCH_MEM_OP_NODE_PARAMS),
         *(CUgraphNodeParams, CUgraphExecUpdateResultInfo, CUkernelNodeAttrValue),
         *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue, CUDA_LAUNCH_PARAMS),
+        CUmemDecompressParams,
     )
 }
 
@@ -166,6 +174,12 @@ class Structure:
     @functools.cached_property
     def kind(self) -> Any:
         return getattr(T, self.c)
+
+    def checked(self, value: Any) -> Any:
+        """The same object. Raises Invalid for one that was made of an address where no memory is."""
+        if not mapped.writable(int(value.getPtr()), self.size):
+            raise Invalid
+        return value
 
     def bytes_of(self, value: Any) -> bytes:
         return ctypes.string_at(int(value.getPtr()), self.size)

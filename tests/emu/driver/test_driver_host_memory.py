@@ -24,6 +24,7 @@ PTX = b"""
   ld.param.u64 a, [p]; ld.param.u32 b, [n]; st.global.u32 [a], b; ret;
 }
 """
+_NORESERVE = 0x4000  # of mmap: pages count when they are used
 INVALID = R.CUDA_ERROR_INVALID_VALUE
 
 
@@ -100,3 +101,89 @@ def test_only_code_is_called(cuda: Any, pointer: Any, constant: Any) -> None:
     for address in (FAR, 7, constant.ctypes.data, int(pointer)):
         assert code(cuda.cuLaunchHostFunc(0, address, 0)) == INVALID
         assert code(cuda.cuOccupancyMaxPotentialBlockSize(0, address, 0, 0)) == INVALID
+
+
+class Nowhere:
+    """An object like those of the bindings, of which there is no memory."""
+
+    def getPtr(self) -> int:
+        return 5
+
+
+def test_structures_of_addresses_without_memory_are_refused(cuda: Any, pointer: Any) -> None:
+    graph = ok(cuda.cuGraphCreate(0))
+    assert code(cuda.cuGraphAddMemsetNode(graph, None, 0, T.CUDA_MEMSET_NODE_PARAMS(5), 0)) == INVALID
+    assert code(cuda.cuMemcpy2D(T.CUDA_MEMCPY2D(FAR))) == INVALID
+    assert code(cuda.cuIpcOpenMemHandle(T.CUipcMemHandle(5), 0)) == INVALID
+    assert code(cuda.cuLaunchKernelEx(T.CUlaunchConfig(5), 0, 0, 0)) == INVALID
+    assert code(cuda.cuMemPoolSetAccess(0, [T.CUmemAccessDesc(5)], 1)) == INVALID
+    pool, attribute = ok(cuda.cuDeviceGetDefaultMemPool(0)), T.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    assert code(cuda.cuMemPoolSetAttribute(pool, attribute, Nowhere())) == INVALID
+
+
+def test_parameters_of_kernels_are_looked_at(cuda: Any, pointer: Any) -> None:
+    """An object without memory, and a small structure behind which nothing is mapped."""
+
+    class Small(ctypes.Structure):
+        _fields_ = (("value", ctypes.c_int32),)
+
+    function = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(PTX)), b"kernel"))
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert protect(start + mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+    small = Small.from_address(start + mmap.PAGESIZE - 4)
+    small.value = 77
+
+    def launch(value: Any) -> Any:
+        return cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ((pointer, value), (None, None)), 0)
+
+    assert code(launch(Nowhere())) == INVALID
+    ok(launch(small))
+    found = np.zeros(1, np.uint32)
+    ok(cuda.cuMemcpyDtoH(found, pointer, 4))
+    assert found[0] == 77
+    assert protect(start + mmap.PAGESIZE, mmap.PAGESIZE, 3) == 0
+
+
+@pytest.mark.parametrize("way", ["a graph", "registered memory"])
+def test_host_memory_that_goes_before_a_queued_copy_runs_is_a_finding(
+    machine: Machine, cuda: Any, pointer: Any, way: str
+) -> None:
+    stream, memory = ok(cuda.cuStreamCreate(1)), mmap.mmap(-1, 4096)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    if way == "a graph":
+        graph, p = ok(cuda.cuGraphCreate(0)), T.CUDA_MEMCPY3D()
+        p.srcMemoryType, p.dstMemoryType = T.CUmemorytype.CU_MEMORYTYPE_HOST, T.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        p.srcHost, p.dstDevice, p.WidthInBytes, p.Height, p.Depth = address, pointer, 64, 1, 1
+        ok(cuda.cuGraphAddMemcpyNode(graph, None, 0, p, 0))
+        ok(cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), stream))
+    else:
+        ok(cuda.cuMemHostRegister(address, 4096, 0))
+        ok(cuda.cuMemcpyHtoDAsync(pointer, address, 64, stream))
+    memory.close()
+    assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    (report,) = machine.reports
+    assert report.kind == "out_of_bounds" and "host memory that is not mapped any more" in report.message
+
+
+def test_huge_ranges_are_looked_at_without_bringing_them_in(machine: Machine, cuda: Any, pointer: Any) -> None:
+    """A range of the window, of which most is not allocated, cannot be registered; one of the program can."""
+    for address in (int(pointer), int(pointer) + (1 << 30)):
+        assert code(cuda.cuMemHostRegister(address, 1 << 36, 0)) != R.CUDA_SUCCESS
+    assert code(cuda.cuMemHostRegister(int(pointer) + (1 << 30), 4096, 0)) == INVALID
+    pages = mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    address = np.frombuffer(pages, np.uint8).ctypes.data
+    before = _resident()
+    ok(cuda.cuMemHostRegister(address, 1 << 36, 0))
+    assert code(cuda.cuMemcpyHtoD(pointer, address, 1 << 36)) == INVALID
+    assert _resident() - before < 1 << 28
+    ok(cuda.cuMemHostUnregister(address))
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory, with the tables of its pages."""
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status)
+    return sum(int(found[key].split()[0]) for key in ("VmRSS", "VmPTE")) << 10

@@ -11,7 +11,7 @@ import pytest
 from driver_helpers import R, code, ok, primary
 
 from drvfuse.emu import Machine
-from drvfuse.emu.bindings import FUNCTIONS, NAMES, T
+from drvfuse.emu.bindings import FUNCTIONS, MAJOR, NAMES, T
 from drvfuse.emu.driver import ENTRIES
 from drvfuse.emu.driver.refused import NEWER, REFUSED, refusal, results
 
@@ -66,7 +66,8 @@ def test_a_function_that_is_newer_than_this_version_is_refused_too(
 
 def test_results_are_counted_in_the_docstrings() -> None:
     """As they are known of the emulated functions; some releases document the results of two of them apart."""
-    apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuMulticastCreate"}  # the suite replaces the last one
+    apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable"}
+    apart.add("cuMulticastCreate")  # which the suite replaces
     known = [name for name in FUNCTIONS if name in ENTRIES and name not in apart]
     assert {name: results(name) for name in known} == {name: ENTRIES[name].outputs for name in known}
 
@@ -110,3 +111,43 @@ def test_time_passes_between_events_around_work(cuda: Any) -> None:
     ok(cuda.cuStreamSynchronize(stream))
     first, both = ok(cuda.cuEventElapsedTime(*events[:2])), ok(cuda.cuEventElapsedTime(events[0], events[2]))
     assert 0 < first < both < 1
+
+
+def test_what_no_emulated_device_has_is_not_found(cuda: Any) -> None:
+    primary(cuda)
+    mask = T.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
+    assert ok(cuda.cuDeviceGetAttribute(mask, 0)) == 0
+    asked = T.CUmemDecompressParams()
+    assert cuda.cuMemBatchDecompressAsync(asked, 1, 0, 0) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    assert code(cuda.cuMemBatchDecompressAsync(None, 1, 0, 0)) == R.CUDA_ERROR_INVALID_VALUE
+    assert cuda.cuGetExportTable(T.CUuuid()) == (R.CUDA_ERROR_NOT_FOUND, None)
+    assert code(cuda.cuGetExportTable(None)) == R.CUDA_ERROR_INVALID_VALUE
+
+
+def test_what_is_refused_in_an_argument_is_told_once_and_by_name(machine: Machine, cuda: Any) -> None:
+    primary(cuda)
+    pointer, graph = ok(cuda.cuMemAlloc(64)), ok(cuda.cuGraphCreate(0))
+    p = T.CUDA_MEMCPY2D()
+    p.srcMemoryType, p.dstMemoryType = T.CUmemorytype.CU_MEMORYTYPE_ARRAY, T.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    p.dstDevice, p.WidthInBytes, p.Height = pointer, 16, 1
+    for _ in range(2):
+        assert code(cuda.cuMemcpy2D(p)) == R.CUDA_ERROR_NOT_SUPPORTED
+        assert code(cuda.cuGraphInstantiate(graph, 4)) == R.CUDA_ERROR_NOT_SUPPORTED
+    messages = [(report.kind, report.message) for report in machine.reports]
+    assert messages == [
+        ("unsupported", "a copy that reads an array is refused: arrays, textures and surfaces are not emulated"),
+        (
+            "unsupported",
+            "graphs that kernels launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not emulated",
+        ),
+    ]
+
+
+def test_a_context_is_created_with_parameters_that_say_nothing(cuda: Any) -> None:
+    ok(cuda.cuInit(0))
+    create = cuda.cuCtxCreate if MAJOR == 13 else cuda.cuCtxCreate_v4
+    params = T.CUctxCreateParams()
+    for given in (None, params):
+        ok(cuda.cuCtxDestroy(ok(create(given, 0, 0))))
+    params.numExecAffinityParams = 1
+    assert code(create(params, 0, 0)) == R.CUDA_ERROR_NOT_SUPPORTED

@@ -14,7 +14,7 @@ from drvfuse.emu import driver as emulated
 from drvfuse.emu.driver import ENTRIES
 
 # They return (CUresult, value); some releases of the bindings document the former alone, or apart.
-HALF_DOCUMENTED = ("cuMemPoolGetAccess", "cuMemPoolGetAttribute")
+HALF_DOCUMENTED = ("cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable")
 
 
 def _real_parameters(name: str) -> list[str] | None:

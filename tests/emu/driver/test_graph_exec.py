@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver as T
 from driver_helpers import R, code, ok, primary
-from graph_helpers import BYTES, DEVICE, HOST, WORDS, Graphs, copy, fill
+from graph_helpers import BYTES, DEVICE, HOST, PTX, WORDS, Graphs, copy, fill
 
 from drvfuse.emu import Machine
 from drvfuse.emu.bindings import MAJOR
@@ -297,3 +297,24 @@ def test_a_programmatic_edge_overlaps_and_its_wait_still_orders(seed: int) -> No
         g.launch(g.add, 10, second)
         g.run(times=2)
         assert g.read() == ((1 + 1) * 3 + 10 + 1) * 3 + 10 and not machine.reports
+
+
+def test_a_graph_whose_kernels_were_unloaded_is_not_launched(machine: Machine, cuda: Any) -> None:
+    g = Graphs(cuda)
+    module = ok(cuda.cuModuleLoadData(PTX))
+    library = ok(cuda.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
+    functions = [ok(cuda.cuModuleGetFunction(module, b"add"))]
+    functions.append(ok(cuda.cuKernelGetFunction(ok(cuda.cuLibraryGetKernel(library, b"add")))))
+    executables = []
+    for function in functions:
+        graph = ok(cuda.cuGraphCreate(0))
+        ok(cuda.cuGraphAddKernelNode(graph, None, 0, g.kernel(function, 1)))
+        executables.append(ok(cuda.cuGraphInstantiate(graph, 0)))
+        ok(cuda.cuGraphLaunch(executables[-1], g.stream))
+    ok(cuda.cuModuleUnload(module))
+    ok(cuda.cuLibraryUnload(library))
+    for executable in executables:
+        assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_HANDLE
+    assert [report.kind for report in machine.reports] == ["module"] * 2
+    assert "kernel add, whose module or library was unloaded" in machine.reports[0].message
+    assert g.read() == 2

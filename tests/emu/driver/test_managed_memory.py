@@ -252,3 +252,17 @@ def test_pools_of_a_place(cuda: Any) -> None:
     ok(cuda.cuMemSetMemPool(place, pinned, default))
     assert int(ok(cuda.cuMemGetMemPool(place, pinned))) == int(default)
     assert code(cuda.cuMemGetMemPool(place, managed)) == R.CUDA_ERROR_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("kind", ["managed", "pinned"])
+def test_a_fill_of_memory_that_the_host_has_is_done_when_it_returns(cuda: Any, kind: str) -> None:
+    """Behind what the legacy stream waits for, too."""
+    primary(cuda)
+    stream = ok(cuda.cuStreamCreate(0))
+    memory = int(ok(cuda.cuMemAllocManaged(PAGE, GLOBAL) if kind == "managed" else cuda.cuMemHostAlloc(PAGE, 0)))
+    words = np.ctypeslib.as_array((ctypes.c_uint32 * (PAGE // 4)).from_address(memory))
+    ok(cuda.cuMemsetD32Async(memory, 3, PAGE // 4, stream))
+    ok(cuda.cuMemsetD32(memory + 16, 9, 8))
+    assert words[:14].tolist() == [3] * 4 + [9] * 8 + [3] * 2
+    ok(cuda.cuMemsetD2D8(memory, 8, 1, 4, 2))
+    assert words[:4].tolist() == [0x01010101, 3, 0x01010101, 3]

@@ -7,6 +7,7 @@ cuInit(unsigned int Flags);
 cuDriverGetVersion(int* driverVersion);
 cuGetErrorName(CUresult error, const char** pStr);
 cuGetErrorString(CUresult error, const char** pStr);
+cuGetExportTable(out const void** ppExportTable, const CUuuid* pExportTableId);
 cuGetProcAddress(const char* symbol, void** pfn, int cudaVersion, cuuint64_t flags,
     CUdriverProcAddressQueryResult* symbolStatus);
 cuLogsCurrent(CUlogIterator* iterator_out, unsigned int flags);

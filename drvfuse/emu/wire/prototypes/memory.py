@@ -69,6 +69,8 @@ cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream);
     unsigned long long flags, CUstream hStream);
 13: cuMemcpy3DBatchAsync(size_t numOps, in CUDA_MEMCPY3D_BATCH_OP* opList[numOps], unsigned long long flags,
     CUstream hStream);
+cuMemBatchDecompressAsync(in CUmemDecompressParams* paramsArray, size_t count, unsigned int flags, size_t* errorIndex,
+    CUstream stream);
 cuMemsetD2D8(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height);
 cuMemsetD2D16(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height);
 cuMemsetD2D32(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height);

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from drvfuse.emu.wire import mapped
+from drvfuse.emu.space import mapped
 
 PAGE = mmap.PAGESIZE
 FAR = 2**47 - PAGE  # at the end of what a process may map, and not mapped

@@ -43,6 +43,11 @@ def writable(address: int, nbytes: int) -> bool:
     return _populated(address, nbytes, _POPULATE_WRITE, "w")
 
 
+def usable(address: int, nbytes: int, write: bool) -> bool:
+    """True if so many bytes may be written, or read."""
+    return writable(address, nbytes) if write else readable(address, nbytes)
+
+
 def present(address: int, nbytes: int) -> bool:
     """True if so many bytes may be read, without any of them coming into memory for it."""
     return nbytes <= 0 or (0 < address <= _END - nbytes and _listed(address, nbytes, "r"))
