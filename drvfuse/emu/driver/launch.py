@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..bindings import R, T
+from ..findings.reports import Report
 from ..machine import residency
 from ..machine.failure import Failure
 from ..machine.objects import Function
@@ -15,7 +17,7 @@ from ..machine.process import Process
 from ..machine.residency import MAX_CLUSTER, PORTABLE_CLUSTER
 from ..machine.work import Dim, Launch
 from ..wire.parameters import Layout, pack
-from .entry import check, entry, present, unsupported
+from .entry import check, entry, unsupported
 from .function import NON_PORTABLE, max_dynamic, required_cluster
 from .module import refused_kernel, resolve
 
@@ -151,27 +153,47 @@ def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) 
 # Launching ----------------------------------------------------------------------------------------------------------
 
 
+def refused_launch(kernel: str, why: str, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Failure:
+    """The failure of a launch whose shape or arguments do not fit the kernel or the device."""
+    return Failure(code, Report("launch", why, kernel))
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " x ".join(str(size) for size in shape)
+
+
 def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: Attributes) -> Launch:
     """A checked launch of a function in its own context."""
     assert function.module is not None
     if function.code.refused:
         raise refused_kernel(function.image, function.name)
-    check(all(0 < size <= most for size, most in zip(grid, _MAX_GRID, strict=True)))
-    check(all(0 < size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)))
+    name = function.name
+    for what, shape, limits in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
+        if not all(0 < size <= limit for size, limit in zip(shape, limits, strict=True)):
+            raise refused_launch(name, f"a {what} of {_times(shape)}, and the most is {_times(limits)}")
     cluster = cluster_of(proc, function, grid, a.cluster)
     launch = Launch(
         *(function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority),
         *(cluster, a.hints),
     )
-    check(launch.threads <= (function.code.max_threads or 1024))
-    check(not function.code.reqntid or tuple(function.code.reqntid) == block)
-    check(0 <= smem <= max_dynamic(proc, function))
+    most = residency.max_threads(function)
+    if launch.threads > most:
+        raise refused_launch(name, f"blocks of {launch.threads} threads, and the kernel may have {most}")
+    if function.code.reqntid and tuple(function.code.reqntid) != block:
+        needs = _times(function.code.reqntid)
+        raise refused_launch(name, f"blocks of {_times(block)} threads, and the kernel needs {needs}")
+    room = max_dynamic(proc, function)
+    if not 0 <= smem <= room:
+        words = f"{smem} bytes of dynamic shared memory, and the kernel may have {room}; the attribute "
+        raise refused_launch(name, words + "MAX_DYNAMIC_SHARED_SIZE_BYTES of the function sets this")
     resident = proc.machine.resident_blocks(launch)
     too_much = R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     if launch.cluster_blocks > 1 and residency.blocks_per_sm(proc.machine.limits, function, launch.threads, smem):
         too_much = R.CUDA_ERROR_INVALID_CLUSTER_SIZE
     check(resident, too_much)
-    check(not a.cooperative or launch.blocks <= resident, R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
+    if a.cooperative and launch.blocks > resident:
+        why = f"a cooperative grid of {launch.blocks} blocks, of which {resident} are resident at once"
+        raise refused_launch(name, why, R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
     return launch
 
 
@@ -182,7 +204,14 @@ def _launch(
     function = resolve(proc, proc.get(f, Function), stream.context)
     assert function.module is not None
     check(function.module.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
-    params = present(pack(layout_of(function), kernelParams, extra))
+    layout = layout_of(function)
+    params = pack(layout, kernelParams, extra)
+    if params is None:
+        raise refused_launch(
+            function.name,
+            f"the kernel takes {layout.nbytes} bytes of parameters ({len(layout.parameters)}), and what was given has "
+            "fewer or cannot be read",
+        )
     proc.enqueue(stream, make(proc, function, grid, block, smem, params, a))
 
 

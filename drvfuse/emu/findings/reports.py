@@ -13,9 +13,9 @@ from .places import Index, called_at, index_text, long_place, short_place
 
 PAGE = "docs/findings.md"
 """It has a section for each kind of report: that of a new kind is added there."""
-NO_FINDINGS = ("unsupported", "graph")
-"""Kinds that say nothing against the program: a call was refused, because it is not emulated, or because a graph does
-not fit, which programs try out.
+NO_FINDINGS = ("unsupported", "graph", "launch")
+"""Kinds that say nothing against the program: a call was refused, because it is not emulated, or because a graph or the
+shape of a launch does not fit, which programs try out.
 """
 _WORDS = 4
 """A standstill has a line for each word that is polled at a place, up to so many."""

@@ -259,6 +259,40 @@ def test_wrong_configurations_are_refused(cuda: Any) -> None:
     assert np.array_equal(_host(cuda, out, expected), expected)
 
 
+def test_a_refused_launch_says_why_and_is_no_finding(machine: Machine, cuda: Any) -> None:
+    primary(cuda)
+    source = """
+extern "C" __global__ void put(int* p, int n) { p[threadIdx.x] = n; }
+extern "C" __global__ void __launch_bounds__(128) bounded(int* p) { *p = 1; }
+"""
+    put, bounded = (function(cuda, source, name) for name in ("put", "bounded"))
+    out = _zeros(cuda, 1)
+    refused = [
+        (
+            _launch(cuda, put, 0, 32, (out, 1)),
+            "put",
+            "a grid of 0 x 1 x 1, and the most is 2147483647 x",
+        ),
+        (_launch(cuda, put, 1, 2048, (out, 1)), "put", "a block of 2048 x 1 x 1, and the most is 1024 x 1024 x 64"),
+        (_launch(cuda, bounded, 1, 256, (out,)), "bounded", "blocks of 256 threads, and the kernel may have 128"),
+        (
+            _launch(cuda, put, 1, 32, (out, 1), smem=60000),
+            "put",
+            "60000 bytes of dynamic shared memory, and",
+        ),
+        (
+            _launch(cuda, put, 1, 32, (out,)),
+            "put",
+            "the kernel takes 12 bytes of parameters (2), and what was",
+        ),
+    ]
+    assert len(machine.reports) == len(refused)
+    for report, (result, kernel, said) in zip(machine.reports, refused, strict=True):
+        assert code(result) == R.CUDA_ERROR_INVALID_VALUE
+        assert (report.kind, report.kernel, report.finding) == ("launch", kernel, False)
+        assert report.message.startswith(said)
+
+
 def test_more_shared_memory_has_to_be_asked_for(cuda: Any) -> None:
     primary(cuda)
     f = function(cuda, SHARED, "shared")
