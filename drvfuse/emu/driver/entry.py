@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import re
 import threading
@@ -31,6 +32,7 @@ from ..wire.coder import Coder, coder
 if TYPE_CHECKING:
     from ..machine.process import Process
 
+log = logging.getLogger("drvfuse.emu")
 Value = TypeVar("Value")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -105,7 +107,10 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
     process.refusal = None
     if process.closed and not e.without_machine:
         return e.failure(R.CUDA_ERROR_DEINITIALIZED)
-    if machine.pid != os.getpid() or not (process.initialised or e.before_init):
+    if machine.pid != os.getpid():
+        _tell_forked(machine.pid)
+        return e.failure(R.CUDA_ERROR_NOT_INITIALIZED)
+    if not (process.initialised or e.before_init):
         return e.failure(R.CUDA_ERROR_NOT_INITIALIZED)
     if process.threads.in_host_function:
         return e.failure(R.CUDA_ERROR_NOT_PERMITTED)
@@ -139,6 +144,13 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)
     return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)
+
+
+@functools.cache
+def _tell_forked(holder: int) -> None:
+    """Say once in this process why its calls fail."""
+    words = "process %d was forked from process %d, which holds the emulated machine, and has none: start processes by "
+    log.warning(words + 'the method "spawn" of multiprocessing', os.getpid(), holder)
 
 
 def inject(process: Process, e: Entry, values: Sequence[Any]) -> None:

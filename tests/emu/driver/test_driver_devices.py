@@ -77,10 +77,13 @@ def test_a_closed_machine_says_that_it_is_closed() -> None:
     assert b"machine was closed" in ok(cuda.cuGetErrorString(R.CUDA_ERROR_DEINITIALIZED))
 
 
-def test_a_forked_child_is_refused(cuda: Any) -> None:
+def test_a_forked_child_is_refused_and_told_once_why(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:
     child = os.fork()
     if child == 0:
-        os._exit(0 if cuda.cuDeviceGetCount()[0] == R.CUDA_ERROR_NOT_INITIALIZED else 1)
+        codes = {cuda.cuDeviceGetCount()[0] for _ in range(2)}
+        told = [record.getMessage() for record in caplog.records]
+        right = codes == {R.CUDA_ERROR_NOT_INITIALIZED} and len(told) == 1 and '"spawn"' in told[0]
+        os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
