@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+INTERRUPTIBLE = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""Of a program: Ctrl-C interrupts it also where the suite runs in the background of a shell, which ignores SIGINT."""
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
@@ -48,7 +50,7 @@ def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: i
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
     assert sum(bool(shown) for _, shown in blocks) >= outputs
     script = tmp_path / f"{name}.py"
-    script.write_text("\nprint(chr(0))\n".join(code for code, _ in blocks))
+    script.write_text(INTERRUPTIBLE + "\nprint(chr(0))\n".join(code for code, _ in blocks))
     result = run(str(script))
     assert result.returncode == 0, result.stderr
     printed = result.stdout.split("\0\n")
