@@ -229,7 +229,7 @@ MPI_RANK = textwrap.dedent("""
         assert len(board.gather("again", b"")) == 3
     with meet(timeout=20)[1] as board:  # without the communicator, by what mpiexec has set
         assert len(board.gather("again", b"")) == 3
-    print("rank", world.rank, "is done")
+    print(f"rank {world.rank} is done\\n", end="", flush=True)
 """)
 
 

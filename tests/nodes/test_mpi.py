@@ -71,7 +71,7 @@ RANK = textwrap.dedent("""
         group.reset()
         df.allreduce(group, x)
         group.synchronize()
-    print("done", rank.index)
+    print(f"done {rank.index}\\n", end="", flush=True)
 """)
 
 
