@@ -15,9 +15,10 @@
 // mean; for the squares of what is left without it, which give the rstd; and with w and b for the largest |y|, which
 // without them is that of what is left, times the rstd.
 //
-// Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
-// its 16), and again, for each further look and for phase 2, what is not resident or KNOWN; written 2. A row's rstd, and
-// its mean, is 4 more. Weights: once a warp and change of segment in phase 1, once a tile and row of lanes in phase 2.
+// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
+// lane loads the scale of its 16 columns), and what is not resident or KNOWN is read again for each further look and for
+// phase 2; 2 are written. Each row's rstd, and its mean, adds 4. The weights are read once per warp and change of segment
+// in phase 1, and once per tile and row of lanes in phase 2.
 #include "coat/forward_meeting.cuh"
 #include "coat/forward_tiles.cuh"
 

@@ -300,8 +300,8 @@ API u32 rt_depth(Thread* t, u32 site) {
     return 1;
 }
 
-// malloc and free: the engine's Python code keeps the heap. To the race detector, freeing is a write of all bytes, and no
-// plain one, which might leave them as they are.
+// malloc and free. The heap itself is kept by the engine's Python code. The race detector takes free for a write of all
+// bytes of the memory, and never for a plain store, since a plain store that leaves the same value may be accepted.
 API u64 rt_malloc(Thread* t, u64 size) {
     Heap call = {t, 0, size, HEAP_MALLOC, 0};
     if (t->launch->heap) rt_call(t->launch->heap, &call);

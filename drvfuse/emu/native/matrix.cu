@@ -128,8 +128,8 @@ API u32 mx_multiply(Thread* first) {
     places = gather(first, p, 1, p->registers[0], places, b);
     places = gather(first, p, 2, p->registers[0] + p->registers[1], places, c);
     if (p->method == MX_FP8) {
-        LOOP for (u32 i = 0; i < p->m * p->k; i++) a[i] = half_of_fp8(a[i], p->kind[0]);
-        LOOP for (u32 i = 0; i < p->n * p->k; i++) b[i] = half_of_fp8(b[i], p->kind[1]);
+        LOOP for (u32 i = 0; i < p->m * p->k; i++) a[i] = half_of_fp8(a[i], p->kind[0] == MX_E4M3);
+        LOOP for (u32 i = 0; i < p->n * p->k; i++) b[i] = half_of_fp8(b[i], p->kind[1] == MX_E4M3);
     }
     LOOP for (u32 i = 0; i < p->count; i++) {
         const u32 *x = a + i * p->m * p->k, *y = b + i * p->n * p->k, *z = c + i * p->m * p->n;

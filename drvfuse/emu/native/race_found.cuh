@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: what would have ordered two accesses, and the races that are found, or in doubt until a store is made.
+// The race detector: finds out what would have ordered two conflicting accesses, and records races. A pair of stores that
+// may leave the same value stays in doubt until the second one is made.
 #pragma once
 
 #include "race.cuh"

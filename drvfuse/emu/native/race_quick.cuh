@@ -109,11 +109,15 @@ FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
     return shares(e, q->bit, q->mask, q->spread);
 }
 
-// Unless `strict`, plain stores by threads of a block may follow that conflict with an access of the block since its last
-// barrier, and not with the plain write that is being made, if they leave its value: it cannot stand for that access, which
-// stays. (It stands for strong writes all the same: what was seen of them is forgotten with their location.) But mostly the
-// thread itself has read these bytes, at the time of the write: who knows the one knows the other. Then no store that is
-// not ordered behind the write is in doubt, and it stands for all.
+// Whether the entry `e` of an earlier access has to stay beside that of the plain write which is being made.
+//
+// Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store, made
+// later, does not race with this write, but it may race with an earlier access of the block since its last barrier. If
+// this write replaced the entry of that access, the race would be missed; so the entry stays.
+//
+// Two exceptions. Strong writes are replaced all the same, as what was seen of them is forgotten with their location. And a
+// read by the writing thread itself is replaced where both were made at the same time: whoever knows of the one knows of
+// the other, and a store that is not ordered behind the write is reported as a race with it.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->size == AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= sync;

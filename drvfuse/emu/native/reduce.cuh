@@ -6,18 +6,7 @@
 #pragma once
 
 #include "common.cuh"
-
-FN float of_half(u32 x) {
-    float r;
-    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x));
-    return r;
-}
-
-FN u32 to_half(float x) {
-    u32 r;
-    asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.u32.u16 %0, h;}" : "=r"(r) : "f"(x));
-    return r;
-}
+#include "narrow.cuh"
 
 FN u32 to_bfloat(float x) {
     u32 r;
@@ -25,12 +14,7 @@ FN u32 to_bfloat(float x) {
     return r;
 }
 
-FN float of_fp8(u32 x, u32 is_e4m3) {
-    u32 pair;
-    if (is_e4m3) asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(pair) : "r"(x));
-    else asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e5m2x2 %0, h;}" : "=r"(pair) : "r"(x));
-    return of_half(pair & 0xFFFF);
-}
+FN float of_fp8(u32 x, u32 is_e4m3) { return of_half(half_of_fp8(x, is_e4m3)); }
 
 FN u32 to_fp8(float x, u32 is_e4m3) {
     u32 r;

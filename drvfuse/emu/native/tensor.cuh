@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.cuh"
+#include "narrow.cuh"
 
 typedef unsigned short u16;
 typedef long long s64;
@@ -10,25 +11,6 @@ typedef long long s64;
 const u32 MOST = 512;  // elements of a matrix, or of the four matrices of m8n8k4
 
 // Numbers ----------------------------------------------------------------------------------------------------------------
-
-FN float of_half(u32 x) {
-    float r;
-    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x));
-    return r;
-}
-
-FN u32 to_half(float x) {
-    u32 r;
-    asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.u32.u16 %0, h;}" : "=r"(r) : "f"(x));
-    return r;
-}
-
-FN u32 half_of_fp8(u32 x, u32 kind) {
-    u32 pair;
-    if (kind == MX_E4M3) asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(pair) : "r"(x));
-    else asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e5m2x2 %0, h;}" : "=r"(pair) : "r"(x));
-    return pair & 0xFFFF;
-}
 
 FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 

@@ -30,7 +30,7 @@ class Input:
     """An argument. This one is a number."""
 
     dependent = False
-    """True for a kind that has `complete`."""
+    """True for a kind whose value depends on other arguments: only then is `complete` called."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter, self.name = parameter, parameter.name
@@ -43,8 +43,8 @@ class Input:
         return self.scalar.read(value)
 
     def complete(self, value: Any, others: Sequence[Any]) -> Any:
-        """The same with what was read of all arguments."""
-        raise NotImplementedError
+        """The value, given what was read of all arguments. Raises what `read` does."""
+        return value
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.word(int(value))
