@@ -89,10 +89,15 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server of {self.machine!r} at {self.address}{', closed' if self._closed else ''}>"
 
-    def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> None:
+    def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> bool:
+        """Start a thread that `close` joins; False, and no thread, once the server is closed."""
         thread = threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        with self._lock:  # a thread cannot be joined before it is started
+            if self._closed:
+                return False
+            thread.start()
+            self._threads.add(thread)
+        return True
 
     def _accept(self) -> None:
         while not self._closed:
@@ -102,7 +107,8 @@ class Server:
                 if not self._closed:  # too many open files, perhaps, which passes
                     time.sleep(_AGAIN_S)
                 continue
-            self._start("line", self._greet, connection)
+            if not self._start("line", self._greet, connection):
+                connection.close()
 
     def _greet(self, connection: socket.socket) -> None:
         """Serve a connection from its first message to its end."""

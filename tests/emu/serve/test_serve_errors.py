@@ -86,6 +86,29 @@ def _connected(address: str, peer: Any) -> socket.socket:
     return made
 
 
+def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch):
+    """A thread that exists and is not started yet cannot be joined."""
+    start, join = threading.Thread.start, threading.Thread.join
+    begins, closing = threading.Event(), threading.Event()
+
+    def late(thread: threading.Thread) -> None:
+        if thread.name == "drvfuse-line":
+            begins.set()
+            closing.wait(0.2)
+        start(thread)
+
+    def unless_it_accepts(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name != "drvfuse-accept":  # it ends only after the other thread has started
+            join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "start", late)
+    monkeypatch.setattr(threading.Thread, "join", unless_it_accepts)
+    with _connected(served.address, None):
+        assert begins.wait(10)
+        served.close()
+        closing.set()
+
+
 def test_addresses_that_are_taken_are_named(served):
     """Those of the machine itself are, in the process that holds it."""
     with pytest.raises(DriverUnavailable, match=f"needs the addresses 0x{served.machine.window.base:x} to"):
