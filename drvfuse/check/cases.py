@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, fp8, gemv, push
+from . import differing, fp8, gemv, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -47,6 +47,10 @@ CASES: dict[str, Case] = {
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,
+    "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),
+    "scatter-pull": partial(repeated, op="reduce_scatter", algo="pull"),
+    "scatter-naive": partial(repeated, op="reduce_scatter", algo="naive"),
+    "scatter-changing": scatter.changing_parts,
     "calls-equal": differing.compared,
     "calls-differing": differing.differing,
 }

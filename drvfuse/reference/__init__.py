@@ -19,3 +19,5 @@ from .collectives import quantisation as quantisation
 from .collectives import row_sum_of_squares as row_sum_of_squares
 from .collectives import sum_bounds as sum_bounds
 from .collectives import sum_ranks as sum_ranks
+from .scatter import reduce_scatter as reduce_scatter
+from .scatter import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8

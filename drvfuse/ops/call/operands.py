@@ -142,7 +142,7 @@ def of_ranks(
     group: Group,
     argument: str,
     value: Any,
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | list[tuple[int, ...]] | None = None,
     dtype: DType | None = None,
     why: str = "",
     *,
@@ -151,12 +151,15 @@ def of_ranks(
 ) -> list[Operand]:
     """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
 
-    Where `shape` and `dtype` are None, all have those of the first one.
+    Where `shape` and `dtype` are None, all have those of the first one. A list has a shape for each local rank.
     """
     ranks, driver = group.ranks, group.driver
     values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
-    found = []
+    found: list[Operand] = []
+    shapes = shape if isinstance(shape, list) else None
     for rank, name, item in zip(ranks, names, values, strict=True):
+        if shapes is not None:
+            shape = shapes[len(found)]
         if isinstance(item, Array) and item.device is rank.device:  # in short what `whole` does
             item.require_open()
             operand = Operand(name, item, item.shape, 1, item.stream, False)

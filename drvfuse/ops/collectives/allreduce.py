@@ -229,8 +229,7 @@ class _Call:
         """All that must be equal on all ranks."""
         options = [f"allreduce {self.name} of {self.shape} {self.dtype}"]
         if self.epilogue is not None:
-            parameters = self.epilogue.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
-            options.append(f'epilogue "{self.epilogue.epilogue.expression}" with {parameters}')
+            options.append(self.epilogue.described)
         if self.staged:
             options.append("staged")
         if self.multimem is not None and self.multimem.to_outputs:
@@ -259,7 +258,7 @@ class _Call:
             table = [naive.sources(group, p, address, slot) for p, address in enumerate(own)]
             to = [address + offset for address in outputs]
             ready = self._ready(table, own, to, offset // size, nbytes // size)
-            chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
+            chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 

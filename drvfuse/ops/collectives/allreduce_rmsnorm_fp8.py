@@ -306,7 +306,7 @@ class _Call:
             part = [self._from_row(of_rank, offset // row_bytes) for of_rank in arrays]
             table = [naive.sources(group, position, a.input, slot) for position, a in enumerate(part)]
             ready = self._ready(table, part, nbytes // row_bytes)
-            chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
+            chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 

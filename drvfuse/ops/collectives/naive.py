@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a call: the bytes [offset, offset + nbytes) of each input, and the kernel that sums them on each rank."""
+    """Part of a call: `copies[i]`, (offset, bytes), of each input, is what the kernel `launches[i]` sums on rank i."""
 
-    offset: int
-    nbytes: int
+    copies: Sequence[tuple[int, int]]
     launches: Sequence[Launch]
 
 
-def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
-    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts."""
+def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
+    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts.
+
+    They are given as `offset` bytes in front of that: addresses of whole tensors, of which the part lies there.
+    """
     base = group.workspace.pointers[position] + PAYLOAD_OFFSET
     slot = -(-slot // 16) * 16
-    return [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+    found = [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+    return [address - offset for address in found]
 
 
 class Naive:
@@ -68,7 +71,7 @@ class Naive:
             self._require_access()
 
     def _require_access(self) -> None:
-        nbytes = self._chunks[-1].offset + self._chunks[-1].nbytes
+        nbytes = max(offset + nbytes for chunk in self._chunks for offset, nbytes in chunk.copies)
         for peer, source in enumerate(self._inputs):
             for position, rank in enumerate(self._group):
                 if peer != position and not copyable_by(source, nbytes, rank.device):
@@ -100,15 +103,16 @@ class Naive:
 
     def _copy(self, chunk: Chunk, position: int, stream: Stream, captured: bool) -> None:
         device = self._group.ranks[position].device
+        offset, nbytes = chunk.copies[position]
+        if not nbytes:
+            return
         with device.use():
             for peer, source in enumerate(self._inputs):
                 if peer == position:
                     continue
-                to, what = self._slots[position][peer], source + chunk.offset
+                to, what = self._slots[position][peer], source + offset
                 if captured:  # where cuMemcpyPeerAsync is refused
-                    device.driver.cuMemcpyDtoDAsync(to, what, chunk.nbytes, stream.handle)
+                    device.driver.cuMemcpyDtoDAsync(to, what, nbytes, stream.handle)
                 else:  # any memory of the peer; the other one takes only what this device has access to
                     holder = self._group.ranks[peer].device
-                    device.driver.cuMemcpyPeerAsync(
-                        to, device.context, what, holder.context, chunk.nbytes, stream.handle
-                    )
+                    device.driver.cuMemcpyPeerAsync(to, device.context, what, holder.context, nbytes, stream.handle)

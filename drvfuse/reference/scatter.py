@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduce-scatter in numpy: each rank's part of what the all-reduce gives, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..dtypes import DTypeLike
+from ..errors import ArgumentError
+from ..plans.scatter import split_rows
+from .arithmetic import Floats, NDArray
+from .collectives import Normalised, allreduce, allreduce_rmsnorm_fp8
+
+
+def _parts(values: NDArray, splits: Sequence[int]) -> list[NDArray]:
+    return np.split(values, np.cumsum(splits)[:-1])
+
+
+def reduce_scatter(
+    inputs: Sequence[NDArray],
+    splits: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    epilogue: Callable[[Floats], NDArray] | None = None,
+) -> list[NDArray]:
+    """For each rank its rows of `allreduce(inputs, dtype, epilogue)`.
+
+    `splits` are the rows, along dimension 0, of each rank; None: as equal as possible, the first ranks with one more.
+    """
+    total = allreduce(inputs, dtype, epilogue)
+    if not total.ndim:
+        raise ArgumentError("inputs[0]", "of shape ()", "of at least one dimension")
+    return _parts(total, split_rows(total.shape[0], len(inputs), splits))
+
+
+def reduce_scatter_rmsnorm_fp8(
+    inputs: Sequence[NDArray],
+    gamma: NDArray,
+    epsilon: float,
+    weight_offset: float = 0.0,
+    scale_ub: float = float("inf"),
+    residuals: Sequence[NDArray] | None = None,
+    out_dtype: DTypeLike = "float8_e4m3fn",
+    scales_dtype: DTypeLike = "float32",
+    *,
+    splits: Sequence[int] | None = None,
+) -> list[Normalised]:
+    """For each rank its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns], whose leading dimensions are one.
+
+    `residuals[i]` [rows of rank i, columns] is rank i's.
+    """
+    shape = np.shape(inputs[0])
+    rows = math.prod(shape[:-1])
+    flat = [np.asarray(values).reshape(rows, *shape[-1:]) for values in inputs]
+    counts = split_rows(rows, len(inputs), splits)
+    residual = None if residuals is None else np.concatenate(list(residuals))
+    found = allreduce_rmsnorm_fp8(flat, gamma, epsilon, weight_offset, scale_ub, residual, out_dtype, scales_dtype)
+    parts = [[None] * len(inputs) if values is None else _parts(values, counts) for values in found]
+    return [Normalised(*of_rank) for of_rank in zip(*parts, strict=True)]
