@@ -14,6 +14,7 @@ from .comm.rank_graphs import RankGraphs as RankGraphs
 from .ops.call.options import PDLLevel as PDLLevel
 from .ops.call.scratch import check_device as check_device
 from .ops.collectives.allreduce import allreduce as allreduce
+from .ops.collectives.allreduce_many import allreduce_many as allreduce_many
 from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
 from .ops.collectives.epilogue import Epilogue as Epilogue
 from .ops.collectives.epilogue import Replicated as Replicated

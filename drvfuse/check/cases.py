@@ -47,6 +47,7 @@ CASES: dict[str, Case] = {
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,
+    "many-push_two_shot": partial(repeated, op="allreduce_many", algo="push_two_shot", side=False),
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),
     "scatter-pull": partial(repeated, op="reduce_scatter", algo="pull"),
     "scatter-naive": partial(repeated, op="reduce_scatter", algo="naive"),

@@ -22,6 +22,7 @@ from ..dtypes import DType
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_many import allreduce_many
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.collectives.epilogue import Epilogue, float32
 from ..ops.collectives.reduce_scatter import reduce_scatter
@@ -92,6 +93,9 @@ class Calls:
             if problem.op == "reduce_scatter":
                 options.pop("use_multimem", None)
                 call = reduce_scatter.prepare(group, inputs, outputs[0], splits=problem.splits, **options)
+            elif problem.op == "allreduce_many":
+                options.pop("use_multimem", None)
+                call = allreduce_many.prepare(group, _cut(inputs), _cut(outputs[0]), **options)
             elif problem.op == "allreduce":
                 call = allreduce.prepare(group, inputs, shared or outputs[0], **options)
                 if shared:
@@ -140,6 +144,11 @@ class Calls:
                     what = f"{problem.op} {call.algo} {problem.shape} {problem.dtype}, call {problem.number}"
                     own = problem.own(expected, rank)
                     self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), own)
+
+
+def _cut(arrays: Sequence[Array]) -> list[list[Array]]:
+    """The rows of each array as three tensors."""
+    return [[array[:1], array[1:4], array[4:]] for array in arrays]
 
 
 def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:

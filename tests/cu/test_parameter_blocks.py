@@ -21,6 +21,7 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
+from drvfuse.ops.collectives.allreduce_many import MOST_TENSORS, AllreduceManyParams, ManyCall
 from drvfuse.ops.collectives.kernels import (
     AllreduceMultimemParams,
     AllreduceNodesParams,
@@ -67,6 +68,7 @@ _COLLECTIVE = {
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
 _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=128)
+_MANY = _defines(MANY=MOST_TENSORS)
 _FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
 _DIVISION = _defines(
     DTYPE="bf16",
@@ -116,6 +118,8 @@ BLOCKS = [
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
+    Block(ManyCall, "collectives/many.cuh", "ManyCall", _COLLECTIVE | _MANY),
+    Block(AllreduceManyParams, "collectives/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
     Block(ScatterParams, "collectives/scatter_parts.cuh", "ScatterParams", _COLLECTIVE),
     Block(ScatterPushParams, "collectives/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),

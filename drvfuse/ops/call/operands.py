@@ -148,13 +148,18 @@ def of_ranks(
     *,
     alignment: int = VECTOR,
     writable: bool = False,
+    suffix: str = "",
 ) -> list[Operand]:
     """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
 
     Where `shape` and `dtype` are None, all have those of the first one. A list has a shape for each local rank.
+    `suffix` ends their names in messages.
     """
     ranks, driver = group.ranks, group.driver
-    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
+    values, names = (
+        per_rank(group, argument, value),
+        _names(argument, suffix, 0 if is_bare(group, value) else len(ranks)),
+    )
     found: list[Operand] = []
     shapes = shape if isinstance(shape, list) else None
     for rank, name, item in zip(ranks, names, values, strict=True):
@@ -182,8 +187,8 @@ def of_ranks(
 
 
 @functools.lru_cache(maxsize=256)
-def _names(argument: str, ranks: int) -> tuple[str, ...]:
-    return tuple(f"{argument}[{position}]" for position in range(ranks)) or (argument,)
+def _names(argument: str, suffix: str, ranks: int) -> tuple[str, ...]:
+    return tuple(f"{argument}[{position}]{suffix}" for position in range(ranks)) or (argument + suffix,)
 
 
 def no_overlap(
