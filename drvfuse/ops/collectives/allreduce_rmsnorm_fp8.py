@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import dtypes
-from ...errors import ArgumentError, require_kind
+from ...errors import ArgumentError, require_integer, require_kind
 from ...plans import collectives as plans
 from ...plans import traffic, tuning
 from ...runtime.array import Array
@@ -262,13 +262,13 @@ def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], in
         if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:
             raise ArgumentError(first.name, f"of shape {shape}", f"of shape [..., 1 to {plans.MAX_COLUMNS} columns]")
         return shape[:-1], shape[-1]
-    require_kind("head_columns", head_columns, int, f"a number from 1 to {plans.MAX_COLUMNS}, or None")
     if not shape or not shape[-1]:
         raise ArgumentError(first.name, f"of shape {shape}", "of shape [..., columns] with at least one column")
-    if not 1 <= head_columns <= plans.MAX_COLUMNS or shape[-1] % head_columns:
-        needed = f"a number from 1 to {plans.MAX_COLUMNS} that divides the {shape[-1]} columns"
-        raise ArgumentError("head_columns", head_columns, needed)
-    return (*shape[:-1], shape[-1] // head_columns), head_columns
+    needed = f"None, or a number from 1 to {plans.MAX_COLUMNS} that divides the {shape[-1]} columns"
+    columns = require_integer("head_columns", head_columns, needed, 1, plans.MAX_COLUMNS)
+    if shape[-1] % columns:
+        raise ArgumentError("head_columns", columns, needed)
+    return (*shape[:-1], shape[-1] // columns), columns
 
 
 def _like(group: Group, argument: str, value: Any, shape: tuple[int, ...], names: Iterable[str]) -> list[Operand]:
