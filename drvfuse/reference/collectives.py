@@ -17,6 +17,7 @@ from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
 from .arithmetic import Floats, NDArray, butterfly, in_order, round_to
+from .quantised import quantisation
 
 _PACK_BYTES = 16
 _GROUP = 32
@@ -132,24 +133,6 @@ def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
         elements = padded.reshape(count, packs_of_row, width)
         groups_of_packs = in_order(elements).reshape(count, rounds * _LANES, _GROUP)
         return butterfly(in_order(butterfly(groups_of_packs).reshape(count, rounds, _LANES), axis=1))
-
-
-def quantisation(
-    maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
-) -> tuple[NDArray, Floats]:
-    """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
-
-    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
-    infinite or NaN. A NaN maximum gives a NaN scale.
-    """
-    fp8 = dtypes.get(out_dtype)
-    largest = round_to(maxima, scales_dtype).astype(np.float32)
-    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
-    with np.errstate(all="ignore"):
-        limit = np.where(bound < largest, bound, largest)
-        scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)
-        inverse = np.float32(1) / scales.astype(np.float32)
-    return scales, np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
 
 
 def allreduce_rmsnorm_fp8(
