@@ -46,8 +46,14 @@ def quantisation(
 _of_rows = quantisation  # under a name that no parameter has
 
 
-def quantise(y: NDArray, quantisation: Quantisation, in_dtype: DTypeLike = "float32") -> Quantised:
-    """`y` [..., columns], read as float32, quantised. `in_dtype` is what y is rounded to where nothing is quantised."""
+def quantise(
+    y: NDArray, quantisation: Quantisation, in_dtype: DTypeLike = "float32", maxima: Floats | None = None
+) -> Quantised:
+    """`y` [..., columns], read as float32, quantised. `in_dtype` is what y is rounded to where nothing is quantised.
+
+    `maxima` are the largest magnitudes of rows [...] or groups [..., groups] where they are known from elsewhere, as
+    from `norms.normalise`; else they are those of y.
+    """
     y = np.asarray(y, np.float32)
     source = dtypes.get(in_dtype)
     columns = y.shape[-1]
@@ -58,7 +64,8 @@ def quantise(y: NDArray, quantisation: Quantisation, in_dtype: DTypeLike = "floa
         with np.errstate(all="ignore"):
             return Quantised(round_to(y * _inverse(np.array(quantisation.scale, np.float32)), quantisation.dtype), None)
     pieces = y.reshape(*y.shape[:-1], quantisation.groups(columns), -1)
-    scales, inverse = _of_groups(np.abs(pieces).max(axis=-1), quantisation)
+    largest = np.abs(pieces).max(axis=-1) if maxima is None else maxima.reshape(pieces.shape[:-1])
+    scales, inverse = _of_groups(largest, quantisation)
     with np.errstate(all="ignore"):
         scaled = (pieces * inverse[..., None]).reshape(y.shape)
     output = pack_fp4(scaled) if quantisation.dtype == FP4 else round_to(scaled, quantisation.dtype)
