@@ -18,6 +18,7 @@ from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
 from .arithmetic import Floats, NDArray, round_to
 from .norms import normalise
+from .quantised import quantisation
 
 
 class Normalised(NamedTuple):
@@ -108,24 +109,6 @@ def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     with np.errstate(over="ignore"):
         low, high = ((values.sum(axis=0) + sign * slack).astype(np.float32) for sign in (-1, 1))
     return round_to(low, inputs[0].dtype), round_to(high, inputs[0].dtype)
-
-
-def quantisation(
-    maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
-) -> tuple[NDArray, Floats]:
-    """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
-
-    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
-    infinite or NaN. A NaN maximum gives a NaN scale.
-    """
-    fp8 = dtypes.get(out_dtype)
-    largest = round_to(maxima, scales_dtype).astype(np.float32)
-    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
-    with np.errstate(all="ignore"):
-        limit = np.where(bound < largest, bound, largest)
-        scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)
-        inverse = np.float32(1) / scales.astype(np.float32)
-    return scales, np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
 
 
 def allreduce_rmsnorm_fp8(

@@ -8,6 +8,7 @@
 //   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
 #pragma once
 #include "collectives/kernel.cuh"
+#include "common/quantise.cuh"
 
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Scale = DRVFUSE_SCALES_DTYPE;

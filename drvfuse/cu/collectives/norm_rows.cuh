@@ -24,23 +24,6 @@ constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
-// How a row is quantised: the scale as stored (y ~ q * scale) and what y is multiplied by.
-struct Quantisation {
-    float scale;
-    float inverse;
-};
-
-template <typename Q, typename S>
-__device__ __forceinline__ Quantisation quantisation(float maximum, float upper_bound) {
-    const float largest = rounded<S>(maximum);
-    const float bound = rounded<S>(upper_bound);
-    const float limit = bound < largest ? bound : largest;  // NaN stays NaN
-    const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
-    const float inverse = __frcp_rn(scale);
-    const float largest_float = __uint_as_float(0x7f7fffffu);
-    return {scale, fabsf(inverse) <= largest_float ? inverse : 0.0f};  // 0 for a scale that is 0, tiny or NaN
-}
-
 // Hides where the pack comes from, so that its conversion to fp32 is not hoisted out of the loop over rows: the
 // registers for a row's gamma in fp32 would be twice as many, or four times.
 template <typename T>
