@@ -22,6 +22,7 @@ from .ops.collectives.epilogue import float32 as float32
 from .ops.collectives.epilogue import int32 as int32
 from .ops.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
+from .plans.quantisation import Quantisation as Quantisation
 from .runtime.array import Array as Array
 from .runtime.array import view as view
 from .runtime.device import Device as Device

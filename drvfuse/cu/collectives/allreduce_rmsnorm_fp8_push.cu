@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, by pushing: one kernel per
+// All-reduce, optional residual addition, norm and optional FP8 quantisation by row, by pushing: one kernel per
 // rank, without a barrier.
 //
 // Layout. Tensors are [rows, columns], contiguous. A row is in the registers of a cluster of DRVFUSE_CLUSTER blocks (or
@@ -12,9 +12,10 @@
 //                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
 //                  is DEPTH rows ahead in sending.
 // Slots of a round, after the greetings; a row in them has packs * 16 bytes, a row of results packs * the bytes of an
-// output pack (with residual, packs * 16):
+// output pack (with residual, of a pack of residual_out):
 //   push_one_shot  [distance - 1][chunk_rows]
-//   push_two_shot  [distance - 1][owned rows]; then results and then scales, of 4 bytes each, likewise
+//   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and scales of 4 bytes
+//                  each, likewise
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first
 // round has rows: every block joins.
@@ -92,7 +93,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     trace.lap(TraceRole::receive);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL)
-        rows.add_residual<true>(x, begin + row, [&](int at, const InPack& pack) {
+        rows.add_residual<true>(x, begin + row, [&](int at, const ResidualPack& pack) {
             store_of_row(p.residual_output, begin + row, at, p, pack);
         });
     rows.normalise_to_output(x, begin + row);
@@ -100,14 +101,15 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 
 #else
 
-using Sent = If<RESIDUAL, In, Out>;
+using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
 
 // A row of a round: its owner's distance, and where it lies in the slots.
 struct Place {
     int distance;
     u32 offset;  // of the row among those of its owner, at distance 1
-    u32 stride;  // from one distance to the next
+    u32 stride;  // from one distance to the next, of normed rows too
+    u32 normed;
     u32 result, result_stride;
     u32 scale, scale_stride;
 
@@ -118,11 +120,13 @@ struct Place {
 __device__ __forceinline__ Place place(const FusedPushParams& p, const Pushing& push, int row) {
     const u32 owned = p.chunk_rows / RANKS, index = row / RANKS;
     const u32 stride = owned * input_stride(p), row_bytes = packs_of_row(p) * RESULT_BYTES;
-    const u32 results = GREETINGS_BYTES + (RANKS - 1) * stride;
+    const u32 normed = GREETINGS_BYTES + (RANKS - 1) * stride;
+    const u32 results = normed + (GATHERS_NORMED ? (RANKS - 1) * stride : 0);
     const u32 scales = results + (RANKS - 1) * owned * row_bytes;
     return {push.distance(row % RANKS),
             GREETINGS_BYTES + index * input_stride(p),
             stride,
+            normed + index * input_stride(p),
             results + index * row_bytes,
             owned * row_bytes,
             scales + index * 4,
@@ -148,7 +152,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     trace.need(x);
     trace.lap(TraceRole::receive);
     if constexpr (RESIDUAL) {
-        rows.add_residual<true>(x, begin + row, [&](int index, const InPack& pack) {
+        rows.add_residual<true>(x, begin + row, [&](int index, const ResidualPack& pack) {
             send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
             if (exists) store_of_row(p.residual_output, begin + row, index, p, pack);
         });
@@ -164,7 +168,26 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
                 const u32 word[1] = {__float_as_uint(scale)};
                 send_to_all(push, at.scale, at.scale_stride, word);
                 if (exists) store_scalar(static_cast<Scale*>(p.scales) + begin + row, scale);
+            },
+            [&](int index, const InPack& pack) {
+                send_to_all(push, at.normed + index * u32(sizeof(InPack)), at.stride, pack.word);
+                if (exists) store_of_row(normed_output_of(p), begin + row, index, p, pack);
             });
+    }
+}
+
+// The normed row `row`, which another rank owns.
+__device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
+                                              int owner, const Place& at) {
+    const u32 from = at.normed + at.steps() * at.stride;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        u32 words[1][InPack::words];
+        push.receive(words, GATHER, from + rows.index(i) * u32(sizeof(InPack)), 0, rows.has(i), owner);
+        InPack pack;
+#pragma unroll
+        for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[0][k];
+        if (rows.has(i) && inside(p, row)) store_of_row(normed_output_of(p), row, rows.index(i), p, pack);
     }
 }
 
@@ -181,14 +204,15 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
     for (int i = 0; i < PACKS; ++i)
         push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
                           at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
+    if constexpr (GATHERS_NORMED) gather_normed(p, rows, push, begin + row, owner, at);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL) {
         float x[PACKS][W];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            InPack pack;
+            ResidualPack pack;
 #pragma unroll
-            for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[i][k % WORDS];
+            for (int k = 0; k < ResidualPack::words; ++k) pack.word[k] = words[i][k % WORDS];
             if (rows.has(i)) store_of_row(p.residual_output, begin + row, rows.index(i), p, pack);
             to_float(x[i], pack);
         }

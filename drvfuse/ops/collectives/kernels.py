@@ -14,6 +14,7 @@ from ...plans.collectives import Work
 from ...trace import layout
 from ..call import faults
 from ..call.specialisation import FP8_CAPABILITY, Specialisation
+from .norm_form import NormForm
 
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 PULL, PUSH = ("one_stage", "two_stage"), ("push_one_shot", "push_two_shot")
@@ -36,7 +37,7 @@ class CollectiveKernel:
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
-    type.
+    type; `form` says what else it does.
     The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
     packs; `depth` is how far a block sends ahead; `relays`: owners order what they hear before what they send in the
     last round (`plans.push`).
@@ -61,6 +62,7 @@ class CollectiveKernel:
     residual: bool = False
     gamma_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
+    form: NormForm = NormForm()
     epilogue: str = ""
     cluster: int = 1
     threads: int = 512
@@ -114,9 +116,19 @@ class CollectiveKernel:
     def work(self) -> Work:
         """What plans must know of it."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
-        multimem = self.multimem, self.to_outputs
         return Work(
-            self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem, self.nodes
+            self.op,
+            self.algo,
+            self.ranks,
+            *sizes,
+            staged=self.staged,
+            local=self.local,
+            residual=self.residual,
+            multimem=self.multimem,
+            to_outputs=self.to_outputs,
+            nodes=self.nodes,
+            residual_itemsize=self.form.residual.itemsize if self.form.residual else 0,
+            normed=self.form.normed,
         )
 
     @property
@@ -153,6 +165,7 @@ class CollectiveKernel:
                 "DRVFUSE_GAMMA_DTYPE": self.gamma_dtype.cxx,
                 "DRVFUSE_SCALES_DTYPE": self.scales_dtype.cxx,
                 "DRVFUSE_CLUSTER": self.cluster,
+                **self.form.defines(self.dtype),
             }
         if self.pushes:
             defines |= {
