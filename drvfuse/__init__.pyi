@@ -21,6 +21,7 @@ from .ops.collectives.epilogue import Replicated as Replicated
 from .ops.collectives.epilogue import float32 as float32
 from .ops.collectives.epilogue import int32 as int32
 from .ops.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+from .ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
 from .plans.quantisation import Quantisation as Quantisation
 from .runtime.array import Array as Array

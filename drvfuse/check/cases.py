@@ -52,6 +52,9 @@ CASES: dict[str, Case] = {
     "scatter-pull": partial(repeated, op="reduce_scatter", algo="pull"),
     "scatter-naive": partial(repeated, op="reduce_scatter", algo="naive"),
     "scatter-changing": scatter.changing_parts,
+    "scatter-fused-push": partial(repeated, op="reduce_scatter_rmsnorm_fp8", algo="push"),
+    "scatter-fused-pull": partial(repeated, op="reduce_scatter_rmsnorm_fp8", algo="pull"),
+    "scatter-fused-changing": partial(scatter.changing_parts, op="reduce_scatter_rmsnorm_fp8"),
     "calls-equal": differing.compared,
     "calls-differing": differing.differing,
 }

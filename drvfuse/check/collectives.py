@@ -26,6 +26,7 @@ from ..ops.collectives.allreduce_many import allreduce_many
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.collectives.epilogue import Epilogue, float32
 from ..ops.collectives.reduce_scatter import reduce_scatter
+from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
@@ -106,7 +107,12 @@ class Calls:
                     options |= {"residuals": residuals, "residual_outputs": outputs[2]}
                     for rank, launches, target in zip(group, produce, residuals, strict=True):
                         launches.append(self._copying(rank.array(problem.own(solution.residual, rank.index)), target))
-                call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                if problem.op == "allreduce_rmsnorm_fp8":
+                    call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                else:
+                    options.pop("use_multimem", None)
+                    options["splits"] = problem.splits
+                    call = reduce_scatter_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
             self._produce.append(produce)
             self._calls.append(call)
             self.outputs.append(outputs)

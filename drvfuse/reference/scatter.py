@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,16 +47,19 @@ def reduce_scatter_rmsnorm_fp8(
     scales_dtype: DTypeLike = "float32",
     *,
     splits: Sequence[int] | None = None,
+    **options: Any,
 ) -> list[Normalised]:
     """For each rank its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns], whose leading dimensions are one.
 
-    `residuals[i]` [rows of rank i, columns] is rank i's.
+    `residuals[i]` [rows of rank i, columns] is rank i's. `options` are the others of `allreduce_rmsnorm_fp8`.
     """
     shape = np.shape(inputs[0])
     rows = math.prod(shape[:-1])
     flat = [np.asarray(values).reshape(rows, *shape[-1:]) for values in inputs]
     counts = split_rows(rows, len(inputs), splits)
     residual = None if residuals is None else np.concatenate(list(residuals))
-    found = allreduce_rmsnorm_fp8(flat, gamma, epsilon, weight_offset, scale_ub, residual, out_dtype, scales_dtype)
+    found = allreduce_rmsnorm_fp8(
+        flat, gamma, epsilon, weight_offset, scale_ub, residual, out_dtype, scales_dtype, **options
+    )
     parts = [[None] * len(inputs) if values is None else _parts(values, counts) for values in found]
     return [Normalised(*of_rank) for of_rank in zip(*parts, strict=True)]

@@ -40,7 +40,13 @@ from drvfuse.ops.collectives.kernels import (
     PushCall,
 )
 from drvfuse.ops.collectives.norm_form import NormForm
-from drvfuse.ops.collectives.scatter_kernels import ScatterParams, ScatterPushParams
+from drvfuse.ops.collectives.scatter_kernels import (
+    FusedScatterParams,
+    FusedScatterPushParams,
+    RowParts,
+    ScatterParams,
+    ScatterPushParams,
+)
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.trace import layout
 
@@ -149,6 +155,14 @@ BLOCKS = [
     Block(AllreduceManyParams, "collectives/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
     Block(ScatterParams, "collectives/scatter_parts.cuh", "ScatterParams", _COLLECTIVE),
     Block(ScatterPushParams, "collectives/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
+    Block(RowParts, "collectives/scatter_rows.cuh", "RowParts", _FUSED),
+    Block(FusedScatterParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "FusedScatterParams", _FUSED),
+    Block(
+        FusedScatterPushParams,
+        "collectives/reduce_scatter_rmsnorm_fp8_push.cu",
+        "FusedScatterPushParams",
+        _FUSED | _PUSH,
+    ),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),

@@ -177,7 +177,9 @@ def of_ranks(
             where = f"on device {rank.device.index}, the device of rank {rank.index}"
             raise ArgumentError(name, f"on device {array.device.index}", where)
         if shape is None:
-            shape, dtype, why = operand.shape, operand.dtype, f"that of {name}"
+            shape, why = operand.shape, f"that of {name}"
+        if dtype is None:
+            dtype, why = operand.dtype, why or f"that of {name}"
         if operand.shape != shape:
             raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
         if operand.dtype is not dtype and operand.dtype != dtype:

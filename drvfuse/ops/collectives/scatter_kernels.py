@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from ...comm import workspace
 from ..call.specialisation import Specialisation
-from .kernels import Call, CollectiveKernel, PushCall
+from .kernels import Call, CollectiveKernel, FusedParams, PushCall
 
 ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
 """By which a rank sums its part: as an all-reduce sums the whole tensor by that algorithm."""
+ROW_FORMS = FORMS | {"naive": "naive"}
+"""The same, as calls of the fused ops name them."""
 
 
 class ScatterKernel(CollectiveKernel):
@@ -52,3 +54,21 @@ class ScatterPushParams(ScatterParams):
     """`struct ScatterPushParams` of cu/collectives/reduce_scatter_push.cu."""
 
     _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class RowParts(ctypes.Structure):
+    """`struct RowParts` of cu/collectives/scatter_rows.cuh."""
+
+    _fields_ = (("starts", ctypes.c_int32 * (workspace.MAX_RANKS + 1)), ("most", ctypes.c_int32))
+
+
+class FusedScatterParams(FusedParams):
+    """`struct FusedScatterParams` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu."""
+
+    _fields_ = (("parts", RowParts),)  # behind those of the base
+
+
+class FusedScatterPushParams(FusedParams):
+    """`struct FusedScatterPushParams` of cu/collectives/reduce_scatter_rmsnorm_fp8_push.cu."""
+
+    _fields_ = (("parts", RowParts), ("push", PushCall))  # behind those of the base
