@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,19 +46,23 @@ def reduce_scatter_rmsnorm_fp8(
     scales_dtype: DTypeLike = "float32",
     *,
     splits: Sequence[int] | None = None,
-    **options: Any,
+    norm: str = "rms",
+    beta: NDArray | None = None,
+    head_columns: int | None = None,
 ) -> list[Normalised]:
     """For each rank its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns], whose leading dimensions are one.
 
-    `residuals[i]` [rows of rank i, columns] is rank i's. `options` are the others of `allreduce_rmsnorm_fp8`.
+    `residuals[i]` [rows of rank i, columns] is rank i's.
     """
     shape = np.shape(inputs[0])
-    rows = math.prod(shape[:-1])
-    flat = [np.asarray(values).reshape(rows, *shape[-1:]) for values in inputs]
-    counts = split_rows(rows, len(inputs), splits)
-    residual = None if residuals is None else np.concatenate(list(residuals))
-    found = allreduce_rmsnorm_fp8(
-        flat, gamma, epsilon, weight_offset, scale_ub, residual, out_dtype, scales_dtype, **options
-    )
-    parts = [[None] * len(inputs) if values is None else _parts(values, counts) for values in found]
-    return [Normalised(*of_rank) for of_rank in zip(*parts, strict=True)]
+    counts = split_rows(math.prod(shape[:-1]), len(inputs), splits)
+    by_rank = zip(*(_parts(np.asarray(values).reshape(-1, *shape[-1:]), counts) for values in inputs), strict=True)
+    options = weight_offset, scale_ub
+    types = out_dtype, scales_dtype
+    added = [None] * len(inputs) if residuals is None else residuals
+    return [
+        allreduce_rmsnorm_fp8(
+            own, gamma, epsilon, *options, residual, *types, norm=norm, beta=beta, head_columns=head_columns
+        )
+        for own, residual in zip(by_rank, added, strict=True)
+    ]

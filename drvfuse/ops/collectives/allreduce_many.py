@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ArgumentError, Unsupported, kind_of
 from ...plans import collectives as plans
 from ...plans import push, traffic, tuning
+from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
 from ..call.op import op
@@ -54,7 +55,7 @@ def allreduce_many(
     max_num_blocks: int | None = None,
     streams: Streams = None,
     trace: Trace | None = None,
-) -> Prepared[list[Any]]:
+) -> Prepared[list[list[Array]] | list[Array]]:
     """Sum several tensors over the ranks, each as `allreduce` does; every rank gets all sums.
 
     `tensors[i]` is the list of local rank i's arrays, 1 to 64, each of any shape, all of one dtype; array t of every
