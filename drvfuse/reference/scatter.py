@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..dtypes import DTypeLike
 from ..errors import ArgumentError
+from ..plans.quantisation import Quantisation
 from ..plans.scatter import split_rows
 from .arithmetic import Floats, NDArray
 from .collectives import Normalised, allreduce, allreduce_rmsnorm_fp8
@@ -49,6 +51,7 @@ def reduce_scatter_rmsnorm_fp8(
     norm: str = "rms",
     beta: NDArray | None = None,
     head_columns: int | None = None,
+    quantisation: Quantisation | None = None,
 ) -> list[Normalised]:
     """For each rank its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns], whose leading dimensions are one.
 
@@ -57,12 +60,10 @@ def reduce_scatter_rmsnorm_fp8(
     shape = np.shape(inputs[0])
     counts = split_rows(math.prod(shape[:-1]), len(inputs), splits)
     by_rank = zip(*(_parts(np.asarray(values).reshape(-1, *shape[-1:]), counts) for values in inputs), strict=True)
-    options = weight_offset, scale_ub
-    types = out_dtype, scales_dtype
+    before, after = (gamma, epsilon, weight_offset, scale_ub), (out_dtype, scales_dtype)
+    options: dict[str, Any] = {"norm": norm, "beta": beta, "head_columns": head_columns, "quantisation": quantisation}
     added = [None] * len(inputs) if residuals is None else residuals
     return [
-        allreduce_rmsnorm_fp8(
-            own, gamma, epsilon, *options, residual, *types, norm=norm, beta=beta, head_columns=head_columns
-        )
+        allreduce_rmsnorm_fp8(own, *before, residual, *after, **options)
         for own, residual in zip(by_rank, added, strict=True)
     ]

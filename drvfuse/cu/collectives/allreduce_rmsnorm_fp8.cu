@@ -28,7 +28,7 @@
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
 // order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, and one
 // reduction gives both. LAYER: x is replaced by x - sum(x) / columns first, a reduction of its own. BETA: y + beta, whose
-// maximum is a third one. NORMED: y is also rounded to the input's type.
+// maximum is a third one. NORMED: y is also rounded to the input's type. The maxima of groups are found by warps, from y.
 //
 // Memory ordering. As in allreduce.cu, with rows for packs: block b reads of a peer only what block b there wrote (all
 // its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
@@ -93,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     one_stage(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }
 
@@ -111,7 +112,9 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
     const u32 in_stride = input_stride(p);
     const u32 out_stride = RESIDUAL ? residual_stride(p) : output_stride(p);
     const u32 scales_offset = chunk * out_stride;
-    const u32 normed_offset = scales_offset + (RESIDUAL || !QUANTISE ? 0 : (chunk * u32(sizeof(Scale)) + 15) / 16 * 16);
+    const int groups = groups_of_row(p);
+    const u32 normed_offset =
+        scales_offset + (RESIDUAL || !SCALED ? 0 : (chunk * groups * u32(sizeof(Scale)) + 15) / 16 * 16);
     const u32 half_bytes = normed_offset + (GATHERS_NORMED ? chunk * in_stride : 0);
     const Partition<int, RANKS> part(p.rows);
     char* const own = payload(p.call.workspaces[p.call.rank]);
@@ -164,9 +167,9 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                         store_pack(own + results + j * out_stride + at * sizeof(OutPack), pack);
                         store_of_row(p.output, begin + j, at, p, pack);
                     },
-                    [&](float scale) {
-                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j, scale);
-                        store_scalar(static_cast<Scale*>(p.scales) + begin + j, scale);
+                    [&](int group, float scale, u32) {
+                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j * groups + group, scale);
+                        store_scalar(scale_at(p, begin + j, group), scale);
                     },
                     [&](int at, const InPack& pack) {
                         store_pack(own + results + normed_offset + j * in_stride + at * sizeof(InPack), pack);
@@ -200,11 +203,14 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                         p, normed_output_of(p), [&](int owner) { return payload(p.call.workspaces[owner]) + normed; },
                         row);
                 }
-                const int owner = threadIdx.x;
-                if (QUANTISE && owner < RANKS && owner != p.call.rank && row(owner) >= 0) {
-                    const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;
-                    copy_scalar(static_cast<Scale*>(p.scales) + row(owner), reinterpret_cast<const Scale*>(scales) + j);
-                }
+                if constexpr (SCALED)
+                    gather_scales<1>(
+                        p, sizeof(Scale),
+                        [&](int owner) {
+                            const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;
+                            return reinterpret_cast<const char*>(reinterpret_cast<const Scale*>(scales) + j * groups);
+                        },
+                        row);
             }
         }
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
@@ -221,6 +227,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     two_stage(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }
 

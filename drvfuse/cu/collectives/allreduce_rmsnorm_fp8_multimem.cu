@@ -10,8 +10,8 @@
 //               input, chunk by chunk, into its staging memory, by that memory's own address.
 // Staging memory: ranks * `chunk_rows` slots, by owner, of one row each; without STAGED two halves of these, used in turn.
 // A slot has whole packs: with STAGED those of an input row, and then those of its results in the same place, or behind
-// them where residual_out has more bytes. Behind these lie 16 bytes, if there are scales to store, which begin with the
-// scale; and then the packs of the normed row, if its owner stores it.
+// them where residual_out has more bytes. Behind these lie the scales, if there are some to store, a word for each, and
+// up to the next multiple of 16 bytes; and then the packs of the normed row, if its owner stores it.
 // Stores to all ranks are as wide as a pack of results, of 16, 8 or 4 bytes, of which the threads of a warp store
 // consecutive ones. They move bits as the type f32, which every target has.
 //
@@ -40,7 +40,7 @@ struct FusedMultimemParams : FusedParams {
     MultimemCall multimem;
 };
 
-constexpr bool SCALES = QUANTISE && !RESIDUAL;  // that an owner stores to all ranks
+constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner stores to all ranks
 
 // residual_out would overwrite packs of the staged row that other threads have not read yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
@@ -54,14 +54,14 @@ __device__ __forceinline__ u32 row_bytes(const FusedParams& p) {
 }
 
 __device__ __forceinline__ void broadcast_scale(char* to, float scale) {
-    const float pair[2] = {scale, 0.0f};
-    ptx::broadcast_u32(to, Word<Scale>::pack(pair));
+    const float values[4] = {scale};
+    ptx::broadcast_u32(to, Word<Scale>::pack(values));
 }
 
 __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams& p, Trace& trace) {
     const int chunk = p.chunk_rows;
     const u32 scale_offset = row_bytes(p);
-    const u32 normed_offset = scale_offset + (SCALES ? 16 : 0);
+    const u32 normed_offset = scale_offset + (SCALES ? (4 * groups_of_row(p) + 15) / 16 * 16 : 0);
     const u32 stride = normed_offset + (GATHERS_NORMED ? input_stride(p) : 0);
     const Partition<int, RANKS> part(p.rows);
     u32 half = 0;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
                 rows.sum(x, load);
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
-                    [&](float scale) { broadcast_scale(slot + scale_offset, scale); },
+                    [&](int group, float scale, u32) { broadcast_scale(slot + scale_offset + 4 * group, scale); },
                     [&](int at, const InPack& pack) {
                         broadcast_pack(slot + normed_offset + at * sizeof(InPack), pack);
                     });
@@ -124,10 +124,8 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
                 if constexpr (GATHERS_NORMED)
                     gather_rows<In, 0>(
                         p, normed_output_of(p), [&](int owner) { return slot(owner) + normed_offset; }, row);
-                const int owner = threadIdx.x;
-                if (QUANTISE && owner < RANKS && row(owner) >= 0)
-                    copy_scalar(static_cast<Scale*>(p.scales) + row(owner),
-                                reinterpret_cast<const Scale*>(slot(owner) + scale_offset));
+                if constexpr (SCALED)
+                    gather_scales<0>(p, 4, [&](int owner) { return slot(owner) + scale_offset; }, row);
             }
         }
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
@@ -149,5 +147,6 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     two_stage(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }

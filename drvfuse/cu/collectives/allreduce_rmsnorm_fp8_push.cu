@@ -14,8 +14,10 @@
 // Slots of a round, after the greetings; a row in them has packs * 16 bytes, a row of results packs * the bytes of an
 // output pack (with residual, of a pack of residual_out):
 //   push_one_shot  [distance - 1][chunk_rows]
-//   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and scales of 4 bytes
-//                  each, likewise
+//   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and the scales of
+//                  each row, of 4 bytes each, likewise
+// A scale travels as its value in float. A word of eight FP4 codes of -6 is ABSENT: it is sent as 0, and bit l of the
+// scale of the group says so of its pack l. The value of such a scale has three bits of mantissa, so its low bits are 0.
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first
 // round has rows: every block joins.
@@ -103,6 +105,17 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 
 using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
+constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner sends
+constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
+static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
+
+__device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
+    if (!MARKS) return __float_as_uint(scale);
+    return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
+}
+
+// Which of the group's packs are words of ABSENT.
+__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & ((1u << LANES) - 1) : 0; }
 
 // A row of a round: its owner's distance, and where it lies in the slots.
 struct Place {
@@ -129,8 +142,8 @@ __device__ __forceinline__ Place place(const FusedPushParams& p, const Pushing& 
             normed + index * input_stride(p),
             results + index * row_bytes,
             owned * row_bytes,
-            scales + index * 4,
-            owned * 4};
+            scales + index * groups_of_row(p) * 4,
+            owned * groups_of_row(p) * 4};
 }
 
 __device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Rows& rows, const Pushing& push,
@@ -158,16 +171,18 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
         });
         if (exists) rows.normalise_to_output(x, begin + row);
     } else {
-        rows.normalise(
+        rows.normalise<MARKS>(
             x,
             [&](int index, const OutPack& pack) {
-                send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
+                OutPack sent = pack;
+                if (MARKS && sent.word[0] == ABSENT) sent.word[0] = 0;
+                send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, sent.word);
                 if (exists) store_of_row(p.output, begin + row, index, p, pack);
             },
-            [&](float scale) {
-                const u32 word[1] = {__float_as_uint(scale)};
-                send_to_all(push, at.scale, at.scale_stride, word);
-                if (exists) store_scalar(static_cast<Scale*>(p.scales) + begin + row, scale);
+            [&](int group, float scale, u32 marks) {
+                const u32 word[1] = {scale_word(scale, marks)};
+                send_to_all(push, at.scale + group * 4, at.scale_stride, word);
+                if (exists) store_scalar(scale_at(p, begin + row, group), scale);
             },
             [&](int index, const InPack& pack) {
                 send_to_all(push, at.normed + index * u32(sizeof(InPack)), at.stride, pack.word);
@@ -191,19 +206,41 @@ __device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Ro
     }
 }
 
+// Pack i of the codes of row `row`, which another rank owns, and the scale of its group, which is stored here.
+template <int N>
+__device__ __forceinline__ void receive_group(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
+                                              int owner, const Place& at, u32 result, int i, u32 (&words)[N]) {
+    const int group = rows.index(i) / LANES;
+    const bool scaled = rows.has(i) && rows.index(i) % LANES == 0;
+    u32 scale[1];
+    push.receive_with(words, result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
+                      at.scale + at.steps() * at.scale_stride + group * 4, scaled, owner);
+    if constexpr (MARKS) {
+        const u32 marks = marks_of(__shfl_sync(0xffffffffu, scale[0], threadIdx.x % 32 / LANES * LANES));
+        if (marks >> (threadIdx.x % LANES) & 1) words[0] = ABSENT;
+    }
+    if (scaled && inside(p, row))
+        store_scalar(scale_at(p, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
+}
+
 // A row that another rank owns.
 __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                        int row, const Place& at) {
     const int owner = row % RANKS;
     const u32 result = at.result + at.steps() * at.result_stride;
-    const bool scaled = QUANTISE && !RESIDUAL && rows.index(0) == 0;
+    const bool scaled = SCALES && rows.index(0) == 0;
     constexpr int WORDS = RESULT_BYTES / 4;
     if (RESIDUAL && inside(p, begin + row)) rows.expect();
     u32 words[PACKS][WORDS], scale[1];
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i)
-        push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
-                          at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
+    for (int i = 0; i < PACKS; ++i) {
+        if constexpr (GROUPED && !RESIDUAL) {
+            receive_group(p, rows, push, begin + row, owner, at, result, i, words[i]);
+        } else {
+            push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
+                              at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
+        }
+    }
     if constexpr (GATHERS_NORMED) gather_normed(p, rows, push, begin + row, owner, at);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL) {
@@ -227,7 +264,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
             for (int k = 0; k < OutPack::words; ++k) pack.word[k] = words[i][k % WORDS];
             if (rows.has(i)) store_of_row(p.output, begin + row, rows.index(i), p, pack);
         }
-        if (scaled) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(scale[0]));
+        if (!GROUPED && scaled) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(scale[0]));
         trace.lap(TraceRole::gather);
     }
 }
@@ -307,5 +344,6 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
 #if DRVFUSE_TWO_SHOT
     if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(p.rows);
 #endif
+    clear_padding(p);
     end(p.call, trace);
 }

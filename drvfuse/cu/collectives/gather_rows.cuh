@@ -41,7 +41,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
     }
 }
 
-// The same for rows whose bytes in the tensor are not aligned: element by element.
+// The same for rows whose bytes in the tensor are not aligned, or not those of whole packs: pack by pack.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {
@@ -61,12 +61,32 @@ __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const&
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& tensor, const From& from,
                                             const Row& row) {
-    const u32 bytes = p.columns * u32(sizeof(T));
-    if constexpr (RAGGED) {
+    const u32 bytes = u32(Bytes<T>::of(p.columns));
+    if constexpr (RAGGED || Bytes<T>::of(W) < i64(sizeof(Pack<T, W>))) {  // a pack of FP4 may be half a word
         gather_ragged<T, First>(p, tensor, from, row);
     } else if (bytes % 16 == 0) {
         gather_aligned<First, 16>(p, tensor, bytes, from, row);
     } else {
         gather_aligned<First, sizeof(Pack<T, W>)>(p, tensor, bytes, from, row);
+    }
+}
+
+// The scales of those rows, which lie one after the other, `stride` bytes apart.
+template <int First, typename From, typename Row>
+__device__ __forceinline__ void gather_scales(const FusedParams& p, u32 stride, const From& from, const Row& row) {
+    if constexpr (!GROUPED) {
+        const int step = threadIdx.x;
+        if (step < RANKS && (First == 0 || step != p.call.rank) && row(step) >= 0)
+            copy_scalar(scale_at(p, row(step), 0), reinterpret_cast<const Scale*>(from(step)));
+    } else {
+#pragma unroll 1
+        for (int step = First; step < RANKS; ++step) {
+            const int owner = (p.call.rank + step) % RANKS;
+            if (row(owner) < 0) continue;
+#pragma unroll 1
+            for (int group = threadIdx.x; group < groups_of_row(p); group += blockDim.x)
+                copy_scalar(scale_at(p, row(owner), group),
+                            reinterpret_cast<const Scale*>(from(owner) + group * stride));
+        }
     }
 }

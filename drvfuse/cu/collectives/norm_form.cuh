@@ -6,9 +6,9 @@
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
 //   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm); DRVFUSE_BETA: and beta is added after it.
 //   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
+//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
 #pragma once
 #include "collectives/kernel.cuh"
-#include "common/quantise.cuh"
 
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Scale = DRVFUSE_SCALES_DTYPE;
@@ -19,9 +19,16 @@ constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // where one rank normalises a row for all
-constexpr bool QUANTISE = sizeof(Out) == 1;
+constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
+constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
+constexpr bool QUANTISE = QUANT != Quant::none;
+constexpr bool GROUPED = QUANT == Quant::group;
+constexpr bool FP4 = Bytes<Out>::of(2) == 1;
+constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written
+constexpr int LANES = GROUPED ? DRVFUSE_GROUP / W : 1;   // adjacent ones that hold a group's packs
 static_assert(LAYER || !BETA, "RMSNorm adds nothing");
 static_assert(QUANTISE || !NORMED, "the outputs are the normed rows");
+static_assert(!GROUPED || !RAGGED, "groups are whole packs");
 
 struct FusedParams {
     Call call;
@@ -36,14 +43,16 @@ struct FusedParams {
     float epsilon;
     float weight_offset;
     float scale_ub;
-#if DRVFUSE_BETA || DRVFUSE_NORMED
+#if DRVFUSE_MORE
     const void* beta;
     void* normed_output;
+    int all_rows;   // of the tensor, and
+    int first_row;  // the first of this launch, for layouts of scales in which rows do not follow one another
 #endif
 };
 
 __device__ __forceinline__ const void* beta_of(const FusedParams& p) {
-#if DRVFUSE_BETA || DRVFUSE_NORMED
+#if DRVFUSE_MORE
     return p.beta;
 #else
     return nullptr;
@@ -51,10 +60,37 @@ __device__ __forceinline__ const void* beta_of(const FusedParams& p) {
 }
 
 __device__ __forceinline__ void* normed_output_of(const FusedParams& p) {
-#if DRVFUSE_BETA || DRVFUSE_NORMED
+#if DRVFUSE_MORE
     return p.normed_output;
 #else
     return nullptr;
+#endif
+}
+
+// The scales of a row.
+__device__ __forceinline__ int groups_of_row(const FusedParams& p) {
+    return GROUPED ? p.columns / (GROUPED ? DRVFUSE_GROUP : 1) : SCALED;
+}
+
+// Where among the scales that of a row and group belongs.
+__device__ __forceinline__ Scale* scale_at(const FusedParams& p, int row, int group) {
+    Scale* const scales = static_cast<Scale*>(p.scales);
+    if constexpr (!GROUPED) {
+        return scales + row;
+    } else {
+#if DRVFUSE_MORE
+        if constexpr (LAYOUT != ScaleLayout::row)
+            return scales + scale_index<LAYOUT>(p.first_row + row, group, p.all_rows, groups_of_row(p));
+#endif
+        return scales + scale_index<ScaleLayout::row>(row, group, 0, groups_of_row(p));
+    }
+}
+
+// By every block, once in a launch: the padding of the scales becomes 0.
+__device__ __forceinline__ void clear_padding(const FusedParams& p) {
+#if DRVFUSE_MORE
+    clear_scale_padding<Scale, LAYOUT>(p.scales, p.all_rows, groups_of_row(p),
+                                       i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x);
 #endif
 }
 
@@ -82,7 +118,7 @@ __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor
 template <typename T>
 __device__ __forceinline__ void store_of_row(void* tensor, int row, int index, const FusedParams& p,
                                              const Pack<T, W>& pack) {
-    char* address = static_cast<char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
+    char* address = static_cast<char*>(tensor) + Bytes<T>::of(i64(row) * p.columns + index * W);
     if constexpr (RAGGED) {
         store_elements(address, pack, p.columns - index * W);
     } else {

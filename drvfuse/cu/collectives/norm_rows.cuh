@@ -111,9 +111,10 @@ public:
         trace_.lap(TraceRole::load);
     }
 
-    // Normalise and quantise x; store(index, pack) takes the output, store_scale(s) runs on one thread, and with NORMED
-    // store_normed(index, pack) takes the normed row. All threads.
-    template <typename Store, typename StoreScale, typename StoreNormed>
+    // Normalise and quantise x; store(index, pack) takes the output, store_scale(group, scale, marks) runs on one thread
+    // for each scale, and with NORMED store_normed(index, pack) takes the normed row. All threads. With MARKS bit l of
+    // `marks` says that the pack of lane l of the group is a word of ABSENT.
+    template <bool MARKS = false, typename Store, typename StoreScale, typename StoreNormed>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed) {
         refresh();
@@ -143,19 +144,23 @@ public:
         if constexpr (BETA) largest = add_beta(x, f);
         trace_.lap(TraceRole::reduce);
         float inverse = 1.0f;
-        if constexpr (QUANTISE) {
+        if constexpr (QUANT == Quant::row) {
             const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
             inverse = scale.inverse;
-            if (thread_ == 0) store_scale(scale.scale);
+            if (thread_ == 0) store_scale(0, scale.scale, 0);
+        } else if constexpr (QUANT == Quant::fixed) {
+            inverse = finite_inverse(p_.scale_ub);
         }
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) {
+            if constexpr (GROUPED) {
+                if constexpr (!BETA) multiply(x[i], f);
+                if constexpr (NORMED) hand_normed(x[i], i, store_normed);
+                quantise_group<MARKS>(x[i], i, store, store_scale);
+            } else if (has(i)) {
                 if constexpr (NORMED) {
-                    InPack normed;
                     if constexpr (!BETA) multiply(x[i], f);
-                    from_float(normed, x[i]);
-                    store_normed(index(i), normed);
+                    hand_normed(x[i], i, store_normed);
                 }
 #pragma unroll
                 for (int k = 0; k < W; ++k) {
@@ -174,7 +179,7 @@ public:
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
-            [&](float scale) { store_scalar(static_cast<Scale*>(p_.scales) + row, scale); },
+            [&](int group, float scale, u32) { store_scalar(scale_at(p_, row, group), scale); },
             [&](int at, const InPack& pack) { store_of_row(normed_output_of(p_), row, at, p_, pack); });
     }
 
@@ -255,7 +260,7 @@ private:
     __device__ __forceinline__ float add_beta(float (&x)[PACKS][W], float f) {
         const float none[1] = {0.0f};
         u32 maximum = 0;
-        if (QUANTISE) scratch_.expect(done_, 1);
+        if (QUANT == Quant::row) scratch_.expect(done_, 1);
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             if (has(i)) {
@@ -269,7 +274,34 @@ private:
                 }
             }
         }
-        return QUANTISE ? reduce_row(scratch_, done_++, none, maximum).maximum : 0.0f;
+        return QUANT == Quant::row ? reduce_row(scratch_, done_++, none, maximum).maximum : 0.0f;
+    }
+
+    template <typename StoreNormed>
+    __device__ __forceinline__ void hand_normed(const float (&y)[W], int i, const StoreNormed& store_normed) const {
+        InPack pack;
+        from_float(pack, y);
+        if (has(i)) store_normed(index(i), pack);
+    }
+
+    // Quantises pack i, in a group with those of the lanes beside this one. By whole warps, also where there is no pack.
+    template <bool MARKS, typename Store, typename StoreScale>
+    __device__ __forceinline__ void quantise_group(float (&y)[W], int i, const Store& store,
+                                                   const StoreScale& store_scale) const {
+        u32 maximum = 0;
+#pragma unroll
+        for (int k = 0; k < W; ++k) maximum = max(maximum, __float_as_uint(y[k]) & 0x7fffffffu);
+        maximum = group_max<LANES * W, W>(has(i) ? maximum : 0);
+        const Quantisation scale = quantisation<Out, Scale>(__uint_as_float(maximum), p_.scale_ub);
+        multiply(y, scale.inverse);
+        OutPack pack;
+        from_float(pack, y);
+        u32 marks = 0;
+        if constexpr (MARKS)
+            marks = __ballot_sync(0xffffffffu, pack.word[0] == ~0u) >> (threadIdx.x % 32) & ((1u << LANES) - 1);
+        if (!has(i)) return;
+        store(index(i), pack);
+        if (index(i) % LANES == 0) store_scale(index(i) / LANES, scale.scale, marks);
     }
 
     static __device__ __forceinline__ void multiply(float (&x)[W], float factor) {

@@ -86,5 +86,6 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     own_rows(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }

@@ -164,5 +164,6 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
             exchange.run(begin, row);
         }
     }
+    clear_padding(p);
     end(p.call, trace);
 }

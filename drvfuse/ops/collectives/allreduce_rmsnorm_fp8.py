@@ -11,6 +11,7 @@ from ... import dtypes
 from ...errors import ArgumentError, require_integer, require_kind
 from ...plans import collectives as plans
 from ...plans import scatter, traffic, tuning
+from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
@@ -64,6 +65,7 @@ def allreduce_rmsnorm_fp8(
     norm: str = "rms",
     betas: ArrayLike | Sequence[ArrayLike] | None = None,
     head_columns: int | None = None,
+    quantisation: Quantisation | None = None,
     out_dtype: str | DType = "float8_e4m3fn",
     scales_dtype: str | DType = "float32",
     outputs: ArrayLike | Sequence[ArrayLike] | None = None,
@@ -99,8 +101,12 @@ def allreduce_rmsnorm_fp8(
     is a row of its own. Gammas and betas then have the shape [head_columns], and scales [..., heads]. The bits are
     those of the call on arrays of the shape [..., heads, head_columns].
 
+    `quantisation`: how y becomes the output, as `drvfuse.Quantisation` says, which has the shapes of outputs and
+    scales too: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` stand for
+    `Quantisation.per_row` and are left out beside it.
+
     `normed_outputs`: arrays like the inputs for y before quantisation, rounded to the inputs' dtype; what
-    `out_dtype` of that dtype would give as outputs.
+    `Quantisation.none()` would give as outputs.
 
     `use_multimem=True`: each row is summed through multicast memory by one rank, which normalises it and stores output
     and scale to all ranks, or with residuals the residual's output. It has one form, which `algo` "auto" and
@@ -128,6 +134,7 @@ def allreduce_rmsnorm_fp8(
         head_columns=head_columns,
         out_dtype=out_dtype,
         scales_dtype=scales_dtype,
+        quantisation=quantisation,
         outputs=outputs,
         scales=scales,
         normed_outputs=normed_outputs,
@@ -155,6 +162,7 @@ def prepared(
     head_columns: Any,
     out_dtype: Any,
     scales_dtype: Any,
+    quantisation: Any,
     outputs: Any,
     scales: Any,
     normed_outputs: Any,
@@ -197,23 +205,31 @@ def prepared(
     if betas is not None and norm != "layer":
         raise ArgumentError("betas", "given", 'None, as norm is "rms"')
     shifts = [] if betas is None else _like(group, "betas", betas, (columns,), [weights[0].dtype.name])
-    out = dtypes.get(out_dtype, "out_dtype")
-    options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
-    scale_type = dtypes.get(scales_dtype, "scales_dtype")
-    options.one_of("scales_dtype", scale_type.name, SCALES_DTYPES)
+    if quantisation is None:
+        quantised_as = _per_row(dtype, out_dtype, scales_dtype, scale_ub)
+    else:
+        require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
+        if (out_dtype, scales_dtype, scale_ub) != ("float8_e4m3fn", "float32", math.inf):
+            expected = "None beside out_dtype, scales_dtype or scale_ub, which it has itself"
+            raise ArgumentError("quantisation", "given", expected)
+        quantisation.check(columns, dtype)
+        quantised_as = quantisation
+    out = quantised_as.output_dtype(dtype)
     numbers = (
         options.real("epsilon", epsilon, least=0.0),
         options.real("weight_offset", weight_offset),
-        options.real("scale_ub", scale_ub, least=0.0, finite=False),
     )
-    quantised = out.fp8_max is not None
-    for argument, value in (("scales", scales), ("normed_outputs", normed_outputs)):
-        if value is not None and not quantised:
-            raise ArgumentError(argument, "given", f"None: out_dtype {out} is the inputs', so nothing is quantised")
+    scales_shape = _each(lambda of_rows: quantised_as.scales_shape(of_rows, columns), each_row)
+    if scales is not None and scales_shape is None:
+        why = "the scale is given" if quantised_as.kind == "static" else f"outputs of {out} are not quantised"
+        raise ArgumentError("scales", "given", f"None: {why}")
+    if normed_outputs is not None and out == dtype:
+        raise ArgumentError("normed_outputs", "given", f"None: outputs of {out} are not quantised")
     if residual_outputs is not None and residuals is None:
         raise ArgumentError("residual_outputs", "given", "None, as there are no residuals")
-    wanted = [("outputs", outputs, whole, out, operands.VECTOR)]
-    wanted += [("scales", scales, each_row, scale_type, 1)] if quantised else []
+    wanted = [("outputs", outputs, _each(quantised_as.output_shape, whole), out, operands.VECTOR)]
+    if scales_shape is not None and quantised_as.scales is not None:
+        wanted.append(("scales", scales, scales_shape, quantised_as.scales, 1))
     wanted += [("normed_outputs", normed_outputs, whole, dtype, operands.VECTOR)] if normed_outputs is not None else []
     wanted += [("residual_outputs", residual_outputs, whole, added[0].dtype, operands.VECTOR)] if added else []
     targets = [
@@ -229,6 +245,9 @@ def prepared(
     )
     rows = math.prod(row_shape)
     form = NormForm(
+        kind=quantised_as.kind if quantised_as.kind in ("static", "group") else "",
+        group=quantised_as.group,
+        layout=quantised_as.layout,
         residual=added[0].dtype if added and added[0].dtype != dtype else None,
         layer=norm == "layer",
         beta=bool(shifts),
@@ -246,8 +265,9 @@ def prepared(
     elif not group.peers_readable:
         algos = ["naive"]
     else:
-        sent = added[0].dtype.itemsize if added else out.itemsize + (dtype.itemsize if form.normed else 0)
-        sizes = columns * dtype.itemsize, columns * sent
+        row_bytes, sent = columns * dtype.itemsize, quantised_as.row_bytes(columns, dtype)
+        sent = columns * added[0].dtype.itemsize if added else sent + (row_bytes if form.normed else 0)
+        sizes = row_bytes, sent
         best = tuning.fused_algorithm(group.part(Tuned).costs, group.size, *sizes, rows)
         algos = [best, "one_stage"]  # which needs less of the workspace, or none
 
@@ -282,8 +302,7 @@ def prepared(
             call = made(
                 group=group,
                 dtype=dtype,
-                out_dtype=out,
-                scales_dtype=scale_type,
+                quantisation=quantised_as,
                 rows=max(counts, default=rows),
                 columns=columns,
                 algo=algo,
@@ -320,11 +339,29 @@ def prepared(
     )
 
 
+def _each(function: Callable[[tuple[int, ...]], Any], shapes: Any) -> Any:
+    """Of a shape, or a list with that of each in a list of shapes; None where that is None."""
+    if not isinstance(shapes, list):
+        return function(shapes)
+    found = [function(shape) for shape in shapes]
+    return None if None in found else found
+
+
 def _by_rank(*arguments: list[Operand]) -> list[list[Operand]]:
     return list(map(list, zip(*arguments, strict=True)))
 
 
 _WHY = "as the other arguments require"
+
+
+def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
+    """What these arguments say of inputs of `dtype`."""
+    out = dtypes.get(out_dtype, "out_dtype")
+    options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
+    scales = dtypes.get(scales_dtype, "scales_dtype")
+    options.one_of("scales_dtype", scales.name, SCALES_DTYPES)
+    bound = options.real("scale_ub", scale_ub, least=0.0, finite=False)
+    return Quantisation.none() if out == dtype else Quantisation.per_row(out, scales, bound)
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:

@@ -11,6 +11,7 @@ from ... import dtypes
 from ...plans import collectives as plans
 from ...plans import nodes as shares
 from ...plans import push, traffic
+from ...plans.quantisation import Quantisation
 from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ...dtypes import DType
 
 
-_NUMBERS = ("epsilon", "weight_offset", "scale_ub")
+_NUMBERS = ("epsilon", "weight_offset")
 
 
 class Addresses(NamedTuple):
@@ -47,8 +48,7 @@ class FusedCall:
 
     group: Group
     dtype: DType
-    out_dtype: DType
-    scales_dtype: DType
+    quantisation: Quantisation
     rows: int
     columns: int
     algo: str
@@ -59,7 +59,7 @@ class FusedCall:
     blocks: int
     alone: int
     pdl: PDLLevel
-    numbers: tuple[float, float, float]
+    numbers: tuple[float, float]
     trace: CallTrace | None
     multimem: multimem.Placement | None
 
@@ -72,8 +72,12 @@ class FusedCall:
         return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
     @property
-    def scale_bytes(self) -> int:
-        return self.scales_dtype.itemsize if self.out_dtype.fp8_max is not None else 0
+    def out_dtype(self) -> DType:
+        return self.quantisation.output_dtype(self.dtype)
+
+    @property
+    def scales_dtype(self) -> DType:
+        return self.quantisation.scales or dtypes.get("float32")
 
     @property
     def residual_dtype(self) -> DType:
@@ -83,8 +87,7 @@ class FusedCall:
         """All that must be equal on all ranks, whose inputs have that shape."""
         options = [f"{self.op} {self.name} of {shape} {self.dtype} to {self.out_dtype}"]
         options += [f"{name}={value!r}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
-        if self.scale_bytes:
-            options.append(f"scales {self.scales_dtype}")
+        options.append(f"quantised {self.quantisation}")
         options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
         if self.gamma_dtype != self.dtype:
             options.append(f"gammas {self.gamma_dtype}")
@@ -96,7 +99,8 @@ class FusedCall:
     def traffic(self) -> traffic.Traffic:
         elements = self.rows * self.columns
         nbytes, ranks = elements * self.dtype.itemsize, self.group.layout.inside
-        result = elements * self.out_dtype.itemsize + self.rows * self.scale_bytes
+        of_row = self.quantisation.row_bytes(self.columns, self.dtype) + self.quantisation.row_scale_bytes(self.columns)
+        result = self.rows * of_row
         if self.form.normed:
             result += nbytes
         name = self.name
@@ -128,9 +132,10 @@ class FusedCall:
         chunks, every = [], []
         for offset in range(0, self.rows * row_bytes, slot):
             nbytes = min(slot, self.rows * row_bytes - offset)
-            part = [self._from_row(of_rank, offset // row_bytes) for of_rank in arrays]
+            first = offset // row_bytes
+            part = [self._from_row(of_rank, first) for of_rank in arrays]
             table = [naive.sources(group, position, a.input, slot) for position, a in enumerate(part)]
-            ready = self._ready(table, part, nbytes // row_bytes)
+            ready = self._ready(table, part, nbytes // row_bytes, first)
             chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
@@ -138,7 +143,7 @@ class FusedCall:
     def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
         group, width = self.group, plans.PACK_BYTES // self.dtype.itemsize
         row_packs = -(-self.columns // width)
-        result = plans.result_bytes(self._kernel().work.sent_bytes(row_packs))
+        result = plans.left_bytes(self._kernel().work, self.columns)
         share = shares.Share(row_packs, width, result, group.layout.inside, nodes.link(group).places, self.staged)
         steps, every = [], []
         for chunk in shares.chunks(self.rows, share, group.workspace.payload_bytes):
@@ -146,7 +151,7 @@ class FusedCall:
             tensor = nodes.Tensor(self.dtype, self.columns, row_packs)
             inputs = [of_rank.input for of_rank in part]
             before = nodes.sums(group, tensor, chunk, inputs, self.blocks, self.pdl, self.trace)
-            after = self._ready([[]] * len(part), part, chunk.items)
+            after = self._ready([[]] * len(part), part, chunk.items, chunk.first)
             nodes.point(group, after, chunk)
             steps.append(nodes.Step.of(group, chunk, before, after))
             every += [*before, *after]
@@ -159,8 +164,9 @@ class FusedCall:
             gamma=arrays.gamma,
             residual=arrays.residual + elements * self.residual_dtype.itemsize,
             residual_output=arrays.residual_output + elements * self.residual_dtype.itemsize,
-            output=arrays.output + elements * self.out_dtype.itemsize,
-            scales=arrays.scales + row * self.scale_bytes,
+            output=arrays.output + row * self.quantisation.row_bytes(self.columns, self.dtype),
+            scales=arrays.scales
+            + (row * self.quantisation.row_scale_bytes(self.columns) if self.form.layout == "row" else 0),
             beta=arrays.beta,
             normed_output=arrays.normed_output + elements * self.dtype.itemsize,
         )
@@ -171,8 +177,10 @@ class FusedCall:
         options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
         return ("fused", self.algo, types, rows, self.columns, *options)
 
-    def _ready(self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int) -> list[Ready]:
-        """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
+    def _ready(
+        self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int, first: int = 0
+    ) -> list[Ready]:
+        """Launches for `rows` rows from `first` on, at `arrays`; `table[i]` are the addresses that rank i sums."""
         inputs = [own.input for own in arrays]
         found = plan.take(self.group, self._key(rows), lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
         fields = Addresses._fields[1 : None if self.form.has_more else -2]
@@ -180,7 +188,10 @@ class FusedCall:
             for field, address in zip(fields, own[1:], strict=False):
                 one.point(field, address)
             parameters = one.parameters
-            parameters.epsilon, parameters.weight_offset, parameters.scale_ub = self.numbers
+            parameters.epsilon, parameters.weight_offset = self.numbers
+            parameters.scale_ub = self.quantisation.given
+            if self.form.has_more:
+                parameters.all_rows, parameters.first_row = self.rows, first
         return found
 
     def _kernel(self) -> CollectiveKernel:
@@ -199,7 +210,7 @@ class FusedCall:
             compares=plan.compares(self.group) and self.algo != "naive" and not across,
             residual=self.residual,
             gamma_dtype=self.gamma_dtype,
-            scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
+            scales_dtype=self.scales_dtype,
             form=self.form,
             multimem=self.multimem is not None,
         )

@@ -11,9 +11,14 @@ from .norm_form import NormForm
 
 
 class FormParams(FusedParams):
-    """`struct FusedParams` of a form that has beta or normed outputs."""
+    """`struct FusedParams` of a form with beta, normed outputs, or scales in another layout than by row."""
 
-    _fields_ = (("beta", ctypes.c_uint64), ("normed_output", ctypes.c_uint64))  # type: ignore[assignment]
+    _fields_ = (  # type: ignore[assignment]  # behind those of the base
+        ("beta", ctypes.c_uint64),
+        ("normed_output", ctypes.c_uint64),
+        ("all_rows", ctypes.c_int32),
+        ("first_row", ctypes.c_int32),
+    )
 
 
 @functools.cache

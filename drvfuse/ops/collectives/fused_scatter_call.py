@@ -47,7 +47,8 @@ class FusedScatterCall(FusedCall):
         rows = sum(self.counts)
         elements = rows * self.columns
         nbytes = elements * self.dtype.itemsize
-        written = elements * self.out_dtype.itemsize + rows * self.scale_bytes
+        of_row = self.quantisation.row_bytes(self.columns, self.dtype) + self.quantisation.row_scale_bytes(self.columns)
+        written = rows * of_row
         written += nbytes if self.form.normed else 0
         written += 2 * elements * self.residual_dtype.itemsize if self.residual else 0
         return scatter.traffic(self.name, self.group.size, nbytes, self.staged) + traffic.Traffic(written, 0)
@@ -58,8 +59,7 @@ class FusedScatterCall(FusedCall):
             return self._naive(arrays, inputs)
         table = plan.sources(self.group, inputs, False)
         ready = self._ready([table] * len(arrays), arrays, self.rows)
-        for rank, one in zip(self.group, ready, strict=True):
-            one.parameters.rows = self.counts[rank.index]
+        self._have_rows(ready, [self.counts[rank.index] for rank in self.group])
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
@@ -76,13 +76,21 @@ class FusedScatterCall(FusedCall):
                 naive.sources(group, position, inputs[position] + offset, slot, offset)
                 for position, offset in enumerate(offsets)
             ]
-            ready = self._ready(table, part, self.rows)
-            for rank, one, count in zip(group, ready, counts, strict=True):
-                one.parameters.rows, one.parameters.parts.starts[rank.index] = count, starts[rank.index] + done
+            ready = self._ready(table, part, self.rows, done)
+            self._have_rows(ready, counts)
+            for rank, one in zip(group, ready, strict=True):
+                one.parameters.parts.starts[rank.index] = starts[rank.index] + done
             copies = [(offset, count * row_bytes) for offset, count in zip(offsets, counts, strict=True)]
             chunks.append(naive.Chunk(copies, [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
+
+    def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
+        """Write to the launches how many rows each rank has, in this launch and in all."""
+        for rank, one, count in zip(self.group, ready, counts, strict=True):
+            one.parameters.rows = count
+            if self.form.has_more:
+                one.parameters.all_rows = self.counts[rank.index]
 
     def _key(self, rows: int) -> tuple[object, ...]:
         """All that the plan depends on besides the group."""

@@ -11,6 +11,7 @@ from ...comm import workspace
 from ...dtypes import DType
 from ...errors import ArgumentError
 from ...plans.collectives import Work
+from ...plans.quantisation import E8M0
 from ...trace import layout
 from ..call import faults
 from ..call.specialisation import FP8_CAPABILITY, Specialisation
@@ -91,9 +92,10 @@ class CollectiveKernel:
             _check("algo", self.algo, PULL[1:])
             _check("out_dtype", self.out_dtype.name, (self.dtype.name,))
         else:
-            _check("out_dtype", self.out_dtype.name, (self.dtype.name, *dtypes.FP8))
+            _check("out_dtype", self.out_dtype.name, (self.dtype.name, *dtypes.FP8, dtypes.FP4))
             _check("gamma_dtype", self.gamma_dtype.name, INPUT_DTYPES)
-            _check("scales_dtype", self.scales_dtype.name, SCALES_DTYPES)
+            groups = (E8M0, "float8_e4m3fn") if self.form.group else ()
+            _check("scales_dtype", self.scales_dtype.name, (*SCALES_DTYPES, *groups))
             _check("epilogue", self.epilogue, ("",))
 
     def _multimem_algos(self) -> tuple[str, ...]:
@@ -129,6 +131,8 @@ class CollectiveKernel:
             nodes=self.nodes,
             residual_itemsize=self.form.residual.itemsize if self.form.residual else 0,
             normed=self.form.normed,
+            group=self.form.group,
+            out_lanes=self.out_dtype.lanes,
         )
 
     @property
@@ -165,7 +169,7 @@ class CollectiveKernel:
                 "DRVFUSE_GAMMA_DTYPE": self.gamma_dtype.cxx,
                 "DRVFUSE_SCALES_DTYPE": self.scales_dtype.cxx,
                 "DRVFUSE_CLUSTER": self.cluster,
-                **self.form.defines(self.dtype),
+                **self.form.defines(self.dtype, self.out_dtype != self.dtype),
             }
         if self.pushes:
             defines |= {
@@ -183,7 +187,8 @@ class CollectiveKernel:
         if self.epilogue:
             defines["DRVFUSE_EPILOGUE"] = 1
             text = f'#include "common/prelude.cuh"\n{self.epilogue}\n'
-        capability = FP8_CAPABILITY if self.out_dtype.name in dtypes.FP8 else (8, 0)
+        narrow = (*dtypes.FP8, dtypes.FP4)  # FP4 has scales of FP8
+        capability = FP8_CAPABILITY if self.out_dtype.name in narrow else (8, 0)
         needs = f"{self.out_dtype} output"
         if self.multimem:
             capability, needs = MULTIMEM_CAPABILITY, "multicast"

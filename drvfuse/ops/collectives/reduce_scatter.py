@@ -92,10 +92,8 @@ def reduce_scatter(
         targets = operands.of_ranks(
             group, "outputs", outputs, shapes, dtype, why, alignment=dtype.itemsize, writable=True
         )
-        own = [
-            source.ptr + parts.starts[rank.index] * dtype.itemsize for rank, source in zip(group, sources, strict=True)
-        ]
-        pairs = in_place(sources, targets, own)
+        starts = [parts.starts[rank.index] * dtype.itemsize for rank in group]
+        pairs = in_place(sources, targets, starts)
         used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
         operands.no_overlap(used, targets, pairs)
     algos = algorithms(group, algo)

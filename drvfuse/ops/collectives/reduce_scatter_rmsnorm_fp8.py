@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ...plans.quantisation import Quantisation
 from ...runtime.interop import ArrayLike
 from ..call.op import op
 from ..call.options import PDLLevel
@@ -37,6 +38,7 @@ def reduce_scatter_rmsnorm_fp8(
     head_columns: int | None = None,
     out_dtype: str | DType = "float8_e4m3fn",
     scales_dtype: str | DType = "float32",
+    quantisation: Quantisation | None = None,
     outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     scales: ArrayLike | Sequence[ArrayLike] | None = None,
     normed_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
@@ -51,7 +53,7 @@ def reduce_scatter_rmsnorm_fp8(
     The inputs' leading dimensions are one dimension of rows [rows, columns], which is split as by `reduce_scatter`:
     `splits[r]` are the rows of rank r, and None splits them as equally as possible. Everything else is of a rank's own
     rows alone: `residuals`, `residual_outputs`, `outputs` and `normed_outputs` are [rows of the rank, columns], and
-    `scales` [rows of the rank]; with `head_columns` [rows of the rank, heads]. Each row has the bits that
+    `scales` are of these rows, with `head_columns` [rows of the rank, heads]. Each row has the bits that
     `allreduce_rmsnorm_fp8` gives it, whose other arguments mean the same here. Residuals need not be replicated: each
     rank has its own rows, as the last call of this op has left them in `residual_outputs`.
 
@@ -76,6 +78,7 @@ def reduce_scatter_rmsnorm_fp8(
         head_columns=head_columns,
         out_dtype=out_dtype,
         scales_dtype=scales_dtype,
+        quantisation=quantisation,
         outputs=outputs,
         scales=scales,
         normed_outputs=normed_outputs,
