@@ -19,3 +19,6 @@ from .collectives import quantisation as quantisation
 from .collectives import row_sum_of_squares as row_sum_of_squares
 from .collectives import sum_bounds as sum_bounds
 from .collectives import sum_ranks as sum_ranks
+from .moves import all_gather as all_gather
+from .moves import all_to_all as all_to_all
+from .moves import broadcast as broadcast
