@@ -37,7 +37,7 @@ constexpr int PACKS = 8;                         // in flight per thread
 
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     Barrier<RANKS> barrier(p.call, trace);
-    if (!FAULT("no-start-barrier") && !barrier.arrive_and_wait(false)) return;
+    if (!FAULT("moves-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
 #pragma unroll 1
     for (int distance = 1; distance < RANKS; ++distance) {
         if constexpr (PUT) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
         }
     }
     copy_own<PACKS>(p, trace);
-    if (!FAULT("start-barrier-only") && !barrier.arrive_and_wait(true)) return;
+    if (!FAULT("moves-no-end-barrier") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
 }
 
@@ -93,7 +93,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
                 },
                 [&](i64 j) { return target_of(p, distance, begin + j); });
         }
-        if (!FAULT("payload-not-doubled")) half = (ONE_COPY ? 1 : PEERS) * p.chunk_packs * 16 - half;
+        if (!FAULT("moves-payload-not-doubled")) half = (ONE_COPY ? 1 : PEERS) * p.chunk_packs * 16 - half;
     }
     barrier.finish();
 }

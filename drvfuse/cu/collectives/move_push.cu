@@ -54,7 +54,8 @@ __device__ __forceinline__ void send_unit(const Packs& packs, const MovePushPara
             for (int i = 0; i < 4; ++i) sent[i] = packs.word[k][i] ^ key[0];
         }
         if (packs.exists[k]) push.send(distance, offset + (distance - 1) * stride, sent);
-        if (threadIdx.x % 32 == 0) push.send(distance, key_offset + (distance - 1) * key_stride, key);
+        const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, packs.exists[k]);
+        if (hears && threadIdx.x % 32 == 0) push.send(distance, key_offset + (distance - 1) * key_stride, key);
     }
 }
 
@@ -92,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256)
     bool first = true;
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {
-        if (round > 0) finish_round(push);
+        if (round > 0) push.next_round();
 #pragma unroll 1
         for (u32 unit = blockIdx.x; RANKS > 1 && unit * blockDim.x < p.chunk_packs; unit += gridDim.x) {
             const u32 in_round = unit * blockDim.x + threadIdx.x;

@@ -11,13 +11,13 @@
 // the warp of the same numbers of every peer, in every unit of every round, whatever the moves are: that is what push.cuh
 // demands of each call (a word from every peer) and of calls of several rounds (who sends a thread words has heard that
 // its slots are clear). There the argument is about a thread; here it is about a warp:
-//   `finish_round` brings the warp together before the fence between rounds. So what any lane has cleared comes before the
-//   fence of the first lane and before its next key. Every lane of the peer's warp polls that key itself, and its own fence
-//   stands between that poll and what it sends in the round after. With the relaxed words these are release and acquire
-//   patterns, as in push.cuh.
+//   `receive_keyed` brings the warp together when all lanes have cleared what they have taken. So that comes before the
+//   first lane's fence between rounds, and before its next key. Every lane of the peer's warp polls that key itself, and its
+//   own fence stands between that poll and what it sends in the round after. With the relaxed words these are release and
+//   acquire patterns, as in push.cuh.
 //   After several rounds a warp has heard in the last round of all that its peers' warps of the same numbers cleared in the
 //   round before it, and together a rank's warps have heard of all of that.
-// A key's slot is cleared by the first lane when all lanes have taken the key (`receive_keyed`).
+// A key's slot is cleared by the first lane when all lanes have taken the key, which the same meeting of the warp says.
 #pragma once
 #include "sync/push.cuh"
 
@@ -25,8 +25,8 @@
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) absent |= word[i] == ABSENT;
-    if (FAULT("foreign-words-as-they-are") || !__any_sync(0xffffffffu, absent && exists)) return 0;
+    for (int i = 0; i < 4; ++i) absent |= word[i] == ABSENT && !FAULT("foreign-words-as-they-are");
+    if (!__any_sync(0xffffffffu, absent && exists)) return 0;
 #pragma unroll 1
     for (u32 first = 0;; first += 32) {  // of 160 numbers one is free
         u32 taken = 0;
@@ -38,11 +38,4 @@ __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
         taken = ptx::warp_or(taken);
         if (taken != 0xffffffffu) return first + __ffs(~taken) - 1;
     }
-}
-
-// Between two rounds of a call with keys, by all threads.
-template <typename Push>
-__device__ __forceinline__ void finish_round(Push& push) {
-    if (!FAULT("round-ends-lane-by-lane")) __syncwarp();
-    push.next_round();
 }

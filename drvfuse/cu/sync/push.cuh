@@ -192,7 +192,10 @@ public:
                     ptx::load_relaxed_sys_words(keys[k], keys_at + k * key_stride);
                 }
 #pragma unroll
-                for (int k = 0; k < K; ++k) late |= (wanted[k] && absent(words[k])) || absent(keys[k]);
+                for (int k = 0; k < K; ++k) {
+                    late |= wanted[k] && absent(words[k]);
+                    if (wanted[k] || !FAULT("keys-only-with-bytes")) late |= absent(keys[k]);
+                }
                 return late;
             },
             [&](Report* to) {
@@ -207,7 +210,7 @@ public:
         for (int k = 0; k < K; ++k) {
             if (wanted[k] && !FAULT("slot-not-cleared")) clear<N>(at + k * stride);
         }
-        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();
+        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have the keys, and have cleared their slots
         if (threadIdx.x % 32 == 0) clear_all<K, 1>(keys_at, key_stride);
     }
 

@@ -118,13 +118,13 @@ def prepare(
     """
     group = common.group
     work = moves.Work(tuple(part.table for part in parts), same)
-    call = _Call(common, parts, work, in_place_hazard, "", False)
+    call = Call(common, parts, work, in_place_hazard, "", False)
     schedule: Schedule | None = None
     ready: list[Ready] = []
     if work.nbytes:
         algos = call.algorithms()
 
-        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
+        def scheduled(algo: str) -> tuple[Call, Schedule, list[Ready]]:
             chosen = replace(call, algo=algo, staged=algo != "push" and not call.direct(algo))
             return chosen, *chosen.schedule()
 
@@ -148,7 +148,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """A call by one algorithm."""
 
     common: Options
