@@ -36,7 +36,7 @@ def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo
         group.synchronize()
     error = caught.value
     assert error.peer == missing and error.rank != missing
-    assert error.phase == ("push" if algo == "push" else 1)
+    assert error.phase == ("push" if algo == "push" else "start")
     if algo == "push":
         assert (error.expected, error.seen) == (1, ABSENT)
         assert 128 // 16 <= error.word < group.workspace.half_bytes // 16
