@@ -70,7 +70,7 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 
 
 @dataclass(frozen=True)
-class Work:
+class MoveWork:
     """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included."""
 
     tables: tuple[Moves, ...]
@@ -121,7 +121,7 @@ class Work:
         return sum(table[i][j].packs for table in self.tables)
 
 
-def push_shape(work: Work, workspace_bytes: int) -> PushShape:
+def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     """A unit is a pack per thread of a block from each rank to each other one. `chunk` is a round's packs.
 
     ArgumentError for slots that do not hold a unit of every peer.
@@ -146,7 +146,7 @@ def push_shape(work: Work, workspace_bytes: int) -> PushShape:
     )
 
 
-def barrier_shape(work: Work, max_blocks: int) -> LaunchShape:
+def barrier_shape(work: MoveWork, max_blocks: int) -> LaunchShape:
     """Grid and block of the kernels that meet at barriers: a thread has `PULL_PACKS` packs in flight."""
     packs = max(work.most, work.most_own)
     threads = 256 if packs <= 256 * 64 else MAX_THREADS
@@ -154,18 +154,18 @@ def barrier_shape(work: Work, max_blocks: int) -> LaunchShape:
     return LaunchShape(blocks, threads, PULL_PACKS)
 
 
-def staged_chunk(work: Work, algo: str, payload_bytes: int) -> int:
+def staged_chunk(work: MoveWork, algo: str, payload_bytes: int) -> int:
     """Packs of each move that are staged at a time: all, or as many as half of the payload holds."""
     slots = 1 if work.same and algo == "pull" else max(1, work.ranks - 1)
     return chunk_of(max(1, work.most), 2 * slots * PACK_BYTES, payload_bytes, "16-byte pack for every rank")
 
 
-def barriers(work: Work, chunk: int) -> int:
+def barriers(work: MoveWork, chunk: int) -> int:
     """How many a launch passes; `chunk` is that of staged moves, 0 for others."""
     return 2 if not chunk else 1 + ceil_div(max(1, work.most), chunk)
 
 
-def trace_counts(work: Work, shape: LaunchShape, chunk: int) -> tuple[int, int]:
+def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, int]:
     """(most phases that a block notes, its barriers)."""
     rounds = barriers(work, chunk)
     chunks = rounds - 1
@@ -175,7 +175,7 @@ def trace_counts(work: Work, shape: LaunchShape, chunk: int) -> tuple[int, int]:
     return 2 + 2 * rounds + own + chunks * (work.ranks - 1) * each * (2 if chunk else 1), rounds
 
 
-def traffic(work: Work, algo: str, staged: bool) -> Traffic:
+def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     """Bytes (local, remote) over all ranks, as in `plans.traffic`. What stays on its rank is read and written there."""
     remote, own = work.remote, work.nbytes - work.remote
     if algo == "naive":
@@ -189,7 +189,7 @@ def traffic(work: Work, algo: str, staged: bool) -> Traffic:
     return Traffic(2 * own + (3 * remote if staged else remote), remote)
 
 
-class Costs(NamedTuple):
+class MoveCosts(NamedTuple):
     """What a call takes by words that carry their own readiness, and behind barriers, directly and staged."""
 
     push: Cost
@@ -197,11 +197,11 @@ class Costs(NamedTuple):
     staged: Cost
 
 
-COSTS = Costs(Cost(1.9, 335e3), Cost(4.5, 365e3), Cost(6.0, 320e3))
+COSTS = MoveCosts(Cost(1.9, 335e3), Cost(4.5, 365e3), Cost(6.0, 320e3))
 """Estimates from the all-reduce's figures on H200 (plans/tuning.py)."""
 
 
-def pushes(work: Work, staged: bool) -> bool:
+def pushes(work: MoveWork, staged: bool) -> bool:
     """Whether "auto" takes words that carry their own readiness, where bytes would be staged behind barriers or not."""
     other = COSTS.staged if staged else COSTS.direct
     return COSTS.push.microseconds(work.busiest) <= other.microseconds(work.busiest)

@@ -37,6 +37,7 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
+from drvfuse.ops.collectives.move_kernels import Move, Moved, MoveParams, MovePushParams
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.trace import layout
 
@@ -67,6 +68,7 @@ _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
 _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=128)
 _FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
+_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -115,6 +117,10 @@ BLOCKS = [
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
+    Block(Move, "collectives/moves.cuh", "Move", _MOVES),
+    Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
+    Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
+    Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),

@@ -18,7 +18,7 @@ from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
 from . import moving
-from .moving import Part
+from .moving import MovePart
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -67,7 +67,7 @@ def all_gather(
     `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
     the order of the streams and the errors. A group of several nodes is Unsupported.
     """
-    common = moving.Options(group, "all_gather", algo, pdl_level, max_num_blocks, trace)
+    common = moving.MoveOptions(group, "all_gather", algo, pdl_level, max_num_blocks, trace)
     if gathered_scales is not None and scales is None:
         raise ArgumentError("gathered_scales", "given", "None, as there are no scales")
     counts = None if splits is None else moving.lengths("splits", splits, group.size)
@@ -96,15 +96,15 @@ def all_gather(
 
 def _targets(
     group: Group, argument: str, given: Any, counts: Sequence[int], sources: list[Operand], queues: Sequence[Stream]
-) -> tuple[Part, list[Any]]:
+) -> tuple[MovePart, list[Any]]:
     first = sources[0]
     total = [sum(counts)] * group.size
     targets, values = moving.outputs(group, argument, given, total, first, queues, "the rows of all ranks")
     table = moves.all_gather(counts, math.prod(first.shape[1:]) * first.dtype.itemsize)
-    return Part(sources, targets, table), values
+    return MovePart(sources, targets, table), values
 
 
-def _apart(group: Group, part: Part) -> list[Operand]:
+def _apart(group: Group, part: MovePart) -> list[Operand]:
     """The sources that are not in their place in the targets already."""
     return [
         source

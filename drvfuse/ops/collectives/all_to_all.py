@@ -17,7 +17,7 @@ from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
 from . import moving
-from .moving import Part
+from .moving import MovePart
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -49,7 +49,7 @@ def all_to_all(
 
     The other arguments, alignment and errors are those of `all_gather`.
     """
-    common = moving.Options(group, "all_to_all", algo, pdl_level, max_num_blocks, trace)
+    common = moving.MoveOptions(group, "all_to_all", algo, pdl_level, max_num_blocks, trace)
     ranks = range(group.size)
     if splits is None:
         sources = operands.rows_of_ranks(group, "inputs", inputs, None)
@@ -71,7 +71,7 @@ def all_to_all(
     return moving.prepare(
         common,
         f"of {first.shape[1:]} {first.dtype}, rows {counts}",
-        [Part(sources, targets, table)],
+        [MovePart(sources, targets, table)],
         queues,
         values[0] if operands.is_bare(group, inputs) else values,
         same=False,

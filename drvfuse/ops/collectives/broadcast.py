@@ -16,7 +16,7 @@ from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
 from . import moving
-from .moving import Part
+from .moving import MovePart
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -44,7 +44,7 @@ def broadcast(
 
     The other arguments, alignment and errors are those of `all_gather`.
     """
-    common = moving.Options(group, "broadcast", algo, pdl_level, max_num_blocks, trace)
+    common = moving.MoveOptions(group, "broadcast", algo, pdl_level, max_num_blocks, trace)
     if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:
         raise ArgumentError("root", repr(root), f"a rank of the group, 0 to {group.size - 1}")
     sources = operands.of_ranks(group, "inputs", inputs, alignment=1)
@@ -57,4 +57,4 @@ def broadcast(
     table = moves.broadcast(group.size, int(root), first.array.nbytes)
     text = f"of {first.shape} {first.dtype} from rank {int(root)}"
     result = values[0] if operands.is_bare(group, inputs) else values
-    return moving.prepare(common, text, [Part(sources, targets, table)], queues, result, same=True)
+    return moving.prepare(common, text, [MovePart(sources, targets, table)], queues, result, same=True)

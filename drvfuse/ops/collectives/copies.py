@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ...comm.group import Group
     from ...runtime.kernel import Launch
     from ...runtime.stream import Stream
-    from .moving import Part
+    from .moving import MovePart
 
 
 class Copies:
     """The copies of a call of all ranks."""
 
-    def __init__(self, group: Group, parts: Sequence[Part], staged: bool) -> None:
+    def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
         """`staged`: in place, by way of the workspaces. ArgumentError if they are too small for that."""
         self._group, self._parts = group, parts
         self._slot = naive_slot(group.workspace.payload_bytes, group.size, 1) if staged else 0
@@ -53,7 +53,7 @@ class Copies:
                 self._directly(part, streams, captured)
         naive.meet(self._met, streams)
 
-    def _directly(self, part: Part, streams: Sequence[Stream], captured: bool) -> None:
+    def _directly(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
         for position, stream in enumerate(streams):
             for peer, source in enumerate(part.sources):
                 move = part.table[peer][position]
@@ -61,7 +61,7 @@ class Copies:
                 if move.nbytes and at != to:
                     naive.copy(self._group, position, peer, to, at, move.nbytes, stream, captured)
 
-    def _by_workspaces(self, part: Part, streams: Sequence[Stream], captured: bool) -> None:
+    def _by_workspaces(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
         largest = max(move.nbytes for of_rank in part.table for move in of_rank)
         for begin in range(0, largest, self._slot):
             todo = [

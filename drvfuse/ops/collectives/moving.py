@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Part:
+class MovePart:
     """The rows of a call, or their scales: an array for each local rank, and what is moved."""
 
     sources: Sequence[Operand]
@@ -40,7 +40,7 @@ class Part:
     table: moves.Moves
 
 
-class Options:
+class MoveOptions:
     """The options that all three ops have, checked; the group is open and on one node."""
 
     def __init__(
@@ -104,9 +104,9 @@ def outputs(
 
 
 def prepare(
-    common: Options,
+    common: MoveOptions,
     text: str,
-    parts: Sequence[Part],
+    parts: Sequence[MovePart],
     queues: Sequence[Stream],
     result: R,
     *,
@@ -117,14 +117,14 @@ def prepare(
     are the same for all. `in_place_hazard`: a peer's bytes may come over bytes of an input that are still to be read.
     """
     group = common.group
-    work = moves.Work(tuple(part.table for part in parts), same)
-    call = Call(common, parts, work, in_place_hazard, "", False)
+    work = moves.MoveWork(tuple(part.table for part in parts), same)
+    call = MoveCall(common, parts, work, in_place_hazard, "", False)
     schedule: Schedule | None = None
     ready: list[Ready] = []
     if work.nbytes:
         algos = call.algorithms()
 
-        def scheduled(algo: str) -> tuple[Call, Schedule, list[Ready]]:
+        def scheduled(algo: str) -> tuple[MoveCall, Schedule, list[Ready]]:
             chosen = replace(call, algo=algo, staged=algo != "push" and not call.direct(algo))
             return chosen, *chosen.schedule()
 
@@ -148,12 +148,12 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class Call:
+class MoveCall:
     """A call by one algorithm."""
 
-    common: Options
-    parts: Sequence[Part]
-    work: moves.Work
+    common: MoveOptions
+    parts: Sequence[MovePart]
+    work: moves.MoveWork
     in_place_hazard: bool
     algo: str
     staged: bool
@@ -195,7 +195,7 @@ class Call:
             self._point(ready, field, part)
         return Direct([one.launch for one in ready]), ready
 
-    def _point(self, ready: Sequence[Ready], field: str, part: Part) -> None:
+    def _point(self, ready: Sequence[Ready], field: str, part: MovePart) -> None:
         inputs, results = ([operand.ptr for operand in of] for of in (part.sources, part.targets))
         for position, one in enumerate(ready):
             one.point(f"{field}.input", inputs[position])
