@@ -13,9 +13,13 @@ from .comm.rank import Rank as Rank
 from .comm.rank_graphs import RankGraphs as RankGraphs
 from .ops.call.options import PDLLevel as PDLLevel
 from .ops.call.scratch import check_device as check_device
+from .ops.collectives.all_gather import Gathered as Gathered
+from .ops.collectives.all_gather import all_gather as all_gather
+from .ops.collectives.all_to_all import all_to_all as all_to_all
 from .ops.collectives.allreduce import allreduce as allreduce
 from .ops.collectives.allreduce_many import allreduce_many as allreduce_many
 from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
+from .ops.collectives.broadcast import broadcast as broadcast
 from .ops.collectives.epilogue import Epilogue as Epilogue
 from .ops.collectives.epilogue import Replicated as Replicated
 from .ops.collectives.epilogue import float32 as float32

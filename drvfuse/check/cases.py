@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, fp8, gemv, push, scatter
+from . import differing, fp8, gemv, moves, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -46,6 +46,8 @@ CASES: dict[str, Case] = {
     "fp8-layernorm-gradient": fp8.layernorm_gradient,
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
+    "moves": moves.moves,
+    "moves-rounds": moves.moves_in_rounds,
     "mixed": mixed,
     "many-push_two_shot": partial(repeated, op="allreduce_many", algo="push_two_shot", side=False),
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),

@@ -17,10 +17,19 @@ from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
 from .differing import FEW, compared, differing
+from .moves import moves, moves_in_rounds
 from .push import changing, given_up, several_rounds
 from .run import HANGS, Case, Finding, explore
 from .scatter import changing_parts
-from .substitutions import CLEARED_FLAGS, NO_MEETING, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
+from .substitutions import (
+    CLEARED_FLAGS,
+    NEVER_STAGED,
+    NO_MEETING,
+    NO_ORDER,
+    NOT_LAUNCHED,
+    OTHER_GRID,
+    Substitution,
+)
 
 WRONG = ("race", "mismatch", "uninitialised")
 
@@ -97,6 +106,8 @@ scatter_pull = partial(repeated, op="reduce_scatter", algo="pull", tight=False, 
 staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
 )
+
+pushed_moves = partial(moves, ranks=3, algos=("push",), graph=False, timeout=0.002)
 
 few_compared = partial(compared, kinds=FEW, shape=(3, 72), first=False, timeout=0.002)
 
@@ -595,6 +606,53 @@ _ALL = (
         "exchanges that are queued on a stream of their own",
         several_nodes,
         host=NO_MEETING,
+        in_kernels=False,
+    ),
+    Mutant(
+        "foreign-words-as-they-are",
+        "bytes are pushed as they are, and some look like a slot to which nothing has come",
+        "gathers of integers and FP4 by push protocols that were made for sums",
+        pushed_moves,
+        HANGS,
+    ),
+    Mutant(
+        "key-cleared-before-all-have-it",
+        "the lane that clears a warp's key does so before other lanes have seen it",
+        "push protocols in which a word serves a whole warp",
+        pushed_moves,
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "keys-only-with-bytes",
+        "a warp without bytes for a peer sends it nothing, so the peer's next bytes come over slots that are in use",
+        "push protocols whose words go one way alone, in several rounds",
+        partial(moves_in_rounds, timeout=0.002),
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "moves-no-start-barrier",
+        "bytes are stored to a peer's output while kernels in front of the peer's call still read it",
+        "hand-written gathers that store to the outputs of others",
+        partial(moves, ops=("broadcast",), algos=("put",), graph=False),
+    ),
+    Mutant(
+        "moves-no-end-barrier",
+        "a call ends before its peers have stored all of its output",
+        "hand-written gathers that store to the outputs of others",
+        partial(moves, ops=("all_gather",), algos=("put",), graph=False),
+    ),
+    Mutant(
+        "moves-payload-not-doubled",
+        "one half of the workspace serves every chunk, which is staged while peers still read the one before",
+        "chunked exchanges by way of a buffer",
+        partial(moves, ops=("in_place",), algos=("pull",), tight=True, graph=False),
+    ),
+    Mutant(
+        "exchange-in-place-not-staged",
+        "what comes from a peer is written over what that peer still reads",
+        "all-to-alls whose outputs are their inputs",
+        partial(moves, ops=("in_place",), algos=("pull", "put"), graph=False),
+        host=NEVER_STAGED,
         in_kernels=False,
     ),
 )

@@ -39,6 +39,7 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
+from drvfuse.ops.collectives.move_kernels import Move, Moved, MoveParams, MovePushParams
 from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.collectives.scatter_kernels import (
     FusedScatterParams,
@@ -84,6 +85,7 @@ _FUSED = {
 }
 _NORMED = _defines(NORMED=1, OUT_DTYPE="e4m3")
 _FORM = NormForm(normed=True)
+_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -163,6 +165,10 @@ BLOCKS = [
         "FusedScatterPushParams",
         _FUSED | _PUSH,
     ),
+    Block(Move, "collectives/moves.cuh", "Move", _MOVES),
+    Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
+    Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
+    Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),
