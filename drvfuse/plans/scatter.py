@@ -10,26 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ..errors import ArgumentError
 from .limits import ceil_div
 from .traffic import NONE, Traffic
 
 
-def split_rows(rows: int, ranks: int, splits: Any = None) -> tuple[int, ...]:
-    """The rows of each rank: those of `splits`, or as equal as possible, the first rows mod ranks one more.
-
-    ArgumentError unless `splits` is None or so many integers >= 0 as there are ranks, whose sum is `rows`.
-    """
-    if splits is None:
-        return tuple(rows // ranks + (rank < rows % ranks) for rank in range(ranks))
-    found = tuple(splits) if isinstance(splits, Sequence) and not isinstance(splits, str) else None
-    if found is None or not all(type(count) is int and count >= 0 for count in found) or len(found) != ranks:
-        raise ArgumentError("splits", repr(splits), f"{ranks} integers, the rows of each rank, or None")
-    if sum(found) != rows:
-        raise ArgumentError("splits", f"{list(found)}, with the sum {sum(found)}", f"integers with the sum {rows}")
-    return found
+def split_rows(rows: int, ranks: int) -> tuple[int, ...]:
+    """The rows of each rank, as equal as possible: the first (rows mod ranks) ranks have one more."""
+    return tuple(rows // ranks + (rank < rows % ranks) for rank in range(ranks))
 
 
 @dataclass(frozen=True)

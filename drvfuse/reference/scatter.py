@@ -17,6 +17,14 @@ from .arithmetic import Floats, NDArray
 from .collectives import Normalised, allreduce, allreduce_rmsnorm_fp8
 
 
+def _rows(rows: int, ranks: int, splits: Sequence[int] | None) -> Sequence[int]:
+    if splits is None:
+        return split_rows(rows, ranks)
+    if len(splits) != ranks or sum(splits) != rows or min(splits) < 0:
+        raise ArgumentError("splits", list(splits), f"{ranks} numbers of rows with the sum {rows}")
+    return splits
+
+
 def _parts(values: NDArray, splits: Sequence[int]) -> list[NDArray]:
     return np.split(values, np.cumsum(splits)[:-1])
 
@@ -34,7 +42,7 @@ def reduce_scatter(
     total = allreduce(inputs, dtype, epilogue)
     if not total.ndim:
         raise ArgumentError("inputs[0]", "of shape ()", "of at least one dimension")
-    return _parts(total, split_rows(total.shape[0], len(inputs), splits))
+    return _parts(total, _rows(total.shape[0], len(inputs), splits))
 
 
 def reduce_scatter_rmsnorm_fp8(
@@ -58,7 +66,7 @@ def reduce_scatter_rmsnorm_fp8(
     `residuals[i]` [rows of rank i, columns] is rank i's.
     """
     shape = np.shape(inputs[0])
-    counts = split_rows(math.prod(shape[:-1]), len(inputs), splits)
+    counts = _rows(math.prod(shape[:-1]), len(inputs), splits)
     by_rank = zip(*(_parts(np.asarray(values).reshape(-1, *shape[-1:]), counts) for values in inputs), strict=True)
     before, after = (gamma, epsilon, weight_offset, scale_ub), (out_dtype, scales_dtype)
     options: dict[str, Any] = {"norm": norm, "beta": beta, "head_columns": head_columns, "quantisation": quantisation}

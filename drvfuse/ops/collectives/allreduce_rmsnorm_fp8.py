@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ... import dtypes
 from ...errors import ArgumentError, require_integer, require_kind
 from ...plans import collectives as plans
-from ...plans import scatter, traffic, tuning
+from ...plans import traffic, tuning
 from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -194,7 +194,7 @@ def prepared(
     each_row: Any = row_shape  # and of what has a value for each
     if scatters:
         heads = row_shape[len(shape) - 1 :]
-        counts = scatter.split_rows(math.prod(shape[:-1]), group.size, splits)
+        counts = own_parts.rows_of_ranks(group, math.prod(shape[:-1]), splits)
         whole = [(counts[rank.index], shape[-1]) for rank in group]
         each_row = [(counts[rank.index], *heads) for rank in group]
         counts = tuple(count * math.prod(heads) for count in counts)  # heads are rows of their own

@@ -4,15 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, Unsupported
+from ...plans.scatter import split_rows
 from ..call.operands import VECTOR, Operand
 from . import plan
+from .moving import lengths
 from .scatter_kernels import FORMS
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+
+
+def rows_of_ranks(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
+    """Of so many rows those of each rank: `splits`, or as equal as possible. ArgumentError for splits of other rows."""
+    if splits is None:
+        return split_rows(rows, group.size)
+    found = lengths("splits", splits, group.size)
+    if sum(found) != rows:
+        raise ArgumentError(
+            "splits", f"{list(found)}, with the sum {sum(found)}", f"numbers of rows with the sum {rows}"
+        )
+    return found
 
 
 def algorithms(group: Group, algo: str) -> list[str]:

@@ -28,7 +28,7 @@ from .compared import compared
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import INPUT_DTYPES
-from .own_parts import algorithms, in_place
+from .own_parts import algorithms, in_place, rows_of_ranks
 from .scatter_kernels import ALGORITHMS, FORMS, ScatterKernel, ScatterParams, ScatterPushParams
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def reduce_scatter(
     options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     if not shape:
         raise ArgumentError(first.name, "of shape ()", "of at least one dimension, which is split")
-    rows = scatter.split_rows(shape[0], group.size, splits)
+    rows = rows_of_ranks(group, shape[0], splits)
     bound = bind(group, epilogue) if epilogue is not None else None
     parts = scatter.Parts.of(rows, math.prod(shape[1:]), plans.PACK_BYTES // dtype.itemsize)
     shapes = [(rows[rank.index], *shape[1:]) for rank in group]
