@@ -147,7 +147,8 @@ def _collectives(arguments: argparse.Namespace) -> Started:
 
 def _moves(arguments: argparse.Namespace) -> Started:
     op = arguments.benchmark.replace("-", "_")
-    algos = [one_of("--algos", algo, moves.ALGORITHMS) for algo in arguments.algos or moves.ALGORITHMS]
+    every = moves.algorithms(op)
+    algos = [one_of("--algos", algo, every) for algo in arguments.algos or every]
     emulated = arguments.driver == "emu"
     installed = importlib.util.find_spec("torch") is not None
     if arguments.peers and emulated:
@@ -218,6 +219,7 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "all-gather": (moves, _moves),
     "all-to-all": (moves, _moves),
     "allreduce": (collectives_report, _collectives),
+    "allreduce-many": (moves, _moves),
     "allreduce-rmsnorm-fp8": (collectives_report, _collectives),
     "broadcast": (moves, _moves),
     "emulator": (emulator, _emulator),
@@ -226,6 +228,8 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "gemv": (gemv, _gemv),
     "host": (host, _host),
     "processes": (processes, _processes),
+    "reduce-scatter": (moves, _moves),
+    "reduce-scatter-rmsnorm-fp8": (moves, _moves),
     "trace-cost": (trace_cost, _trace_cost),
 }
 
