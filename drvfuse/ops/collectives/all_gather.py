@@ -47,7 +47,7 @@ def all_gather(
     max_num_blocks: int | None = None,
     streams: Streams = None,
     trace: Trace | None = None,
-) -> Prepared[list[Array] | Gathered]:
+) -> Prepared[Any]:
     """Join the ranks' inputs along dimension 0, in the order of the ranks; every rank gets all rows.
 
     `inputs` is a list with one array per local rank, contiguous and on its rank's device, of at least one dimension.
@@ -57,7 +57,7 @@ def all_gather(
     In place: an input may be the part of its rank's output where its rows belong; else they share no memory.
 
     With `scales`, arrays of any dtype that have a row for each row of the inputs, these are gathered likewise, by the
-    same launch, into `gathered_scales`, and the result is (outputs, scales). So FP8 rows travel with their scales.
+    same launch, into `gathered_scales`, and the result is (outputs, scales), a `Gathered`. So FP8 rows travel with their scales.
 
     `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that say themselves that they have
     come), "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers),
