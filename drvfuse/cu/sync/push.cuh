@@ -200,10 +200,14 @@ public:
             },
             [&](Report* to) {
                 int first = 0;
+                u32 where = 0;  // found without an index that varies, so that the keys stay in registers
 #pragma unroll
-                for (int k = K - 1; k >= 0; --k) first = (wanted[k] && absent(words[k])) || absent(keys[k]) ? k : first;
-                report(to, leg, (call_.rank + Ranks - 1 - first) % Ranks,
-                       absent(keys[first]) ? key_offset + first * key_stride : offset + first * stride);
+                for (int k = K - 1; k >= 0; --k) {
+                    const bool no_key = absent(keys[k]), late = no_key || (wanted[k] && absent(words[k]));
+                    first = late ? k : first;
+                    where = no_key ? key_offset + k * key_stride : late ? offset + k * stride : where;
+                }
+                report(to, leg, (call_.rank + Ranks - 1 - first) % Ranks, where);
             });
         fall_behind();
 #pragma unroll
