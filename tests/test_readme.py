@@ -42,7 +42,7 @@ def plain(text: str) -> str:
     "name,outputs",
     [
         *(("checking", 4), ("findings", 30), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)),
-        ("emulated-graphs", 1),
+        *(("collectives", 1), ("emulated-graphs", 1)),
     ],
 )
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:

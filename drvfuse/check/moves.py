@@ -30,7 +30,7 @@ from .problems import Host
 from .run import Run
 
 TIGHT = 8 << 10
-OPS = ("all_gather", "scales", "broadcast", "all_to_all", "one_way", "in_place")
+OPS = ("all_gather", "scales", "broadcast", "relay", "all_to_all", "one_way", "in_place")
 COLUMNS = (33, 64)  # words of a row, which then begins at multiples of 4 bytes or of 16
 _WORDS = 1 << 14
 
@@ -81,7 +81,8 @@ class _Call:
             xs, ys = _both(memory, pairs)
             more = {"scales": xs[1], "gathered_scales": ys[1]} if op == "scales" else {}
             call = all_gather.prepare(group, xs[0], ys[0], splits=rows, **more, **options)
-        elif op == "broadcast":
+        elif op in ("broadcast", "relay"):
+            options["algo"] = op if op == "relay" else algo
             root, hosts = int(run.random.integers(n)), [_words(run, (30, columns)) for _ in rows]
             pairs.append(("in", "out", hosts, [hosts[root]] * n))
             xs, ys = _both(memory, pairs)
@@ -200,7 +201,7 @@ def moves_in_rounds(run: Run, *, timeout: float = 10.0, pdl: PDLLevel | None = N
                     run.choice(PDL) if pdl is None else pdl,
                     int(run.choice((1, 3, 4))),
                 )
-                for op in run.shuffled(("broadcast", "one_way", "all_gather", "all_to_all"))
+                for op in run.shuffled(("broadcast", "relay", "one_way", "all_gather", "all_to_all"))
             ]
             xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
             ys = [[rank.empty(520, "float32") for rank in group] for _ in calls]

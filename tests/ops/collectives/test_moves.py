@@ -162,6 +162,24 @@ def test_calls_larger_than_the_workspace(new_group, rng, algo):
         slots_are_empty(group)
 
 
+@pytest.mark.gpus(3)
+def test_a_broadcast_by_relays(new_group, rng):
+    """Of every size and root, at odd addresses, in one round and in several, and between sums in the same slots."""
+    group = new_group(3, workspace_bytes=1 << 13)
+    ones = [np.full(520, rank, np.float32) for rank in range(3)]
+    for root in range(3):
+        for nbytes in (1, 1027, 5000, 16 * 640, 33_333):
+            hosts = [words(rng, nbytes) for _ in range(3)]
+            xs = [off(rank, host, 7) for rank, host in zip(group, hosts, strict=True)]
+            ys = df.broadcast(group, xs, root=root, algo="relay")
+            sums = df.allreduce(group, place(group, ones), algo="push_one_shot")
+            df.broadcast(group, xs, xs, root=root, algo="relay")
+            for found in (ys, xs):
+                assert_bits(found, hosts[root], f"{nbytes} bytes of rank {root}")
+            assert_bits(sums, np.full(520, 3, np.float32))
+    slots_are_empty(group)
+
+
 @pytest.mark.gpus(8)
 def test_eight_ranks(open_group, rng):
     group = open_group(8, workspace_bytes=1 << 16)
@@ -203,12 +221,13 @@ def test_arrays_that_peers_cannot_access_and_odd_addresses_are_staged(open_group
 
 
 @pytest.mark.gpus(3)
-def test_auto_pushes_small_calls_and_puts_large_ones(open_group):
+def test_auto_pushes_small_calls_and_not_large_ones(open_group):
     group = open_group(3, workspace_bytes=1 << 16)
     small = [rank.zeros(1000, "uint8") for rank in group]
     assert df.all_gather.prepare(group, small).algo == "push"
     large = [rank.zeros(24 << 20, "uint8") for rank in group]
-    assert df.broadcast.prepare(group, large, large).algo == "put"
+    assert df.broadcast.prepare(group, large, large).algo == "relay"
+    assert df.all_to_all.prepare(group, large, [rank.empty(24 << 20, "uint8") for rank in group]).algo == "put"
 
 
 @pytest.mark.gpus(SEVERAL)
