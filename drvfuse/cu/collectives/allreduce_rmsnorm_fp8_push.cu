@@ -182,7 +182,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
             [&](int group, float scale, u32 marks) {
                 const u32 word[1] = {scale_word(scale, marks)};
                 send_to_all(push, at.scale + group * 4, at.scale_stride, word);
-                if (exists) store_scalar(scale_at(p, begin + row, group), scale);
+                if (exists) store_scalar(scale_at(p, begin, row, group), scale);
             },
             [&](int index, const InPack& pack) {
                 send_to_all(push, at.normed + index * u32(sizeof(InPack)), at.stride, pack.word);
@@ -220,7 +220,7 @@ __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Ro
         if (marks >> (threadIdx.x % LANES) & 1) words[0] = ABSENT;
     }
     if (scaled && inside(p, row))
-        store_scalar(scale_at(p, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
+        store_scalar(scale_at(p, 0, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
 }
 
 // A row that another rank owns.
