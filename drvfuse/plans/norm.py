@@ -11,8 +11,10 @@ from .limits import Limits, ceil_div
 
 MAX_THREADS = 512  # of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
-_LANES_THREADS = 256
-_FLOATS = 16  # of a row in a thread's registers, where there are enough rows to fill the device
+_LANES_THREADS = 128
+_FLOATS = 32  # of a row in a thread's registers, where there are many rows
+_FEW_FLOATS = 8  # where there are few
+_MANY_ROWS = 2  # for each multiprocessor
 _MAX_CLUSTER = 8
 _FEW_THREADS = 128  # of a block whose row a cluster shares
 
@@ -38,13 +40,13 @@ class NormShape(NamedTuple):
         if not 1 <= columns <= MAX_COLUMNS:
             raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
         row_packs = ceil_div(columns * itemsize, PACK_BYTES)
+        cluster, many = 1, rows > _MANY_ROWS * limits.sm_count
+        packs = (_FLOATS if many else _FEW_FLOATS) * itemsize // PACK_BYTES
         if row_packs <= 32:
-            lanes = 1 << (row_packs - 1).bit_length()
-            return cls(lanes, _LANES_THREADS, 1, 1, row_packs == lanes)
-        packs, cluster = 1, 1
-        if rows > limits.sm_count:
-            packs = _FLOATS * itemsize // PACK_BYTES
-        elif limits.capability >= CLUSTER_CAPABILITY:
+            all_packs = _power_of_two(row_packs)
+            packs = min(packs, all_packs)
+            return cls(all_packs // packs, _LANES_THREADS, packs, 1, row_packs == all_packs)
+        if not many and limits.capability >= CLUSTER_CAPABILITY:
             while cluster < _MAX_CLUSTER and _shared_further(row_packs, rows, cluster, limits.sm_count):
                 cluster *= 2
         packs = max(packs, _power_of_two(ceil_div(row_packs, cluster * MAX_THREADS)))

@@ -2,15 +2,15 @@
 // Optional residual addition, RMSNorm or LayerNorm, and quantisation of rows, on one device: each byte read and written
 // once.
 //
-// Layout. Tensors are [rows, columns], contiguous. A row is held in registers by a team of threads: by a block, by the
-// DRVFUSE_CLUSTER blocks of a cluster, whose threads are numbered block by block, or, where DRVFUSE_LANES is not 0, by
-// so many lanes of a warp. Pack i * threads + t of 16 bytes of the input belongs to thread t of the team, i <
-// DRVFUSE_PACKS, which is 1 for lanes. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple of
-// the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
+// Layout. Tensors are [rows, columns], contiguous. A row is held in registers by a team of threads: by a block of
+// DRVFUSE_THREADS threads, by the DRVFUSE_CLUSTER blocks of a cluster, whose threads are numbered block by block, or,
+// where DRVFUSE_LANES is not 0, by so many lanes of a warp. Pack i * threads + t of 16 bytes of the input belongs to
+// thread t of the team, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple
+// of the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
 // DRVFUSE_PACKS packs of a row.
 //
 // Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ...; the next row is in flight
-// while a row is worked on. Threads: a multiple of 32 up to MAX_THREADS.
+// while a row is worked on.
 //
 // Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output); then as
 // drvfuse/reference/norms.py and quantised.py have it. IEEE operations, each rounded; the order of sums is in reduce.cuh.
@@ -21,8 +21,8 @@
 // are weights, read before the wait for the producer.
 //
 // Failure. Nothing waits but for the threads of its own team.
-#include "common/lane_reduce.cuh"
 #include "common/quantise.cuh"
+#include "common/team_reduce.cuh"
 #include "ptx/math.cuh"
 #include "sync/pdl.cuh"
 #include "trace/trace.cuh"
@@ -49,19 +49,25 @@ constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
-constexpr bool KEEP_GAMMA = PACKS * W <= 16;  // in registers, for all rows
-constexpr int MAX_THREADS = 512;
+constexpr int THREADS = DRVFUSE_THREADS;
+constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
+constexpr int FLOATS = PACKS * W;  // of a row in a thread's registers
+// Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
+constexpr int RESIDENT = (FLOATS > 16 ? 512 : 1024) / THREADS;
 
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;
 using GammaPack = Pack<Gamma, W>;
 using ResidualPack = Pack<Residual, W>;
+// gamma + weight_offset, and beta, stay in registers for all rows where there are some left.
+constexpr int KEPT = FLOATS * (BETA ? 3 : 2) + PACKS * (InPack::words + (RESIDUAL ? ResidualPack::words : 0));
+constexpr bool KEEP_GAMMA = KEPT <= (FLOATS > 16 ? 96 : 40);
 #if DRVFUSE_LANES
 using Scratch = LaneScratch<LANES>;
 #elif DRVFUSE_CLUSTER > 1
 using Scratch = ClusterScratch<CLUSTER>;
 #else
-using Scratch = RowScratch;
+using Scratch = BlockScratch<THREADS / 32>;
 #endif
 
 struct NormParams {
@@ -81,10 +87,10 @@ struct NormParams {
     int early_trigger;
 };
 
-// Pack `index` of what begins at element `start` of a tensor; `valid` of its elements exist.
+// This thread's pack `i` of what begins for it at element `at` of a tensor, of whose rows `valid` elements are left there.
 template <typename T>
-__device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, i64 start, int index, int valid) {
-    const char* address = static_cast<const char*>(tensor) + Bytes<T>::of(start + index * W);
+__device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, i64 at, int i, int valid) {
+    const char* address = static_cast<const char*>(tensor) + Bytes<T>::of(at) + Bytes<T>::of(i * TEAM * W);
     if constexpr (RAGGED) {
         load_elements(pack, address, valid);
     } else {
@@ -93,8 +99,8 @@ __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor
 }
 
 template <typename T>
-__device__ __forceinline__ void store_of_row(void* tensor, i64 start, int index, int valid, const Pack<T, W>& pack) {
-    char* address = static_cast<char*>(tensor) + Bytes<T>::of(start + index * W);
+__device__ __forceinline__ void store_of_row(void* tensor, i64 at, int i, int valid, const Pack<T, W>& pack) {
+    char* address = static_cast<char*>(tensor) + Bytes<T>::of(at) + Bytes<T>::of(i * TEAM * W);
     if constexpr (RAGGED) {
         store_elements(address, pack, valid);
     } else {
@@ -113,36 +119,32 @@ class Rows {
 public:
     __device__ __forceinline__ Rows(const NormParams& p, Scratch& scratch, Trace& trace)
         : p_(p), scratch_(scratch), trace_(trace), packs_((p.columns + W - 1) / W), done_(0) {
-        if constexpr (LANES > 0) {
-            thread_ = threadIdx.x % IN_WARP;
-        } else {
-            thread_ = Scratch::block() * blockDim.x + threadIdx.x;
-        }
+        thread_ = LANES > 0 ? threadIdx.x % IN_WARP : Scratch::block() * THREADS + threadIdx.x;
         share_ = (p.columns & (p.columns - 1)) == 0 ? __float_as_uint(__frcp_rn(float(p.columns))) : 0;
         if constexpr (KEEP_GAMMA) {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
-                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), valid(i));
-                if (BETA && has(i)) load_of_row(beta_[i], p.beta, 0, index(i), valid(i));
+                if (has(i)) load_gamma(gamma_[i], i);
+                if (BETA && has(i)) load_vector(beta_[i], p.beta, i);
             }
         }
     }
 
     // Which row comes first, and how many rows later the next one.
     static __device__ __forceinline__ int first_row() {
-        return LANES > 0 ? (blockIdx.x * blockDim.x + threadIdx.x) / IN_WARP : blockIdx.x / CLUSTER;
+        return LANES > 0 ? (blockIdx.x * THREADS + threadIdx.x) / IN_WARP : blockIdx.x / CLUSTER;
     }
     static __device__ __forceinline__ int step() {
-        return LANES > 0 ? gridDim.x * blockDim.x / IN_WARP : gridDim.x / CLUSTER;
+        return LANES > 0 ? gridDim.x * (THREADS / IN_WARP) : gridDim.x / CLUSTER;
     }
 
     __device__ __forceinline__ void load(Loaded& loaded, int row) const {
-        const i64 start = i64(row) * p_.columns;
+        const i64 from = at(row);
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             if (row < p_.rows && has(i)) {
-                load_of_row(loaded.input[i], p_.input, start, index(i), valid(i));
-                if constexpr (RESIDUAL) load_of_row(loaded.residual[i], p_.residual, start, index(i), valid(i));
+                load_of_row(loaded.input[i], p_.input, from, i, valid(i));
+                if constexpr (RESIDUAL) load_of_row(loaded.residual[i], p_.residual, from, i, valid(i));
             }
         }
     }
@@ -154,8 +156,10 @@ public:
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             if (!live(i)) continue;
-            const InPack source[1] = {loaded.input[i]};
-            sum_packs(x[i], source);
+            InPack source;
+#pragma unroll
+            for (int j = 0; j < InPack::words; ++j) source.word[j] = Word<In>::plus_zero(loaded.input[i].word[j]);
+            to_float(x[i], source);
             if constexpr (RESIDUAL) {
                 float residual[W];
                 ResidualPack pack;
@@ -164,7 +168,7 @@ public:
                 for (int k = 0; k < W; ++k) x[i][k] = __fadd_rn(x[i][k], residual[k]);
                 from_float(pack, x[i]);
                 to_float(x[i], pack);
-                store_of_row(p_.residual_output, start(), index(i), valid(i), pack);
+                store_of_row(p_.residual_output, at(row), i, valid(i), pack);
             }
             trace_.need(x[i]);
         }
@@ -182,11 +186,11 @@ public:
         for (int i = 0; i < PACKS; ++i) {
             if (!live(i)) continue;
             float g[W];
-            vector(g, gamma_, p_.gamma, i);
+            gamma(g, i);
 #pragma unroll
             for (int k = 0; k < W; ++k) {
                 squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
-                x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
+                x[i][k] = __fmul_rn(x[i][k], g[k]);
                 // A ragged row's padding is x = 0, which must not become 0 * infinity.
                 if (!BETA && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
             }
@@ -199,7 +203,7 @@ public:
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             float b[W];
-            if (BETA && live(i)) vector(b, beta_, p_.beta, i);
+            if (BETA && live(i)) beta(b, i);
 #pragma unroll
             for (int k = 0; k < W; ++k) {
                 x[i][k] = __fmul_rn(x[i][k], f);
@@ -210,31 +214,26 @@ public:
             }
             if constexpr (!BETA) largest[i] = __fmul_rn(largest[i], f);
         }
-        if constexpr (QUANT == Quant::row) {
-            float of_row = __fmul_rn(row.maximum, f);
-            if constexpr (BETA) {
-                const float none[1] = {0.0f};
-                scratch_.expect(done_, 1);
-                of_row = reduce_row(scratch_, done_++, none, maximum_of(largest)).maximum;
-            }
-            const Quantisation scale = quantisation<Out, Scale>(of_row, p_.given);
-            if (thread_ == 0 && row_ < p_.rows) store_scalar(static_cast<Scale*>(p_.scales) + row_, scale.scale);
-            store(x, scale.inverse);
+        float inverse[PACKS];
+        if constexpr (QUANT == Quant::group) {
+            scale_groups<Out>(inverse, largest);
+        } else if constexpr (QUANT == Quant::row) {
+            fill(inverse, scale_row<Out>(row.maximum, f, largest));
         } else {
-            store(x, QUANT == Quant::fixed ? finite_inverse(p_.given) : 1.0f, largest);
+            fill(inverse, finite_inverse(p_.given));
         }
+        store(x, inverse);
         trace_.lap(TraceRole::store);
     }
 
 private:
-    __device__ __forceinline__ int index(int i) const {
-        return LANES > 0 ? thread_ : i * int(CLUSTER * blockDim.x) + thread_;
-    }
+    __device__ __forceinline__ int index(int i) const { return i * TEAM + thread_; }
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
     __device__ __forceinline__ bool live(int i) const { return (LANES == 0 || row_ < p_.rows) && has(i); }
     __device__ __forceinline__ int valid(int i) const { return p_.columns - index(i) * W; }
     __device__ __forceinline__ bool exists(int i, int k) const { return !RAGGED || k < valid(i); }
-    __device__ __forceinline__ i64 start() const { return i64(row_) * p_.columns; }
+    // This thread's first element of a row.
+    __device__ __forceinline__ i64 at(int row) const { return i64(row) * p_.columns + thread_ * W; }
 
     // sum / columns, by a multiplication where that gives the same bits in a fraction of the time.
     __device__ __forceinline__ float mean_of(float sum) const {
@@ -267,46 +266,111 @@ private:
         }
     }
 
-    // Pack i of this thread's of gamma or beta.
-    template <int N>
-    __device__ __forceinline__ void vector(float (&v)[W], const GammaPack (&kept)[N], const void* from, int i) const {
+    __device__ __forceinline__ void load_vector(float (&v)[W], const void* from, int i) const {
         GammaPack pack;
-        if constexpr (KEEP_GAMMA) {
-            pack = kept[i];
-            forget(pack);  // else it would be kept in fp32, in more registers
-        } else {
-            load_of_row(pack, from, 0, index(i), valid(i));
-        }
+        load_of_row(pack, from, thread_ * W, i, valid(i));
         to_float(v, pack);
     }
 
-    // y as it is, and its codes: those of groups by the maxima of packs.
-    __device__ __forceinline__ void store(float (&y)[PACKS][W], float inverse, const float (&largest)[PACKS] = {}) {
+    __device__ __forceinline__ void load_gamma(float (&g)[W], int i) const {
+        load_vector(g, p_.gamma, i);
+#pragma unroll
+        for (int k = 0; k < W; ++k) g[k] = __fadd_rn(g[k], p_.weight_offset);
+    }
+
+    // gamma + weight_offset, and beta, for this thread's pack i.
+    __device__ __forceinline__ void gamma(float (&g)[W], int i) const {
+        if constexpr (KEEP_GAMMA) {
+            copy(g, gamma_[i]);
+        } else {
+            load_gamma(g, i);
+        }
+    }
+
+    __device__ __forceinline__ void beta(float (&b)[W], int i) const {
+        if constexpr (KEEP_GAMMA) {
+            copy(b, beta_[i]);
+        } else {
+            load_vector(b, p_.beta, i);
+        }
+    }
+
+    static __device__ __forceinline__ void copy(float (&to)[W], const float (&from)[W]) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) to[k] = from[k];
+    }
+
+    // Stores the scale of the row, and gives its inverse.
+    template <typename Q>
+    __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
+        float of_row = __fmul_rn(maximum, f);
+        if constexpr (BETA) {
+            float none[PACKS];
+            clear(none);
+            scratch_.expect(done_, PACKS);
+            of_row = reduce_row(scratch_, done_++, none, maximum_of(largest)).maximum;
+        }
+        const Quantisation scale = quantisation<Q, Scale>(of_row, p_.given);
+        if (thread_ == 0 && row_ < p_.rows) store_scalar(static_cast<Scale*>(p_.scales) + row_, scale.scale);
+        return scale.inverse;
+    }
+
+    static __device__ __forceinline__ void fill(float (&to)[PACKS], float value) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) to[i] = value;
+    }
+
+    // Stores the scales of the groups that this thread's packs lie in, and gives the inverse for each pack. A group is
+    // in_group adjacent threads, and turns packs of each of them; its threads share the work on the groups that they have.
+    template <typename Q>
+    __device__ __forceinline__ void scale_groups(float (&inverse)[PACKS], const float (&largest)[PACKS]) {
+        constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, turns = GROUP / W / in_group;
+        constexpr int groups = PACKS / turns, sharing = in_group < groups ? in_group : groups;
+        const int place = thread_ % in_group;
+#pragma unroll
+        for (int first = 0; first < groups; first += sharing) {
+            float own = 0.0f;
+#pragma unroll
+            for (int j = 0; j < sharing; ++j) {
+                u32 maximum = 0;
+#pragma unroll
+                for (int i = 0; i < turns; ++i)
+                    maximum = max(maximum, __float_as_uint(largest[(first + j) * turns + i]));
+                maximum = group_max<in_group, 1>(maximum);
+                own = place % sharing == j ? __uint_as_float(maximum) : own;
+            }
+            const Quantisation scale = quantisation<Q, Scale>(own, p_.given);
+            const int column = ((first + place % sharing) * turns * TEAM + thread_ - place) * W;
+            if (place < sharing && row_ < p_.rows && column < p_.columns) {
+                const i64 at = scale_index<LAYOUT>(row_, column / GROUP, p_.rows, p_.columns / GROUP);
+                store_scalar(static_cast<Scale*>(p_.scales) + at, scale.scale);
+            }
+#pragma unroll
+            for (int j = 0; j < sharing; ++j) {
+                const float of_group = __shfl_sync(0xffffffffu, scale.inverse, threadIdx.x % 32 - place + j);
+#pragma unroll
+                for (int i = 0; i < turns; ++i) inverse[(first + j) * turns + i] = of_group;
+            }
+        }
+    }
+
+    // y as it is, and its codes.
+    __device__ __forceinline__ void store(float (&y)[PACKS][W], const float (&inverse)[PACKS]) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            if constexpr (QUANT == Quant::group) {
-                const float of_group = __uint_as_float(group_max<GROUP, W>(__float_as_uint(largest[i])));
-                const Quantisation scale = quantisation<Out, Scale>(of_group, p_.given);
-                const int at = index(i) * W;
-                if (live(i) && at % GROUP == 0) {
-                    const i64 place = scale_index<LAYOUT>(row_, at / GROUP, p_.rows, p_.columns / GROUP);
-                    store_scalar(static_cast<Scale*>(p_.scales) + place, scale.scale);
-                }
-                inverse = scale.inverse;
-            }
             if (!live(i)) continue;
             if constexpr (NORMED) {
                 InPack normed;
                 from_float(normed, y[i]);
-                store_of_row(p_.normed_output, start(), index(i), valid(i), normed);
+                store_of_row(p_.normed_output, at(row_), i, valid(i), normed);
             }
             if constexpr (QUANT != Quant::none) {
 #pragma unroll
-                for (int k = 0; k < W; ++k) y[i][k] = __fmul_rn(y[i][k], inverse);
+                for (int k = 0; k < W; ++k) y[i][k] = __fmul_rn(y[i][k], inverse[i]);
             }
             OutPack pack;
             from_float(pack, y[i]);
-            store_of_row(p_.output, start(), index(i), valid(i), pack);
+            store_of_row(p_.output, at(row_), i, valid(i), pack);
         }
     }
 
@@ -318,11 +382,11 @@ private:
     int row_;
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
     u32 done_;   // reductions
-    GammaPack gamma_[KEEP_GAMMA ? PACKS : 1];
-    GammaPack beta_[KEEP_GAMMA && BETA ? PACKS : 1];
+    float gamma_[KEEP_GAMMA ? PACKS : 1][W];
+    float beta_[KEEP_GAMMA && BETA ? PACKS : 1][W];
 };
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, PACKS* W <= 16 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     rmsnorm_fp8(const __grid_constant__ NormParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
@@ -335,8 +399,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, PACKS* W <= 16 ? 2 : 1
     int row = rows.first_row();
     rows.load(loaded, row);
     if constexpr (QUANT == Quant::group) {
-        const i64 thread = i64(blockIdx.x) * blockDim.x + threadIdx.x;
-        clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * blockDim.x);
+        const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
+        clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);
     }
     // Lanes of a warp go on together: all until the first of them has no row.
 #pragma unroll 1
