@@ -249,7 +249,9 @@ class _Call:
             *defines(dtype=self.dtype, gamma_dtype=arrays["gamma"].dtype),
             *defines(residual_dtype=arrays.get("residual", arrays["input"]).dtype, residual="residual" in arrays),
             *defines(layer=self.layer, beta="beta" in arrays, normed="normed_output" in arrays, ragged=self.ragged),
-            *defines(lanes=shape.lanes, packs=shape.packs, cluster=shape.cluster, exact=shape.exact, threads=shape.threads),
+            *defines(
+                lanes=shape.lanes, packs=shape.packs, cluster=shape.cluster, exact=shape.exact, threads=shape.threads
+            ),
             *traced.items(),
         )
         capability = FP8_CAPABILITY if given.dtype is not None else (0, 0)
