@@ -25,3 +25,4 @@ from .quantised import dequantise as dequantise
 from .quantised import quantisation as quantisation
 from .quantised import quantise as quantise
 from .quantised import scales_by_row as scales_by_row
+from .rows import rmsnorm_fp8 as rmsnorm_fp8
