@@ -74,9 +74,9 @@ _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=12
 _FUSED = {
     **_COLLECTIVE,
     **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float", RESIDUAL_DTYPE="bf16"),
-    **_defines(LAYER=0, BETA=0, NORMED=0),
+    **_defines(LAYER=0, BETA=0, NORMED=0, MORE=0, QUANT=0, GROUP=0, SCALES_LAYOUT=0),
 }
-_NORMED = _defines(NORMED=1, OUT_DTYPE="e4m3")
+_NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
 _FORM = NormForm(normed=True)
 _DIVISION = _defines(
     DTYPE="bf16",

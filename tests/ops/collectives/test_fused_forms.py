@@ -65,6 +65,7 @@ def check(
         **kinds,
         **options,
     )
+    group.synchronize()  # a wait that was given up may leave the right bits
     kinds |= {"beta": shifts, "residual": added, "multimem": options.get("use_multimem", False), "nodes": group.nodes}
     expected = reference.allreduce_rmsnorm_fp8(hosts, weights, 1e-5, **kinds)
     what = f"{algo} {shape}"
