@@ -27,6 +27,7 @@ from .ops.collectives.epilogue import int32 as int32
 from .ops.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
+from .ops.norm.rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
 from .plans.quantisation import Quantisation as Quantisation
 from .runtime.array import Array as Array
 from .runtime.array import view as view

@@ -28,5 +28,6 @@ from .quantised import dequantise as dequantise
 from .quantised import quantisation as quantisation
 from .quantised import quantise as quantise
 from .quantised import scales_by_row as scales_by_row
+from .rows import rmsnorm_fp8 as rmsnorm_fp8
 from .scatter import reduce_scatter as reduce_scatter
 from .scatter import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8

@@ -164,12 +164,13 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                 rows.normalise(
                     x,
                     [&](int at, const OutPack& pack) {
-                        store_pack(own + results + j * out_stride + at * sizeof(OutPack), pack);
+                        store_words<OutPack::words>(own + results + j * out_stride + at * sizeof(OutPack), pack.word);
                         store_of_row(p.output, begin + j, at, p, pack);
                     },
                     [&](int group, float scale, u32) {
-                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j * groups + group, scale);
-                        store_scalar(scale_at(p, begin + j, group), scale);
+                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j * groups + group,
+                                     scale);
+                        store_scalar(scale_at(p, begin, j, group), scale);
                     },
                     [&](int at, const InPack& pack) {
                         store_pack(own + results + normed_offset + j * in_stride + at * sizeof(InPack), pack);
@@ -203,14 +204,16 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                         p, normed_output_of(p), [&](int owner) { return payload(p.call.workspaces[owner]) + normed; },
                         row);
                 }
-                if constexpr (SCALED)
-                    gather_scales<1>(
-                        p, sizeof(Scale),
-                        [&](int owner) {
-                            const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;
-                            return reinterpret_cast<const char*>(reinterpret_cast<const Scale*>(scales) + j * groups);
-                        },
-                        row);
+                const auto scales = [&](int owner) {
+                    return payload(p.call.workspaces[owner]) + results + scales_offset +
+                           j * groups * int(sizeof(Scale));
+                };
+                if constexpr (GROUPED) gather_groups<1>(p, sizeof(Scale), scales, row);
+                const int owner = threadIdx.x;
+                if (!GROUPED && SCALED && owner < RANKS && owner != p.call.rank && row(owner) >= 0) {
+                    const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;
+                    copy_scalar(static_cast<Scale*>(p.scales) + row(owner), reinterpret_cast<const Scale*>(scales) + j);
+                }
             }
         }
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);

@@ -124,8 +124,12 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
                 if constexpr (GATHERS_NORMED)
                     gather_rows<In, 0>(
                         p, normed_output_of(p), [&](int owner) { return slot(owner) + normed_offset; }, row);
-                if constexpr (SCALED)
-                    gather_scales<0>(p, 4, [&](int owner) { return slot(owner) + scale_offset; }, row);
+                if constexpr (GROUPED)
+                    gather_groups<0>(p, 4, [&](int owner) { return slot(owner) + scale_offset; }, row);
+                const int owner = threadIdx.x;
+                if (!GROUPED && SCALED && owner < RANKS && row(owner) >= 0)
+                    copy_scalar(static_cast<Scale*>(p.scales) + row(owner),
+                                reinterpret_cast<const Scale*>(slot(owner) + scale_offset));
             }
         }
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);

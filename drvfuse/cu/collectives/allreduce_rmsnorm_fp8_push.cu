@@ -175,14 +175,14 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
             x,
             [&](int index, const OutPack& pack) {
                 OutPack sent = pack;
-                if (MARKS && sent.word[0] == ABSENT) sent.word[0] = 0;
+                if (MARKS && !FAULT("codes-without-marks") && sent.word[0] == ABSENT) sent.word[0] = 0;
                 send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, sent.word);
                 if (exists) store_of_row(p.output, begin + row, index, p, pack);
             },
             [&](int group, float scale, u32 marks) {
                 const u32 word[1] = {scale_word(scale, marks)};
                 send_to_all(push, at.scale + group * 4, at.scale_stride, word);
-                if (exists) store_scalar(scale_at(p, begin + row, group), scale);
+                if (exists) store_scalar(scale_at(p, begin, row, group), scale);
             },
             [&](int index, const InPack& pack) {
                 send_to_all(push, at.normed + index * u32(sizeof(InPack)), at.stride, pack.word);
@@ -220,7 +220,7 @@ __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Ro
         if (marks >> (threadIdx.x % LANES) & 1) words[0] = ABSENT;
     }
     if (scaled && inside(p, row))
-        store_scalar(scale_at(p, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
+        store_scalar(scale_at(p, 0, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
 }
 
 // A row that another rank owns.

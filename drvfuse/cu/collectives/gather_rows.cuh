@@ -61,7 +61,7 @@ __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const&
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& tensor, const From& from,
                                             const Row& row) {
-    const u32 bytes = u32(Bytes<T>::of(p.columns));
+    const u32 bytes = Bytes<T>::of(2) == 1 ? p.columns / 2u : p.columns * u32(sizeof(T));
     if constexpr (RAGGED || Bytes<T>::of(W) < i64(sizeof(Pack<T, W>))) {  // a pack of FP4 may be half a word
         gather_ragged<T, First>(p, tensor, from, row);
     } else if (bytes % 16 == 0) {
@@ -71,22 +71,16 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
     }
 }
 
-// The scales of those rows, which lie one after the other, `stride` bytes apart.
+// The scales of the groups of those rows, which lie one after the other, `stride` bytes apart.
 template <int First, typename From, typename Row>
-__device__ __forceinline__ void gather_scales(const FusedParams& p, u32 stride, const From& from, const Row& row) {
-    if constexpr (!GROUPED) {
-        const int step = threadIdx.x;
-        if (step < RANKS && (First == 0 || step != p.call.rank) && row(step) >= 0)
-            copy_scalar(scale_at(p, row(step), 0), reinterpret_cast<const Scale*>(from(step)));
-    } else {
+__device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1
-        for (int step = First; step < RANKS; ++step) {
-            const int owner = (p.call.rank + step) % RANKS;
-            if (row(owner) < 0) continue;
+    for (int step = First; step < RANKS; ++step) {
+        const int owner = (p.call.rank + step) % RANKS;
+        if (row(owner) < 0) continue;
 #pragma unroll 1
-            for (int group = threadIdx.x; group < groups_of_row(p); group += blockDim.x)
-                copy_scalar(scale_at(p, row(owner), group),
-                            reinterpret_cast<const Scale*>(from(owner) + group * stride));
-        }
+        for (int group = threadIdx.x; group < groups_of_row(p); group += blockDim.x)
+            copy_scalar(scale_at(p, 0, row(owner), group),
+                        reinterpret_cast<const Scale*>(from(owner) + group * stride));
     }
 }

@@ -72,17 +72,17 @@ __device__ __forceinline__ int groups_of_row(const FusedParams& p) {
     return GROUPED ? p.columns / (GROUPED ? DRVFUSE_GROUP : 1) : SCALED;
 }
 
-// Where among the scales that of a row and group belongs.
-__device__ __forceinline__ Scale* scale_at(const FusedParams& p, int row, int group) {
+// Where among the scales that of row `begin` + `row` and of a group belongs.
+__device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int row, int group) {
     Scale* const scales = static_cast<Scale*>(p.scales);
     if constexpr (!GROUPED) {
-        return scales + row;
+        return scales + begin + row;
     } else {
 #if DRVFUSE_MORE
         if constexpr (LAYOUT != ScaleLayout::row)
-            return scales + scale_index<LAYOUT>(p.first_row + row, group, p.all_rows, groups_of_row(p));
+            return scales + scale_index<LAYOUT>(p.first_row + begin + row, group, p.all_rows, groups_of_row(p));
 #endif
-        return scales + scale_index<ScaleLayout::row>(row, group, 0, groups_of_row(p));
+        return scales + scale_index<ScaleLayout::row>(begin + row, group, 0, groups_of_row(p));
     }
 }
 

@@ -179,7 +179,7 @@ public:
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
-            [&](int group, float scale, u32) { store_scalar(scale_at(p_, row, group), scale); },
+            [&](int group, float scale, u32) { store_scalar(scale_at(p_, 0, row, group), scale); },
             [&](int at, const InPack& pack) { store_of_row(normed_output_of(p_), row, at, p_, pack); });
     }
 

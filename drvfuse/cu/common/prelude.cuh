@@ -39,7 +39,8 @@ struct ue8m0 {
     }
 };
 
-// Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits.
+// Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits. `plus_zero` adds +0 to each, as
+// the sum of one rank does.
 template <typename T>
 struct Word;
 
@@ -49,6 +50,9 @@ struct Word<float> {
     static __device__ __forceinline__ void unpack(u32 word, float* v) { v[0] = __uint_as_float(word); }
     static __device__ __forceinline__ u32 pack(const float* v) {
         return v[0] != v[0] ? 0x7fffffffu : __float_as_uint(v[0]);
+    }
+    static __device__ __forceinline__ u32 plus_zero(u32 word) {
+        return __float_as_uint(__fadd_rn(0.0f, __uint_as_float(word)));
     }
 };
 
@@ -60,6 +64,7 @@ struct Word<bf16> {
         v[1] = __uint_as_float(word & 0xffff0000u);
     }
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::bf16x2(v[1], v[0]); }
+    static __device__ __forceinline__ u32 plus_zero(u32 word) { return ptx::plus_zero_bf16x2(word); }
 };
 
 template <>
@@ -70,6 +75,7 @@ struct Word<f16> {
         v[1] = low_half(word >> 16);
     }
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::f16x2(v[1], v[0]); }
+    static __device__ __forceinline__ u32 plus_zero(u32 word) { return ptx::plus_zero_f16x2(word); }
 };
 
 template <>
