@@ -390,14 +390,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     rmsnorm_fp8(const __grid_constant__ NormParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (FAULT("trigger-always-at-entry") || p.early_trigger) launch_dependents();
+    if (p.early_trigger) launch_dependents();
     scratch.init();
     Rows rows(p, scratch, trace);
-    wait_for_producer();
-    trace.start();
     Loaded loaded;
     int row = rows.first_row();
-    rows.load(loaded, row);
+    if (FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
+    wait_for_producer();
+    trace.start();
+    if (!FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
     if constexpr (QUANT == Quant::group) {
         const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);
