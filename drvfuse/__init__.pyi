@@ -20,6 +20,8 @@ from .ops.collectives.epilogue import Replicated as Replicated
 from .ops.collectives.epilogue import float32 as float32
 from .ops.collectives.epilogue import int32 as int32
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
+from .ops.norm.rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
+from .plans.quantisation import Quantisation as Quantisation
 from .runtime.array import Array as Array
 from .runtime.array import view as view
 from .runtime.device import Device as Device
