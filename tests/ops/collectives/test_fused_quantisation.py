@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_inputs, replicate
+from multimem_support import Arrays, exact_inputs
 
 import drvfuse as df
 from drvfuse import reference
