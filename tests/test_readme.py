@@ -42,7 +42,8 @@ def plain(text: str) -> str:
     "name,outputs",
     [
         *(("checking", 4), ("findings", 30), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)),
-        ("emulated-graphs", 1),
+        *(("emulated-graphs", 1), ("first-program", 1), ("algorithms", 1), ("embedding", 1), ("arrays", 1)),
+        *(("own-kernels", 2), ("settings", 1)),
     ],
 )
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:

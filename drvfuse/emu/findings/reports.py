@@ -51,14 +51,14 @@ class Place:
 class Report:
     """One finding. What does not apply is None.
 
-    kind     "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
-    device   ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
-    other    of a race: the earlier access
-    edge     of a race: what would have to order the two, in words
-    callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
-    timeline what happened before, one event a line
-    process  the name of the process whose kernel or copy it is, where the machine has several
-    hint     what is often the mistake, where there is a guess
+    kind      "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
+    device    ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
+    other     of a race: the earlier access
+    edge      of a race: what would have to order the two, in words
+    callers   of a race: where the functions that were inlined around the later access were called, as in `Place`
+    timeline  what happened before, one event per line
+    process   the name of the process whose kernel or copy it is, where the machine has several
+    hint      what is often the mistake, where there is a guess
 
     `str` is all that was found but the timeline, over several lines; `repr` and `brief()` are one. `page` is the place
     in the documentation that explains the kind and shows how to mend it.
