@@ -71,10 +71,12 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
 
 
 @pytest.mark.emulated
-def test_demo_says_first_which_driver_it_uses() -> None:
-    result = run("-m", "drvfuse", "demo", "--driver", "emu", "--gpus", "2", "--rows", "3", "--cols", "40")
+def test_the_demo_prints_what_the_readme_shows() -> None:
+    (shown,) = re.findall(r"drvfuse demo\n```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
+    result = run("-m", "drvfuse", "demo", "--driver", "emu")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0].startswith("driver: emulated, 2 ")
+    seconds = r"[\d.]+ s$"
+    assert re.sub(seconds, "", result.stdout.strip()) == re.sub(seconds, "", shown.strip())
 
 
 @pytest.mark.emulated
