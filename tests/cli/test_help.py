@@ -24,4 +24,4 @@ def test_an_unknown_command_is_answered_with_all_of_them(capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         program.main(["benchmark"])
     error = capsys.readouterr().err
-    assert error.startswith("usage: drvfuse [--help] [--version] COMMAND ...\n") and "'bench'" in error
+    assert error.startswith("usage: drvfuse [--help] [--version] COMMAND ...\n") and "tune" in error
