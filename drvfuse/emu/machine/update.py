@@ -53,7 +53,7 @@ def update(executable: GraphExec, plan: Plan, graph: Graph) -> None:
 
 
 def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
-    """All steps with their nodes, those of child graphs too."""
+    """All pairs of a step and its node, those of child graphs too."""
     if len(plan.steps) != len(graph.nodes):
         raise Unfit(TOPOLOGY, f"there are {len(graph.nodes)} nodes, and were {len(plan.steps)}")
     steps = sorted((step for step in plan.steps.values() if step.last), key=lambda step: step.node.number)
@@ -129,7 +129,7 @@ def _kinds(command: ValueOps) -> tuple[Any, ...]:
 
 
 def _alike(memory: ProcessMemory, one: int, other: int) -> bool:
-    """True if memory is of one device, or of the host both times, and not of two contexts."""
+    """True if two addresses are both of the host, or of one device and one context."""
     homes = [
         (None, None) if a is None or a.device is None else (a.device, a.context) for a in map(memory.find, (one, other))
     ]
