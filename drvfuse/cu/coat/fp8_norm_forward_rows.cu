@@ -19,6 +19,9 @@
 // lane loads the scale of its 16 columns), and what is not resident or KNOWN is read again for each further look and for
 // phase 2; 2 are written. Each row's rstd, and its mean, adds 4. The weights are read once per warp and change of segment
 // in phase 1, and once per tile and row of lanes in phase 2.
+//
+// PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after the
+// first loads (early_trigger) or after the last store.
 #include "coat/forward_meeting.cuh"
 #include "coat/forward_tiles.cuh"
 
@@ -104,6 +107,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
         held = -1;
         if (!LAYER && run.left > 0) load_weight_pack(raw, p, column_of(run.asked));
     };
+    if (!LAYER || AFFINE) prefetch_weights(p.weight, first_column, first_column + width);
+    if (LAYER && AFFINE) prefetch_weights(p.bias, first_column, first_column + width);
+    for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     wait_for_producer();
     ScratchUse use(p.scratch, gridDim.x > 1);
     if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
@@ -111,7 +117,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     }
     begin_chunk();
     if (p.early_trigger) launch_dependents();
-    for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     __syncthreads();
 
     u32 best = 0;

@@ -32,8 +32,8 @@
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd, and its mean, adds 4. Each row of lanes
 // reads the weights.
 //
-// PDL: nothing in global memory is read before the wait; the trigger is right after the loads (early_trigger) or after
-// the last store.
+// PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after the
+// loads (early_trigger) or after the last store.
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
 
@@ -223,8 +223,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     const u32 round_words = WORDS * seat.segments * PAIRS * BLOCK_ROWS;
     u64* const sums = words->sums + u64(seat.strip) * (LAYER ? 2 : 1) * round_words;
 
-    // Phase 1.
+    const int first_column = seat.segment * SEGMENT, end_column = min(first_column + SEGMENT, p.columns);
+    if (!LAYER || AFFINE) prefetch_weights(p.weight, first_column, end_column);
+    if (LAYER && AFFINE) prefetch_weights(p.bias, first_column, end_column);
+    if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
     wait_for_producer();
+
+    // Phase 1.
     Batch batch;
     Pack<Weight, PACK> raw, raw_bias;
     load_batch(batch, p, row, at);
@@ -232,7 +237,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (LAYER && AFFINE) load_weight_pack(raw_bias, p.bias, p.columns, at);
     ScratchUse use(p.scratch);
     if (p.early_trigger) launch_dependents();
-    if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
     float w[PACK], b[PACK], largest = 0.0f;
     if (LAYER && AFFINE) to_float(w, raw), to_float(b, raw_bias);
     if (!LAYER) take_phase1_weights(w, largest, raw);
