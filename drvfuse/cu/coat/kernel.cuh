@@ -14,5 +14,6 @@ constexpr u32 NAN_BITS = 0x7fffffff;
 // nothing, so the kernels in front may still write them.
 __device__ __forceinline__ void prefetch_weights(const Weight* weight, int first, int end) {
     constexpr int LINE = 128 / sizeof(Weight);
-    for (int at = first + int(threadIdx.x) * LINE; at < end; at += int(blockDim.x) * LINE) ptx::prefetch_l2(weight + at);
+    for (int at = first + int(threadIdx.x) * LINE; at < end; at += int(blockDim.x) * LINE)
+        ptx::prefetch_l2(weight + at);
 }

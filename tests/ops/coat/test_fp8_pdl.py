@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programmatic dependent launch: each kernel at each level, with producers that are late and a consumer that is early."""
+"""Programmatic dependent launch: every kernel at each level, with late producers and a consumer that is early."""
 
 from __future__ import annotations
 
