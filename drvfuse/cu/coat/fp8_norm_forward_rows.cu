@@ -11,9 +11,10 @@
 //   Meeting  the grid's maximum, from which every block computes the one scale.
 //   Phase 2  a warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
 //            still hold them, then those that are.
-// LayerNorm looks at x in phase 1 more than once, from the second time on where it is kept: for the sum, which gives the
-// mean; for the squares of what is left without it, which give the rstd; and with w and b for the largest |y|, which
-// without them is that of what is left, times the rstd.
+// LayerNorm looks at x in phase 1 twice, the second time where it is kept: for the sum, which gives the mean; and for the
+// squares of what is left without it, which give the rstd. Then it has the largest |y|, too: without w and b the rstd
+// times the largest of what is left, with them an estimate by a guess at the rstd. Where that does not decide the scale,
+// blocks look once more.
 //
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns), and what is not resident or KNOWN is read again for each further look and for
@@ -29,6 +30,7 @@ constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
 constexpr bool LATE =
     LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
+static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 
 // The batches of a chunk of rows that are a warp's, so that it seldom changes segment: one is worked at and one under
 // way. They do not take turns in two sets of registers: then the loads of a round all count on one scoreboard, and each
@@ -74,6 +76,32 @@ __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums
     }
 }
 
+// LayerNorm's largest |y|, with w and b, of what a warp has of the block's rows; UNDECIDED if a pack has no number.
+__device__ __forceinline__ u32 largest_of_all(const Rows& rows, int segments) {
+    const ForwardParams& p = rows.p;
+    u32 best = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < rows.count / BATCH * segments; i += WARPS) {
+        const int row = i / segments * BATCH, at = rows.first + (i % segments * 32 + int(threadIdx.x) % 32) * PACK;
+        Batch batch;
+        fetch_batch(batch, rows, row, at);
+        Pack<Weight, PACK> weight, bias;
+        load_weight_pack(weight, p, at);
+        load_weight_pack(bias, p.bias, p.columns, at);
+        float mean[BATCH], rstd[BATCH];
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) mean[r] = rows.mean_of(row + r), rstd[r] = rows.rstd_of(row + r);
+        u32 most[BATCH];
+        largest_of_quad(most, batch, 0, mean, rstd, weight, bias, p.columns - at);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            const bool exists = WHOLE || rows.global(row + r) < p.rows;
+            if (exists && (WHOLE || at < p.columns)) best = max(best, most[r]);
+        }
+    }
+    return ptx::warp_max(best);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(const ForwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -89,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float* means = rstds + (KNOWN ? count : 0);
     u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));  // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);               // [all segments, chunk_rows]
-    bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
+    float* squares = sums + all_segments * p.chunk_rows;  // of x * s, the same, where rstd is guessed
+    bf16* scales = reinterpret_cast<bf16*>(squares + (GUESSED ? all_segments * p.chunk_rows : 0));
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
@@ -120,11 +149,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     __syncthreads();
 
     u32 best = 0;
-    float largest_weight = 0.0f;
+    float largest_weight = 0.0f, largest_bias = 0.0f;
     bool given_up = false;
     float w[PACK];
     // What the lanes have of four rows' sums and, unless LAYER adds the mean, of their largest magnitudes.
-    const auto leave_batch = [&](float (&own)[BATCH], u32(&most)[BATCH], bool magnitudes, const Place& from) {
+    const auto leave_batch = [&](float* sums, float (&own)[BATCH], u32(&most)[BATCH], bool magnitudes,
+                                 const Place& from) {
         const int row = from.down - first;
         const float sum = sum_lanes(own);
         if (magnitudes) {
@@ -179,12 +209,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             }
             if (at < p.columns) keep_batch(batch, rows, from.down, at);
             if constexpr (LAYER) {
+                float squared[BATCH];
 #pragma unroll
-                for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r);
+                for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r, GUESSED ? &squared[r] : nullptr);
+                if (GUESSED) leave_batch(squares, squared, most, false, from);
             } else {
                 reduce_packs(batch, w, own, most);
             }
-            leave_batch(own, most, !LAYER, from);
+            leave_batch(sums, own, most, !LAYER, from);
         });
         if (first == 0 && threadIdx.x == 0) meetings.begin(use);
         if constexpr (LAYER) {
@@ -196,19 +228,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 const float mean = ptx::divide_full(total, float(p.columns));
                 if (row < p.rows && part == 0) p.mean[row] = mean;
                 if (KNOWN) means[local] = mean;
+                if constexpr (GUESSED) {
+                    float squared = 0.0f;
+                    for (int s = 0; s < segments; ++s) squared += squares[s * p.chunk_rows + local - first];
+                    products[local - first] = __float_as_uint(guess_rstd(p, squared, mean));
+                }
             });
             run.begin(first, end, segments, again);
             __syncthreads();
+            Pack<Weight, PACK> bias;
             run.each(first, end, again, [&](const Batch& batch, const Place& from) {
                 const int at = column_of(from);
-                float own[BATCH];
+                float own[BATCH], mean[BATCH], guess[BATCH];
                 u32 most[BATCH] = {};
 #pragma unroll
-                for (int r = 0; r < BATCH; ++r) {
-                    const float mean = rows.mean_of(from.down + r);
-                    own[r] = pack_variance(batch, r, mean, p.columns - at, AFFINE ? nullptr : &most[r]);
+                for (int r = 0; r < BATCH; ++r) mean[r] = rows.mean_of(from.down + r);
+                if constexpr (GUESSED) {
+                    if (from.across != held) {
+                        load_weight_pack(raw, p, at);
+                        load_weight_pack(bias, p.bias, p.columns, at);
+                        held = from.across;
+                        grow_to(largest_weight, raw), grow_to(largest_bias, bias);
+                    }
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) guess[r] = __uint_as_float(products[from.down - first + r]);
+                    estimate_quad(own, most, batch, 0, mean, guess, raw, bias, p.columns - at);
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) {
+                        if (WHOLE || rows.global(from.down + r) < p.rows) best = max(best, most[r]);
+                    }
+                } else {
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) {
+                        own[r] = pack_variance(batch, r, mean[r], p.columns - at, &most[r]);
+                    }
                 }
-                leave_batch(own, most, !AFFINE, from);
+                leave_batch(sums, own, most, !AFFINE, from);
             });
             share_sums(1);
             add_segments(rows, sums, first, end, [&](int local, i64 row, float total) {
@@ -217,36 +272,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 if (row < p.rows) {
                     if (part == 0) p.rstd[row] = rstd;
                     if (!AFFINE) best = max(best, largest_by_rstd(products[local - first], rstd));
+                    if (AFFINE && !near_enough(__uint_as_float(products[local - first]), rstd)) best = UNDECIDED;
                 }
                 if (KNOWN) rstds[local] = rstd;
                 products[local - first] = 0;
             });
-            if constexpr (AFFINE) {
-                run.begin(first, end, segments, again);
-                __syncthreads();
-                int held = -1;
-                Pack<Weight, PACK> bias;
-                run.each(first, end, again, [&](const Batch& batch, const Place& from) {
-                    const int at = column_of(from);
-                    if (from.across != held) {
-                        load_weight_pack(raw, p, at);
-                        load_weight_pack(bias, p.bias, p.columns, at);
-                        held = from.across;
-                    }
-                    float mean[BATCH], rstd[BATCH];
-#pragma unroll
-                    for (int r = 0; r < BATCH; ++r) {
-                        mean[r] = rows.mean_of(from.down + r), rstd[r] = rows.rstd_of(from.down + r);
-                    }
-                    u32 most[BATCH];
-                    largest_of_batch(most, batch, mean, rstd, raw, bias, p.columns - at);
-#pragma unroll
-                    for (int r = 0; r < BATCH; ++r) {
-                        const bool exists = WHOLE || rows.global(from.down + r) < p.rows;
-                        if (exists && (WHOLE || at < p.columns)) best = max(best, most[r]);
-                    }
-                });
-            }
         } else {
             share_sums(0);
             add_segments(rows, sums, first, end, [&](int local, i64 row, float total) {
@@ -264,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
         begin_chunk();
         __syncthreads();
     }
-    best = ptx::warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
+    if (GUESSED) best = ptx::warp_max(best);
+    best = ptx::warp_max(may_estimate(best, largest_weight, largest_bias) ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -278,10 +309,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     if (!LATE) near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
-    u32 scale_bits = LAYER ? settled_scale(meetings.estimate.all) : decided_scale(meetings.estimate.all);
+    u32 scale_bits = first_scale(meetings.estimate.all);
     if (scale_bits == UNDECIDED) {
+        bool strange = true;
+        if constexpr (GUESSED) {
+            best = largest_of_all(rows, segments);
+            strange = __syncthreads_or(best == UNDECIDED);
+            if (!strange && lane == 0) atomicMax(&meetings.exact.own, best);
+        }
         // Whole rows, since only of those it matters whether all y are NaN.
-        for (int local = part + warp * PARTS; local < count; local += WARPS * PARTS) {
+        for (int local = part + warp * PARTS; strange && local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;
             const u32 most = exact_row_maximum(p, row, rows.mean_of(local), rows.rstd_of(local));

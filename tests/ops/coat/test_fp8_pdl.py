@@ -121,7 +121,7 @@ KERNELS = {
     "forward-rows": Kernel((165, 512), normed, forward, ManyRows),
     "layernorm": Kernel(SMALL, layer_normed, layer_forward, lambda *arguments: None),
     "layernorm-rows": Kernel(
-        (133, 1200), layer_normed, layer_forward, lambda limits, m, n, QB, w: ManyRows(limits, m, n, QB, layer=True)
+        (133, 1200), layer_normed, layer_forward, lambda *arguments: ManyRows(*arguments[:-1], layer=True, affine=True)
     ),
     "backward": Kernel(SMALL, both_gradients, backward),
     "backward-many": Kernel((140, 512), both_gradients, backward, 0),

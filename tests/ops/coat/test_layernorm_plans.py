@@ -29,7 +29,7 @@ def use(monkeypatch, name: str, **changes) -> None:
     def plan(limits, rows, columns, QB, affine):
         if name in TILES:
             return HeldTiles(limits, rows, columns, *TILES[name])
-        plan = ManyRows(limits, rows, columns, QB, layer=True)
+        plan = ManyRows(limits, rows, columns, QB, layer=True, affine=affine)
         vars(plan).update(ROWS[name] | changes)
         return plan
 
