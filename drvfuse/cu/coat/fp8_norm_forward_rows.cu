@@ -81,10 +81,9 @@ __device__ __forceinline__ u32 largest_of_all(const Rows& rows, int segments) {
     const ForwardParams& p = rows.p;
     u32 best = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < rows.count / BATCH * segments; i += WARPS) {
-        const int row = i / segments * BATCH, at = rows.first + (i % segments * 32 + int(threadIdx.x) % 32) * PACK;
+    for (int row = threadIdx.x / 32 * BATCH, at = rows.first + int(threadIdx.x) % 32 * PACK; row < rows.count;) {
         Batch batch;
-        fetch_batch(batch, rows, row, at);
+        load_batch(batch, p, rows.global(row), at);
         Pack<Weight, PACK> weight, bias;
         load_weight_pack(weight, p, at);
         load_weight_pack(bias, p.bias, p.columns, at);
@@ -98,6 +97,7 @@ __device__ __forceinline__ u32 largest_of_all(const Rows& rows, int segments) {
             const bool exists = WHOLE || rows.global(row + r) < p.rows;
             if (exists && (WHOLE || at < p.columns)) best = max(best, most[r]);
         }
+        if ((at += SEGMENT) >= segments * SEGMENT) at -= segments * SEGMENT, row += WARPS * BATCH;
     }
     return ptx::warp_max(best);
 }
@@ -313,9 +313,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     if (scale_bits == UNDECIDED) {
         bool strange = true;
         if constexpr (GUESSED) {
-            best = largest_of_all(rows, segments);
-            strange = __syncthreads_or(best == UNDECIDED);
-            if (!strange && lane == 0) atomicMax(&meetings.exact.own, best);
+            const u32 most = largest_of_all(rows, segments);
+            strange = __syncthreads_or(most == UNDECIDED);
+            if (!strange && lane == 0) atomicMax(&meetings.exact.own, most);
         }
         // Whole rows, since only of those it matters whether all y are NaN.
         for (int local = part + warp * PARTS; strange && local < count; local += WARPS * PARTS) {

@@ -50,7 +50,7 @@ def groups(x, s_x, w, g, row):
         (backward, (256, 4096), 0),
         (backward, (8192, 4096), 0),
         (backward, (4096, 11008), 0),
-        (layernorm, (8192, 4096), 0),
+        (layernorm, (8192, 4096), 4),
         (layernorm_backward, (8192, 4096), 0),
         (groups, (8192, 4096), 0),
     ],
