@@ -24,7 +24,7 @@
 // PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after the
 // first loads (early_trigger) or after the last store.
 #include "coat/forward_meeting.cuh"
-#include "coat/forward_tiles.cuh"
+#include "coat/forward_held.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
 constexpr bool LATE =
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
         load_batch(batch, p, rows.global(place.down), column_of(place));
     };
     const auto begin_chunk = [&] {
-        run.begin(first, end, segments, fetch);
+        run.begin(first, end, HOLDS ? segments - HELD_SEGMENTS : segments, fetch);
         held = -1;
         if (!LAYER && run.left > 0) load_weight_pack(raw, p, column_of(run.asked));
     };
@@ -144,12 +144,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
         ptx::store_relaxed_gpu(&p.scratch.state->epoch, use.epoch());
     }
+    If<HOLDS, Held, NothingHeld> in_registers(rows);
     begin_chunk();
     if (p.early_trigger) launch_dependents();
     __syncthreads();
 
     u32 best = 0;
     float largest_weight = 0.0f, largest_bias = 0.0f;
+    in_registers.reduce(sums, products, largest_weight);
     bool given_up = false;
     float w[PACK];
     // What the lanes have of four rows' sums and, unless LAYER adds the mean, of their largest magnitudes.
@@ -300,12 +302,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const int near = min(strips, p.resident_columns / TILE_COLUMNS);
-    const int others = count / TILE_ROWS * (strips - near);  // the tiles that do not stay
+    const int others = HOLDS ? 0 : count / TILE_ROWS * (strips - near);  // the tiles that do not stay
     const int second = (warp + WARPS - others % WARPS) % WARPS;
-    Tiles<false> far_tiles(rows, near, strips - near, warp);
+    Tiles<false> far_tiles(rows, near, HOLDS ? 0 : strips - near, warp);
     Tiles<true> near_tiles(rows, 0, near, second);
     tell(words, 0, meetings.estimate, meetings.epoch);
-    far_tiles.ask_for_first();
+    in_registers.ask_for_weights();
+    if (!HOLDS) far_tiles.ask_for_first();
     if (!LATE) near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
@@ -332,7 +335,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
-    far_tiles.quantise_all(inverse);
+    in_registers.quantise_all(inverse);
+    if (!HOLDS) far_tiles.quantise_all(inverse);
     if (LATE) near_tiles.ask_for_first();
     near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
