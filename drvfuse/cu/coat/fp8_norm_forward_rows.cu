@@ -27,8 +27,8 @@
 #include "coat/forward_held.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
-constexpr bool LATE =
-    LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
+// There are no registers for what the first near tile needs beside what others hold.
+constexpr bool LATE = (LAYER && AFFINE) || HOLDS;
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 

@@ -46,7 +46,7 @@ def groups(x, s_x, w, g, row):
         (forward, (4, 2048), 0),
         (forward, (16, 4096), 0),
         (forward, (256, 4096), 0),
-        (forward, (8192, 4096), 0),
+        (forward, (8192, 4096), 12),  # of the rows in registers, once a launch
         (backward, (256, 4096), 0),
         (backward, (8192, 4096), 0),
         (backward, (4096, 11008), 0),
