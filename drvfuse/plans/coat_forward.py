@@ -267,7 +267,9 @@ class ManyRows(_Plan):
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known
         self.resident_columns = min(ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
-        self.holds = self._may_hold(rows, columns) and _SEGMENT <= columns - _HELD_COLUMNS <= self.resident_columns < columns
+        self.holds = (
+            self._may_hold(rows, columns) and _SEGMENT <= columns - _HELD_COLUMNS <= self.resident_columns < columns
+        )
         if self.holds:
             self.resident_columns = columns - _HELD_COLUMNS
         self.shared_bytes += self.resident_columns * most
