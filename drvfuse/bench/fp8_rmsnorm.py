@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 RMSNorm forward and backward beside the memory floor, torch.compile and COAT's stored times.
 
-Inputs are random and rotated over enough sets that L2 does not serve them. "chain" is a chain of dependent launches, with
-`PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the bytes that must move (x and its scales, qy, qy_t and rstd; x, its scales, g,
-dx, rstd and dw) over the bandwidth of a large copy in the same run.
+Inputs are random and rotated over enough sets that L2 does not serve them. "chain" is one of dependent launches, with
+`PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the bytes that must move (x and its scales, qy, qy_t and rstd; x, its
+scales, g, dx, rstd and dw) over the bandwidth of a large copy in the same run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torc
     x, s_x, w, g = inputs(rows, columns)
     weight = device.array(w)
     sets = min(64, max(3, _ROTATED_BYTES // max(1, elements)))
-    calls: dict[str, list[Callable[[], object]]] = {way: [] for way in WAYS}
+    calls: dict[str, list[partial[Any]]] = {way: [] for way in WAYS}
     for _ in range(sets):
         values, scales, gradient = device.array(x), device.array(s_x), device.array(g)
         rstd = device.empty(rows, "float32")
@@ -101,14 +100,9 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     """The lines of the table for one shape, which is one; `HEAD` is its head."""
     cells = [f"{result['rows']}x{result['columns']}"]
     for way in WAYS:
-        us, floor = result[f"{way}_us"], result[f"{way}_floor_us"]
+        us, floor, chain = (result[f"{way}_{figure}"] for figure in ("us", "floor_us", "chain_us"))
         peers = (result[f"{way}_coat_us"], result[f"{way}_torch_us"])
-        cells += [
-            f"{us:.2f}",
-            f"{result[f'{way}_spread']:.2f}",
-            f"{us / floor:.2f}",
-            f"{result[f'{way}_chain_us']:.2f}",
-        ]
+        cells += [f"{us:.2f}", f"{result[f'{way}_spread']:.2f}", f"{us / floor:.2f}", f"{chain:.2f}"]
         cells += ["" if peer is None else f"{peer:.1f}" for peer in peers]
     return [cells]
 

@@ -226,7 +226,6 @@ class ManyRows(_Plan):
     ) -> None:
         """With `layer` of LayerNorm, then with `affine` of one that has w and b, whose blocks have whole rows."""
         self._layer, self._row_bytes = layer, 8 if layer else 4  # rstd, and of LayerNorm mean
-        self._sums = 2 if affine else 1  # of each row and segment
         segments = ceil_div(columns, _SEGMENT)
         shared = rows * segments <= _SHARED_SUMS and not affine
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
@@ -260,21 +259,20 @@ class ManyRows(_Plan):
         self.rereads = most * width > 2 * room
         if self.rereads:
             room = min(room, _ROOM_BESIDE_L1)
-        per_row = 4 * (self._sums * segments + 1)
+        per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
         known_bytes = most * (2 * ceil_div(width, QB) + self._row_bytes)
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known
         self.resident_columns = min(ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
-        self.holds = (
-            self._may_hold(rows, columns) and _SEGMENT <= columns - _HELD_COLUMNS <= self.resident_columns < columns
-        )
+        others = columns - _HELD_COLUMNS
+        self.holds = self._may_hold(columns) and _SEGMENT <= others <= self.resident_columns < columns
         if self.holds:
-            self.resident_columns = columns - _HELD_COLUMNS
+            self.resident_columns = others
         self.shared_bytes += self.resident_columns * most
 
-    def _may_hold(self, rows: int, columns: int) -> bool:
+    def _may_hold(self, columns: int) -> bool:
         """Whether registers can hold the last columns: blocks have one group of 64 whole rows."""
         one_group = self.groups + (self.longer > 0) == 1 and self.block_rows == 64 and self.parts == 1
         return one_group and self.known and not self._layer and columns % _SEGMENT == 0 and self.chunk_rows >= 64

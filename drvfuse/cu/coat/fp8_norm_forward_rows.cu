@@ -117,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float* means = rstds + (KNOWN ? count : 0);
     u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));  // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);               // [all segments, chunk_rows]
-    float* squares = sums + all_segments * p.chunk_rows;  // of x * s, the same, where rstd is guessed
-    bf16* scales = reinterpret_cast<bf16*>(squares + (GUESSED ? all_segments * p.chunk_rows : 0));
+    float* guesses = reinterpret_cast<float*>(products);  // or sums of squares, in place of products
+    bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
@@ -155,8 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     bool given_up = false;
     float w[PACK];
     // What the lanes have of four rows' sums and, unless LAYER adds the mean, of their largest magnitudes.
-    const auto leave_batch = [&](float* sums, float (&own)[BATCH], u32(&most)[BATCH], bool magnitudes,
-                                 const Place& from) {
+    const auto leave_batch = [&](float (&own)[BATCH], u32(&most)[BATCH], bool magnitudes, const Place& from) {
         const int row = from.down - first;
         const float sum = sum_lanes(own);
         if (magnitudes) {
@@ -214,11 +213,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 float squared[BATCH];
 #pragma unroll
                 for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r, GUESSED ? &squared[r] : nullptr);
-                if (GUESSED) leave_batch(squares, squared, most, false, from);
+                if constexpr (GUESSED) {  // in any order, as they are for a guess
+                    const float sum = sum_lanes(squared);
+                    float* of_row = guesses + from.down - first + lane / (32 / BATCH);
+                    if (lane % (32 / BATCH) == 0) atomicAdd(of_row, sum);
+                }
             } else {
                 reduce_packs(batch, w, own, most);
             }
-            leave_batch(sums, own, most, !LAYER, from);
+            leave_batch(own, most, !LAYER, from);
         });
         if (first == 0 && threadIdx.x == 0) meetings.begin(use);
         if constexpr (LAYER) {
@@ -231,9 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 if (row < p.rows && part == 0) p.mean[row] = mean;
                 if (KNOWN) means[local] = mean;
                 if constexpr (GUESSED) {
-                    float squared = 0.0f;
-                    for (int s = 0; s < segments; ++s) squared += squares[s * p.chunk_rows + local - first];
-                    products[local - first] = __float_as_uint(guess_rstd(p, squared, mean));
+                    guesses[local - first] = guess_rstd(p, guesses[local - first], mean);
                 }
             });
             run.begin(first, end, segments, again);
@@ -253,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                         grow_to(largest_weight, raw), grow_to(largest_bias, bias);
                     }
 #pragma unroll
-                    for (int r = 0; r < BATCH; ++r) guess[r] = __uint_as_float(products[from.down - first + r]);
+                    for (int r = 0; r < BATCH; ++r) guess[r] = guesses[from.down - first + r];
                     estimate_quad(own, most, batch, 0, mean, guess, raw, bias, p.columns - at);
 #pragma unroll
                     for (int r = 0; r < BATCH; ++r) {
@@ -265,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                         own[r] = pack_variance(batch, r, mean[r], p.columns - at, &most[r]);
                     }
                 }
-                leave_batch(sums, own, most, !AFFINE, from);
+                leave_batch(own, most, !AFFINE, from);
             });
             share_sums(1);
             add_segments(rows, sums, first, end, [&](int local, i64 row, float total) {
@@ -274,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 if (row < p.rows) {
                     if (part == 0) p.rstd[row] = rstd;
                     if (!AFFINE) best = max(best, largest_by_rstd(products[local - first], rstd));
-                    if (AFFINE && !near_enough(__uint_as_float(products[local - first]), rstd)) best = UNDECIDED;
+                    if (AFFINE && !near_enough(guesses[local - first], rstd)) best = UNDECIDED;
                 }
                 if (KNOWN) rstds[local] = rstd;
                 products[local - first] = 0;
