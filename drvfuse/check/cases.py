@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, fp8, gemv, moves, push, scatter
+from . import differing, fp8, gemv, moves, norm, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -49,6 +49,8 @@ CASES: dict[str, Case] = {
     "fp8-layernorm": fp8.layernorm,
     "fp8-layernorm-gradient": fp8.layernorm_gradient,
     "fp8-groups": fp8.groups,
+    "norm-rows": norm.rows,
+    "norm-few": norm.few,
     "gemv": gemv.partial_norm,
     "moves": moves.moves,
     "moves-rounds": moves.moves_in_rounds,

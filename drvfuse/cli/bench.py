@@ -40,7 +40,7 @@ from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
 
 Started = tuple[str, Iterator[dict[str, Any]]]
-"""What is printed over the table, and the results, each of which is measured when it is asked for."""
+"""The heading of the table, and its rows: an iterator, which measures each row when it is asked for it."""
 
 
 _Shape = TypeVar("_Shape", bound=tuple[int, ...])
@@ -64,10 +64,10 @@ def _real(multicast: bool = False) -> Iterator[None]:
     if multicast:
         refuse_vetoed()
     else:
-        os.environ.update(VETOES)  # of this process, before a peer is loaded that would create multicast objects
+        os.environ.update(VETOES)  # set before a peer is loaded that would create multicast objects
     try:
         yield
-    except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
+    except DriverUnavailable as error:  # its advice to use emulated GPUs does not help here
         why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
         raise DriverUnavailable(why) from error
 
