@@ -37,7 +37,7 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
-from drvfuse.ops.collectives.move_kernels import Move, Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.trace import layout
 
@@ -117,7 +117,6 @@ BLOCKS = [
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
-    Block(Move, "collectives/moves.cuh", "Move", _MOVES),
     Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
     Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
     Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
