@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather, broadcast and all-to-all by every algorithm, beside the wire and NCCL of the same run.
+"""The collectives without a bench of their own by every algorithm, beside the wire and NCCL of the same run.
 
-A size is that of the output of a rank, in bytes. A figure is the time of a CUDA graph of back-to-back calls over
-several sets of inputs in turn, divided by the calls.
+A size is that of the output of a rank, in bytes, and of its input for those that add (`sums`). A figure is the time of
+a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..ops.collectives.all_gather import all_gather
 from ..ops.collectives.all_to_all import all_to_all
 from ..ops.collectives.broadcast import broadcast
 from ..ops.collectives.move_kernels import RELAY
-from . import peers
+from . import peers, sums
 from .collective_calls import launches
 from .floors import Links
 from .move_worker import PEERS
@@ -30,7 +30,8 @@ from .settings import Settings
 from .timing import REPLAYS, microseconds_per_call
 
 OPS: dict[str, Callable[..., Any]] = {"all_gather": all_gather, "broadcast": broadcast, "all_to_all": all_to_all}
-ALGORITHMS = ("push", "relay", "put", "pull", "auto")
+_MOVING = ("push", "relay", "put", "pull", "auto")
+ALGORITHMS = ("push", "relay", "put", "pull", "push_one_shot", "push_two_shot", "auto")
 LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
@@ -45,11 +46,13 @@ def input_bytes(op: str, ranks: int, nbytes: int) -> int:
 
 def algorithms(op: str) -> tuple[str, ...]:
     """Those of an op that are timed."""
-    return tuple(algo for algo in ALGORITHMS if algo != RELAY or op == "broadcast")
+    return sums.ALGORITHMS.get(op) or tuple(algo for algo in _MOVING if algo != RELAY or op == "broadcast")
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
     """The fewest bytes that the busiest link carries one way: what a rank must receive."""
+    if op == "allreduce_many":
+        return 2 * (ranks - 1) * nbytes // ranks
     return nbytes if op == "broadcast" else (ranks - 1) * nbytes // ranks
 
 
@@ -80,7 +83,8 @@ def measure(
         "link_bytes_per_us": links.bytes_per_us(10),
     }
     for nbytes in sizes:
-        ours = _Calls(group, op, nbytes, sets_of(input_bytes(op, group.size, nbytes), settings.sets))
+        kind = sums.Sums if op in sums.OPS else _Bytes
+        ours = _Calls(group, kind(group, op, nbytes, sets_of(input_bytes(op, group.size, nbytes), settings.sets)))
         yield {
             "run": run,
             "kib": nbytes / 1024,
@@ -90,7 +94,7 @@ def measure(
         }
 
 
-class _Calls:
+class _Bytes:
     """Random inputs of a size in several sets, and outputs that the calls share."""
 
     def __init__(self, group: Group, op: str, nbytes: int, sets: int) -> None:
@@ -98,18 +102,26 @@ class _Calls:
         rows = group.size  # so that they can be exchanged in equal blocks
         shape = (rows, input_bytes(op, group.size, nbytes) // rows)
         random = np.random.default_rng(nbytes)
-        self._sets = [[rank.array(random.integers(0, 256, shape, np.uint8)) for rank in group] for _ in range(sets)]
+        self.sets = [[rank.array(random.integers(0, 256, shape, np.uint8)) for rank in group] for _ in range(sets)]
         rows *= group.size if op == "all_gather" else 1
         self._outputs = [rank.empty((rows, shape[1]), "uint8") for rank in group]
+
+    def prepare(self, inputs: Any, **options: Any) -> Prepared[Any]:
+        """A call of one of `sets`."""
+        return self._op.prepare(self._group, inputs, self._outputs, **options)  # type: ignore[attr-defined]
+
+
+class _Calls:
+    """Calls of one op over several sets of inputs."""
+
+    def __init__(self, group: Group, over: _Bytes | sums.Sums) -> None:
+        self._group, self._over = group, over
 
     def times(self, algo: str, calls: int) -> dict[str, Any]:
         """By level of PDL, and the algorithm that was taken."""
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():
-            prepared: list[Prepared[Any]] = [
-                self._op.prepare(self._group, inputs, self._outputs, algo=algo, pdl_level=level)  # type: ignore[attr-defined]
-                for inputs in self._sets
-            ]
+            prepared = [self._over.prepare(inputs, algo=algo, pdl_level=level) for inputs in self._over.sets]
             timing = microseconds_per_call(self._group, launches(prepared), calls)
             found[name] = {"us": timing.median, "spread": timing.spread}
             found["algo"] = prepared[0].algo
@@ -143,9 +155,10 @@ def peer_us(result: dict[str, Any]) -> float | None:
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
     """How it was measured, the ratio over all sizes, and what failed."""
     run = results[0]["run"]
+    of = "input" if run["op"] in sums.OPS else "output"
     found = [
         f"microseconds per call, median ± (largest - smallest) of {run['replays']} replays; at least "
-        f"{run['settings']['calls']} calls per graph; max_blocks {run['max_blocks']}; sizes are those of an output",
+        f"{run['settings']['calls']} calls per graph; max_blocks {run['max_blocks']}; sizes are those of an {of}",
         f"wire: what a rank must receive, at {run['link_bytes_per_us'] / 1e3:.0f} GB/s: copies, each rank to the next",
     ]
     for level in LEVELS:

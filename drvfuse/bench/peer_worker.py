@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import move_worker
+from . import move_worker, sum_worker
 from .torch_graph import torch_times
 
 Reduce = Callable[[Any], Any]
@@ -57,6 +57,8 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
     dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=wait, device_id=device)
     if plan["op"] in move_worker.OPS:
         move_worker.measure(rank, plan, write, first_line)
+    elif plan["op"] in sum_worker.OPS:
+        sum_worker.measure(rank, plan, write, first_line)
     else:
         _measure_sums(rank, plan, write)
     torch.cuda.synchronize()
@@ -80,7 +82,7 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
                     x.normal_()
                 call = reduce
                 if plan["op"] != "allreduce":
-                    norm = _norm(torch.randn_like(sets[0]) if residual else None, gamma[cols], plan["epsilon"])
+                    norm = compiled_norm(torch.randn_like(sets[0]) if residual else None, gamma[cols], plan["epsilon"])
                     call = _after(norm, reduce)
                 weights = [torch.randn(cols, k, dtype=bf16, device="cuda") for _ in sets]
                 gemv = _gemv(torch.randn(1, k, dtype=bf16, device="cuda"))
@@ -125,7 +127,7 @@ def _gemv(act: Any) -> Callable[[Any, Any], Any]:
     return lambda x, weight: torch.mm(act, weight.t(), out=x[:1])
 
 
-def _norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
+def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
     """Residual where there is one, RMSNorm, and FP8 by row, compiled."""
     import torch
 

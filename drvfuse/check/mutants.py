@@ -14,12 +14,13 @@ from functools import partial
 
 from ..ops.call import faults
 from ..ops.call.options import PDLLevel
-from . import fp8, gemv, protocols
+from . import fp8, gemv, norm, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
 from .differing import FEW, compared, differing
 from .moves import moves, moves_in_rounds
 from .push import changing, given_up, several_rounds
 from .run import HANGS, Case, Finding, explore
+from .scatter import changing_parts
 from .substitutions import (
     CLEARED_FLAGS,
     NEVER_STAGED,
@@ -99,6 +100,8 @@ near_push = partial(near_32_bits, algo="push_one_shot")
 near_push_rows = partial(near_32_bits, op=FUSED, algo="push_two_shot")
 
 several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)
+
+scatter_pull = partial(repeated, op="reduce_scatter", algo="pull", tight=False, graph=False, side=False)
 
 staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
@@ -328,6 +331,18 @@ _ALL = (
         "words with the number of the launch, which one block advances",
         fp8.rmsnorm_rows,
         (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "norm-scratch-reused",
+        "every reduction of a row in shared memory uses the same words",
+        "reductions of consecutive rows or values in one block",
+        norm.rows,
+    ),
+    Mutant(
+        "norm-input-before-pdl-wait",
+        "a norm reads its first row before the wait for the kernel that writes it",
+        "norm kernels launched with programmatic dependence",
+        partial(norm.rows, pdl=PDLLevel.ON),
     ),
     Mutant(
         "gemv-word-of-any-launch",
@@ -569,6 +584,33 @@ _ALL = (
         "results are gathered as soon as the own ones are there",
         "hierarchical all-reduces whose exchange is taken for a barrier of the node",
         partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "scatter-start-barrier-only",
+        "a rank that has its part ends, and the next kernel of its stream writes the input that others still read",
+        "hand-written reduce-scatters",
+        partial(scatter_pull, private=False),
+    ),
+    Mutant(
+        "scatter-staging-unpublished",
+        "staged parts are read as soon as the own ones are staged",
+        "hand-written reduce-scatters",
+        partial(scatter_pull, private=True),
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "scatter-empty-part-not-told",
+        "a rank that owns no rows hears of nobody, and sends words over those that others have not taken",
+        "push protocols with fewer rows than ranks",
+        partial(changing_parts, tight=False, side=False),
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "scatter-rounds-of-own-length",
+        "a rank that has no rows left in a round hears of nobody there, and sends words over those of the round before",
+        "push protocols with several rounds in a call",
+        partial(changing_parts, tight=True, side=False),
+        (*WRONG, *HANGS),
     ),
     Mutant(
         "exchange-before-sums",

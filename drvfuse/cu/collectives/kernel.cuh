@@ -2,7 +2,7 @@
 // What the kernels of the collectives that add begin with: what they are compiled for.
 #pragma once
 #include "collectives/place.cuh"
-#include "common/pack16.cuh"
+#include "common/quantise.cuh"
 
 using In = DRVFUSE_DTYPE;
 using Out = DRVFUSE_OUT_DTYPE;

@@ -143,24 +143,32 @@ def of_ranks(
     group: Group,
     argument: str,
     value: Any,
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | list[tuple[int, ...]] | None = None,
     dtype: DType | None = None,
     why: str = "",
     *,
     alignment: int = VECTOR,
     writable: bool = False,
+    suffix: str = "",
 ) -> list[Operand]:
     """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
 
-    Where `shape` and `dtype` are None, all have those of the first one.
+    Where `shape` and `dtype` are None, all have those of the first one. A list has a shape for each local rank.
+    `suffix` ends their names in messages.
     """
     ranks, driver = group.ranks, group.driver
-    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
-    found = []
+    values = per_rank(group, argument, value)
+    names = _names(argument, suffix, 0 if is_bare(group, value) else len(ranks))
+    found: list[Operand] = []
+    shapes = shape if isinstance(shape, list) else None
     for rank, name, item in zip(ranks, names, values, strict=True):
+        if shapes is not None:
+            shape = shapes[len(found)]
         operand = _of_rank(rank, name, item, driver, alignment, writable)
         if shape is None:
-            shape, dtype, why = operand.shape, operand.dtype, f"that of {name}"
+            shape, why = operand.shape, f"that of {name}"
+        if dtype is None:
+            dtype, why = operand.dtype, why or f"that of {name}"
         if operand.shape != shape:
             raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
         if operand.dtype is not dtype and operand.dtype != dtype:
@@ -202,7 +210,8 @@ def rows_of_ranks(
     all have those of the first one.
     """
     ranks, driver = group.ranks, group.driver
-    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
+    values = per_rank(group, argument, value)
+    names = _names(argument, "", 0 if is_bare(group, value) else len(ranks))
     found: list[Operand] = []
     for rank, name, item in zip(ranks, names, values, strict=True):
         operand = _of_rank(rank, name, item, driver, 1, writable)
@@ -220,8 +229,8 @@ def rows_of_ranks(
 
 
 @functools.lru_cache(maxsize=256)
-def _names(argument: str, ranks: int) -> tuple[str, ...]:
-    return tuple(f"{argument}[{position}]" for position in range(ranks)) or (argument,)
+def _names(argument: str, suffix: str, ranks: int) -> tuple[str, ...]:
+    return tuple(f"{argument}[{position}]{suffix}" for position in range(ranks)) or (argument + suffix,)
 
 
 def no_overlap(

@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a call: the bytes [offset, offset + nbytes) of each input, and the kernel that sums them on each rank."""
+    """Part of a call: `copies[i]`, (offset, bytes), of each input, is what the kernel `launches[i]` sums on rank i."""
 
-    offset: int
-    nbytes: int
+    copies: Sequence[tuple[int, int]]
     launches: Sequence[Launch]
 
 
-def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
-    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts."""
+def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
+    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts.
+
+    They are given as `offset` bytes in front of that: addresses of whole tensors, of which the part lies there.
+    """
     base = group.workspace.pointers[position] + PAYLOAD_OFFSET
     slot = -(-slot // 16) * 16
-    return [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+    found = [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+    return [address - offset for address in found]
 
 
 class Naive:
@@ -55,7 +58,7 @@ class Naive:
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         check_together(captures, alone)
         if captures[0] is not None:
-            nbytes = self._chunks[-1].offset + self._chunks[-1].nbytes
+            nbytes = max(offset + nbytes for chunk in self._chunks for offset, nbytes in chunk.copies)
             require_access(self._group, self._inputs, [nbytes] * len(self._inputs))
 
     def launch_one(self, position: int, stream: Stream) -> None:
@@ -65,11 +68,11 @@ class Naive:
         captured = streams[0].capture_id() is not None
         meet(self._ready, streams)
         for chunk in self._chunks:
-            for position, stream in enumerate(streams):
+            for position, (stream, (offset, nbytes)) in enumerate(zip(streams, chunk.copies, strict=True)):
                 for peer, source in enumerate(self._inputs):
-                    if peer != position:
+                    if peer != position and nbytes:
                         to = self._slots[position][peer]
-                        copy(self._group, position, peer, to, source + chunk.offset, chunk.nbytes, stream, captured)
+                        copy(self._group, position, peer, to, source + offset, nbytes, stream, captured)
             meet(self._copied, streams)
             for launch, stream in zip(chunk.launches, streams, strict=True):
                 launch(stream)

@@ -125,7 +125,7 @@ def take(
     else:
         made = plan()
         kernel = made.kernel
-        name = f"{kernel.op}_naive" if kernel.local else kernel.name
+        name = kernel.name.replace("one_stage", "naive") if kernel.local else kernel.name
         found = trace.reserve(name, made.blocks, *made.traced, kernel.ranks)
         kernel = dataclasses.replace(kernel, traced=found[0].capacity)
         planned = _planned(group, dataclasses.replace(made, kernel=kernel), pdl)
