@@ -186,23 +186,20 @@ def moves(
             done.compare(run)
 
 
-def moves_in_rounds(run: Run, *, timeout: float = 10.0, pdl: PDLLevel | None = None) -> None:
+def moves_in_rounds(
+    run: Run,
+    *,
+    ops: Sequence[str] = ("broadcast", "relay", "one_way", "all_gather", "all_to_all"),
+    ranks: int = 0,
+    timeout: float = 10.0,
+) -> None:
     """Push calls of several rounds, some with bytes one way alone, between sums whose words use the same slots."""
-    ranks = 2 + run.seed % 2
+    ranks = ranks or 2 + run.seed % 2
     with run.group(ranks, workspace_bytes=TIGHT, max_blocks=4) as group:
         memory, streams = _Memory(run, group), [rank.stream for rank in group]
         hosts = [run.random.standard_normal(520).astype(np.float32) for _ in range(ranks)]
         with config.override(spin_timeout=timeout):
-            calls = [
-                _Call(
-                    memory,
-                    op,
-                    "push",
-                    run.choice(PDL) if pdl is None else pdl,
-                    int(run.choice((1, 3, 4))),
-                )
-                for op in run.shuffled(("broadcast", "relay", "one_way", "all_gather", "all_to_all"))
-            ]
+            calls = [_Call(memory, op, "push", run.choice(PDL), int(run.choice((1, 3, 4)))) for op in run.shuffled(ops)]
             xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
             ys = [[rank.empty(520, "float32") for rank in group] for _ in calls]
             sums = [allreduce.prepare(group, xs, y, algo="push_one_shot") for y in ys]

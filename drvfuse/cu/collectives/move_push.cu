@@ -67,7 +67,7 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     trace.lap(TraceRole::store);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 : 4)
     move_push(const __grid_constant__ MovePushParams p DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
