@@ -66,7 +66,11 @@ def values(rng, rows, columns):
     """Rows of every size, with zeros, ties of FP4, an infinity and a NaN."""
     y = rng.standard_normal((rows, columns)) * np.exp2(rng.integers(-140, 120, (rows, 1)))
     y[2] = 0
-    y[4:8] = rng.integers(-12, 13, (4, columns)) * 0.25
+    y[4:8] = (
+        rng.integers(-24, 25, (4, columns)) * 0.125
+    )  # by the scales of FP4 below, 2 y: ties and what is beside them
+    y[5:7] = np.nextafter(y[5:7].astype(np.float32), np.float32([[9], [-9]]))
+    y[4:8, ::16] = 3
     y[8:10] = rng.standard_normal((2, columns))
     y[8, 70], y[9, 33] = -np.inf, np.nan
     return y.astype(np.float32)

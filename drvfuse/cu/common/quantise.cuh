@@ -79,14 +79,16 @@ __device__ __forceinline__ u32 group_max(u32 maximum) {
 }
 
 // e2m1 of a number, or +6 of the NaN that arithmetic returns: nearest, ties to even, saturated. These are the results of
-// cvt.rn.satfinite.e2m1x2.f32, which sm_90 lacks. From 1 on a code is the exponent and the first bit of the mantissa;
-// below it counts halves, as do the low bits of a sum with 2^22.
+// cvt.rn.satfinite.e2m1x2.f32, which sm_90 lacks.
+//
+// With 2^e the magnitude's power of two, but at least 1, codes are 2^(e - 1) apart, which is a unit in the last place of
+// 2^(e + 22). So the sum of that and the magnitude is rounded as it should be, and is 0 to 4 units above: the code is that
+// number + 2 e. The bits of 2^(e + 22) from bit 22 on are 2 e + 298, and 6 units more make that 0 modulo 8.
 __device__ __forceinline__ u32 e2m1_of(float value) {
     const float magnitude = fminf(fabsf(value), 6.0f);
-    const u32 bits = __float_as_uint(magnitude);
-    const u32 normal = ((bits + 0x1fffffu + (bits >> 22 & 1)) >> 22) - 252;
-    const u32 small = __float_as_uint(__fadd_rn(magnitude, 4194304.0f)) & 3;
-    return (magnitude < 1.0f ? small : normal) | (__float_as_uint(value) >> 28 & 8);
+    const float power = fmaxf(__uint_as_float(__float_as_uint(magnitude) & 0x7f800000u), 1.0f);
+    const u32 sum = __float_as_uint(__fmaf_rn(power, 4194304.0f + 3.0f, magnitude));  // the product is exact
+    return (((sum >> 22) + sum) & 7) | (__float_as_uint(value) >> 28 & 8);
 }
 
 // A pack of FP4 is half as many bytes: 4 for a pack of 16-bit inputs, 2 for one of fp32.

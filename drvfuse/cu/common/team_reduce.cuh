@@ -55,7 +55,7 @@ __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch
     static_assert(groups <= MAX_GROUPS, "they have room");
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
-    const u32 turn = FAULT("scratch-reused") ? 0 : row % 2;
+    const u32 turn = FAULT("norm-scratch-reused") ? 0 : row % 2;
     const float own = team_detail::butterfly_sums(squares, lane);
     if (lane % (32 / PACKS) == 0) scratch.sums[turn][lane / (32 / PACKS) * Warps + warp] = own;
     maximum = ptx::warp_max(maximum);

@@ -38,7 +38,7 @@ using Scale = DRVFUSE_SCALES_DTYPE;
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
 constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr int W = 16 / sizeof(In);
-constexpr int GROUP = DRVFUSE_GROUP ? DRVFUSE_GROUP : W;  // without groups it is of no use
+constexpr int GROUP = DRVFUSE_GROUP ? DRVFUSE_GROUP : W;  // any number where there are no groups
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr int LANES = DRVFUSE_LANES;
 constexpr int IN_WARP = LANES > 0 ? LANES : 32;  // lanes of a warp that hold one row
@@ -87,7 +87,8 @@ struct NormParams {
     int early_trigger;
 };
 
-// This thread's pack `i` of what begins for it at element `at` of a tensor, of whose rows `valid` elements are left there.
+// This thread's pack `i` of a row; its first pack of the row begins at element `at` of the tensor, and from pack `i` on the
+// row has `valid` elements.
 template <typename T>
 __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, i64 at, int i, int valid) {
     const char* address = static_cast<const char*>(tensor) + Bytes<T>::of(at) + Bytes<T>::of(i * TEAM * W);
@@ -390,14 +391,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     rmsnorm_fp8(const __grid_constant__ NormParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (FAULT("trigger-always-at-entry") || p.early_trigger) launch_dependents();
+    if (p.early_trigger) launch_dependents();
     scratch.init();
     Rows rows(p, scratch, trace);
-    wait_for_producer();
-    trace.start();
     Loaded loaded;
     int row = rows.first_row();
-    rows.load(loaded, row);
+    if (FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
+    wait_for_producer();
+    trace.start();
+    if (!FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
     if constexpr (QUANT == Quant::group) {
         const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);

@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, op: object, args: Sequence[Any], options: Mapping[str, Any]) -> Layout | None:
         """None where an argument is anything but the group, one of drvfuse's pooled arrays or streams, a plain value,
-        or a list of these; and where two different arrays overlap.
+        a list of these, or lists in a list; and where two different arrays overlap.
 
         Streams are no part of the key: they are resolved anew for each call.
         """
@@ -61,6 +61,9 @@ class Layout(NamedTuple):
         for argument in (*args, *options.values()):
             if type(argument) in (list, tuple):
                 key.append(len(argument))
+                if argument and all(type(inner) in (list, tuple) for inner in argument):
+                    key += (list, *map(len, argument))
+                    argument = [value for inner in argument for value in inner]
                 values += argument
             else:
                 key.append(None)
