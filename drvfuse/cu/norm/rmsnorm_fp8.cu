@@ -9,8 +9,8 @@
 // of the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
 // DRVFUSE_PACKS packs of a row.
 //
-// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ...; the next row is in flight
-// while a row is worked on.
+// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ...; while a row is worked on, the
+// next one is on its way to registers, and DRVFUSE_AHEAD rows behind that are to L2.
 //
 // Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output); then as
 // drvfuse/reference/norms.py and quantised.py have it. IEEE operations, each rounded; the order of sums is in reduce.cuh.
@@ -50,6 +50,7 @@ constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
+constexpr int AHEAD = DRVFUSE_AHEAD;
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
 constexpr int FLOATS = PACKS * W;  // of a row in a thread's registers
 // Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
@@ -146,6 +147,22 @@ public:
             if (row < p_.rows && has(i)) {
                 load_of_row(loaded.input[i], p_.input, from, i, valid(i));
                 if constexpr (RESIDUAL) load_of_row(loaded.residual[i], p_.residual, from, i, valid(i));
+            }
+        }
+    }
+
+    // Brings a row to L2, a line for eight packs of 16 bytes.
+    __device__ __forceinline__ void prefetch(int row) const {
+        if (thread_ % 8 != 0 || row >= p_.rows) return;
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (!has(i)) continue;
+            const i64 element = at(row) + i * TEAM * W;
+            ptx::prefetch_l2(static_cast<const char*>(p_.input) + Bytes<In>::of(element));
+            if constexpr (RESIDUAL) {
+#pragma unroll
+                for (int line = 0; line < int(sizeof(Residual) / sizeof(In)); ++line)
+                    ptx::prefetch_l2(static_cast<const char*>(p_.residual) + Bytes<Residual>::of(element) + line * 128);
             }
         }
     }
@@ -400,6 +417,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     wait_for_producer();
     trace.start();
     if (!FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
+#pragma unroll
+    for (int ahead = 1; ahead <= AHEAD; ++ahead) rows.prefetch(row + ahead * rows.step());
     if constexpr (QUANT == Quant::group) {
         const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);
@@ -411,6 +430,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         rows.begin(x, loaded, row);
         row += rows.step();
         rows.load(loaded, row);
+        if constexpr (AHEAD > 0) rows.prefetch(row + AHEAD * rows.step());
         rows.normalise(x);
     }
     if (!p.early_trigger) launch_dependents();

@@ -232,7 +232,7 @@ class _Call:
 
     def _plan(self, trace: CallTrace | None = None) -> Planned:
         device = self.device
-        shape = NormShape.of(limits(device), self.rows, self.columns, self.dtype.itemsize)
+        shape = NormShape.of(limits(device), self.rows, self.columns, self.dtype.itemsize, "residual" in self.arrays)
         spec = self._specialise(shape, {})
         grid = shape.grid(self.rows, resident(load(device, spec), device, shape.threads))
         if trace is not None:
@@ -249,9 +249,7 @@ class _Call:
             *defines(dtype=self.dtype, gamma_dtype=arrays["gamma"].dtype),
             *defines(residual_dtype=arrays.get("residual", arrays["input"]).dtype, residual="residual" in arrays),
             *defines(layer=self.layer, beta="beta" in arrays, normed="normed_output" in arrays, ragged=self.ragged),
-            *defines(
-                lanes=shape.lanes, packs=shape.packs, cluster=shape.cluster, exact=shape.exact, threads=shape.threads
-            ),
+            *defines(**shape._asdict()),
             *traced.items(),
         )
         capability = FP8_CAPABILITY if given.dtype is not None else (0, 0)
