@@ -19,11 +19,11 @@ from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
 from ..dtypes import DType
+from ..ops.call.epilogue import Epilogue, float32
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.epilogue import Epilogue, float32
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
