@@ -13,6 +13,8 @@ from .limits import Limits
 MAX_ROWS = 8
 PACK_BYTES = 16
 GROUP = 32
+SCALE_GROUP = 128  # columns of a scale of the weight for a group
+ACT_SCALE_GROUPS = (128, 64)  # columns of a scale of act for a group
 GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # at most
 TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies

@@ -74,8 +74,10 @@ struct Slot {
 
 class Products {
 public:
-    __device__ __forceinline__ Products(const GemvParams& params, const Rows& rows_of_block)
-        : p(params), rows(rows_of_block), lane(threadIdx.x % 32), column(threadIdx.x / 32 % WARPS_A_ROW) {}
+    __device__ __forceinline__ Products(const GemvParams& params, const Rows& rows_of_block,
+                                        const Results& results_of_block)
+        : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32),
+          column(threadIdx.x / 32 % WARPS_A_ROW) {}
 
     // Begin to load, to registers, what is not copied of row `s` of a stage.
     __device__ __forceinline__ void load(Slot& slot, const Stage& stage, int s) const {
@@ -101,7 +103,10 @@ public:
     __device__ __forceinline__ void load_resident_act() {
         if constexpr (RESIDENT) {
 #pragma unroll
-            for (int i = 0; i < PACKS; ++i) load_act_pack(raw_act[i], 0, pack_index(0, i));
+            for (int i = 0; i < PACKS; ++i) {
+                load_act_pack(raw_act[i], 0, pack_index(0, i));
+                act_scale[i] = scale_of_act(0, pack_index(0, i));
+            }
         }
     }
 
@@ -141,7 +146,7 @@ public:
                         widen<Weight>(wide[i], slot.word[i]);
                     }
                     if constexpr (SCALES == Scales::group) scale[s][i] = slot.scale[i];
-                    if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i]);
+                    if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i], act_scale[i]);
                 }
                 load(slot, next, s0 + s);
             }
@@ -158,10 +163,11 @@ public:
                         Pack<Act, W> pack;
                         float a[W];
                         load_act_pack(pack, m, pack_index(stage.chunk, i));
+                        const float of_act = scale_of_act(m, pack_index(stage.chunk, i));
                         to_float(a, pack);
 #pragma unroll
                         for (int s = 0; s < TOGETHER; ++s) {
-                            sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i]) : 0.0f;
+                            sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i], of_act) : 0.0f;
                         }
                     }
                     deposit(sums, s0, m, parts);
@@ -179,6 +185,12 @@ private:
         load_act(pack, p.act + m * p.act_stride + i64(index) * W, p.columns - index * W);
     }
 
+    // The scale of a pack of act, if it has scales for groups.
+    __device__ __forceinline__ float scale_of_act(int m, int index) const {
+        if constexpr (ACT_SCALES != Scales::group) return 1.0f;
+        return index * W < p.columns ? p.act_scales[m * p.act_scale_step + index * W / ACT_SCALE_GROUP] : 0.0f;
+    }
+
     static __device__ __forceinline__ void load_copied(u32 (&word)[4], u32 at, bool wanted) {
         if constexpr (WHOLE && STEP == 1) {
             ptx::load_shared_v4(word, at);
@@ -188,13 +200,15 @@ private:
         }
     }
 
-    static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale) {
+    static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale,
+                                                     float of_act) {
         float sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < W; ++e) {
             sum = EXACT ? __fmaf_rn(a[e], w[e], sum) : __fadd_rn(sum, __fmul_rn(a[e], w[e]));
         }
-        return SCALES == Scales::group ? __fmul_rn(sum, scale) : sum;
+        if constexpr (SCALES == Scales::group) sum = __fmul_rn(sum, scale);
+        return ACT_SCALES == Scales::group ? __fmul_rn(sum, of_act) : sum;
     }
 
     __device__ __forceinline__ void deposit(float (&sums)[VALUES], int s0, int m, float* parts) const {
@@ -215,12 +229,14 @@ private:
             total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, mask));
         }
         const int r = first + lane / (PACKS * LANES);
-        if (lane % (PACKS * LANES) == 0 && lane / LANES < SUMS && r < rows.count) put_sum(p, rows, r, 0, total, tag);
+        if (lane % (PACKS * LANES) == 0 && lane / LANES < SUMS && r < rows.count) results.put(r, 0, total, tag);
     }
 
     const GemvParams& p;
     const Rows& rows;
+    const Results& results;
     const int lane, column;
     Pack<Act, W> raw_act[RESIDENT ? PACKS : 1];
     float act[RESIDENT ? PACKS : 1][W];
+    float act_scale[RESIDENT ? PACKS : 1];
 };

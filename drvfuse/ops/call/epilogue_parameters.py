@@ -47,6 +47,11 @@ class EpilogueParameters:
         operands = [[p.operands[i] for p in parameters.values() if p.is_array] for i in range(len(devices))]
         return cls(devices, epilogue, _text(epilogue.expression, parameters), structures, operands)
 
+    @property
+    def kernel_text(self) -> str:
+        """What stands in front of a kernel that is compiled with DRVFUSE_EPILOGUE."""
+        return f'#include "common/prelude.cuh"\n{self.text}\n'
+
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
         """With some parameters replaced. ArgumentError if the kernel would be another."""
         new = self.of(self.devices, self.epilogue.with_(**parameters))

@@ -14,8 +14,8 @@ import pytest
 import drvfuse as df
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.gemv import gemv_partial_norm
-from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
+from drvfuse.ops.gemv import kernel
+from drvfuse.ops.gemv.kernel import GemvParams
 from drvfuse.plans import gemv as gemv_plan
 from drvfuse.plans.gemv import Shape, Shares
 from drvfuse.trace import layout
@@ -41,7 +41,7 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
         device = df.device(0, driver=machine)
         act, gamma = device.zeros((m, k), "bfloat16"), device.zeros(8, "bfloat16")
         weights = device.zeros((16, k), weight)
-        with mock.patch.object(gemv_partial_norm, "load", side_effect=Loading) as load, pytest.raises(Loading):
+        with mock.patch.object(kernel, "load", side_effect=Loading) as load, pytest.raises(Loading):
             trace = df.Trace(device) if traced else None
             df.gemv_partial_norm(act, weights, gamma, n_normed=8, eps=1e-6, pdl_level=level, trace=trace)
     return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
@@ -64,7 +64,7 @@ def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
 
 
 def test_the_longest_trace_of_a_block_fits_in_shared_memory():
-    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS // gemv_partial_norm._TRACE_WRITERS):
+    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS // kernel.TRACE_WRITERS):
         assert compiled.__wrapped__(1, 1024, "bfloat16", traced=True).kernels["gemv_partial_norm"]
 
 
