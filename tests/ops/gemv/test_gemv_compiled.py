@@ -35,7 +35,9 @@ class Loading(Exception):
 
 
 @cache
-def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, traced: bool = False) -> Image:
+def compiled(
+    m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, traced: bool = False, act: str = "bfloat16"
+) -> Image:
     """What the op compiles for 16 rows a block; it is not run."""
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
