@@ -35,9 +35,7 @@ class Loading(Exception):
 
 
 @cache
-def compiled(
-    m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, traced: bool = False, act: str = "bfloat16"
-) -> Image:
+def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, traced: bool = False) -> Image:
     """What the op compiles for 16 rows a block; it is not run."""
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
@@ -49,6 +47,19 @@ def compiled(
     return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
 
 
+def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) -> Image:
+    """The same of the model's shape with an FP8 weight; `scaled` have scales for groups of columns."""
+    with df.emu.Machine(devices=1, sm_count=132) as machine:
+        device = df.device(0, driver=machine)
+        rows, gamma = device.empty((m, 7168), act), device.empty(1536, "bfloat16")
+        weight = device.empty((2112, 7168), "float8_e4m3fn")
+        rows_of = {"act": m, "weight": 2112}
+        given = {f"{name}_scales": device.empty((rows_of[name], 56), "float32") for name in scaled}
+        with mock.patch.object(kernel, "load", side_effect=Loading) as load, pytest.raises(Loading):
+            df.gemv_partial_norm(rows, weight, gamma, n_normed=1536, eps=1e-6, pdl_level=level, **given)
+    return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
+
+
 @pytest.mark.parametrize(("m", "k", "weight"), [*SHAPES, (1, 7166, "bfloat16"), (3, 1001, "bfloat16")])
 def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
     image = compiled(m, k, weight)
@@ -56,6 +67,16 @@ def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
     info = image.kernels["gemv_partial_norm"]
     assert info.param_bytes == ctypes.sizeof(GemvParams)
     assert info.has_pdl_wait and info.has_pdl_trigger
+
+
+@pytest.mark.parametrize(
+    ("m", "act", "scaled"),
+    [(2, "bfloat16", ["weight"]), (8, "float32", []), (2, "float8_e4m3fn", ["weight", "act"])],
+)
+def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, act, scaled):
+    """With a finish that holds 1536 columns, on an H200's number of multiprocessors."""
+    log = model(m, act, *scaled).log
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
 
 
 @pytest.mark.parametrize(("k", "weight"), [(256, "bfloat16"), (1024, "bfloat16"), (1024, "float8_e4m3fn")])
@@ -81,7 +102,15 @@ def test_a_longer_trace_is_refused():
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
 def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
     """Of the three kinds of warps, each from its barrier at the start on: one copies weights, one loads gamma."""
-    ptx = compiled(m, k, weight, df.PDLLevel.ON).ptx
+    check_reads_before_the_wait(compiled(m, k, weight, df.PDLLevel.ON).ptx)
+
+
+def test_an_fp8_act_and_its_scales_are_read_after_the_wait():
+    for m in (1, 2):
+        check_reads_before_the_wait(model(m, "float8_e4m3fn", "act", level=df.PDLLevel.ON).ptx)
+
+
+def check_reads_before_the_wait(ptx: str) -> None:
     accesses = r"\b(?:ld\.(?!param|shared)\S*global|atom|red\.|st\.\S*global|cp\.async\.bulk)\S*"
     parts = [part.rpartition("bar.sync") for part in ptx.split("griddepcontrol.wait")[:-1]]
     assert not re.findall(accesses, parts[0][0])
