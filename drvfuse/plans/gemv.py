@@ -34,6 +34,12 @@ KERNEL_SHARED_BYTES = 4 << 10  # that the kernel has itself, at most
 DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
 
 
+# Rows that blocks share by groups, where they would be a row more for some blocks: at most a part of the blocks.
+MOST_SHARED_ROWS = 64
+SHARING_BLOCKS = 4
+COUNTERS_BYTES = 4 * MOST_SHARED_ROWS
+
+
 def groups_of_row(k: int, itemsize: int) -> int:
     """Groups of 32 packs of a row of `k` weights of `itemsize` bytes, the last one perhaps short."""
     return -(-k * itemsize // GROUP_BYTES)
@@ -130,12 +136,21 @@ class Shares:
     rows_more: int
     normed_share: int
     normed_more: int
+    shared_rows: int = 0
 
     @staticmethod
     def of(n: int, n_normed: int, most: int) -> Shares:
         """Of at most `most` blocks; block b has rows b, b + grid, ..."""
         grid = min(most, n)
         return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
+
+    def sharing(self, n: int, n_normed: int) -> Shares:
+        """With as many rows for each block, and the last ones for all: where these are few for so many blocks."""
+        if self.rows_more > min(MOST_SHARED_ROWS, self.grid // SHARING_BLOCKS):
+            return self
+        own = n - self.rows_more
+        normed = divmod(min(n_normed, own), self.grid)
+        return Shares(self.grid, self.rows_share, 0, *normed, shared_rows=self.rows_more)
 
     @property
     def most_rows(self) -> int:
@@ -173,6 +188,8 @@ class Plan:
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
         if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # of an H100's it never needs too much
             shape = Shape.of(m, groups, width, shares.most_rows, False)
+        if shape.sum_warps:  # else the warps that would add shared rows read the epoch
+            shares = shares.sharing(n, n_normed)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage
         batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)
@@ -180,8 +197,8 @@ class Plan:
 
     @property
     def words_bytes(self) -> int:
-        """Of the words by which blocks meet."""
-        return 8 * self.m * self.padded
+        """Of counters and words by which blocks meet, and of group sums of shared rows."""
+        return COUNTERS_BYTES + self.m * (8 * self.padded + 4 * self.shares.shared_rows * self.groups)
 
     def shared_bytes(self, room: int) -> tuple[int, bool]:
         """Dynamic shared memory, of which `room` bytes can be had, and whether normed sums are stashed there."""
