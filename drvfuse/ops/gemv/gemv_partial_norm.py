@@ -64,9 +64,10 @@ def gemv_partial_norm(
     y is summed in float32, in an order that K and the weight's type alone decide (`drvfuse.reference.gemv`), so its
     bits depend neither on N, M and n_normed nor on the device. `bias` [N], bfloat16, float16 or float32, is added to
     the scaled sums, then `epilogue` is applied to every column, the normed ones included: `x` is that sum, `i` the
-    index in y [M, N], `row` and `col` the row of act and that of the weight, `rank` 0. normed = (y * gamma) *
-    (1 / sqrt(mean(y^2) + eps)) reads the float32 values and rounds once; eps is float32. The outputs are [n_normed] and
-    [N - n_normed], or [M, ...], both of one dtype: that of those given, else act's, or bfloat16 for an FP8 act.
+    index in y [M, N], `row` and `col` the row of act and that of the weight, `rank` 0; `Prepared.set` replaces its
+    parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads the float32 values and rounds once; eps is
+    float32. The outputs are [n_normed] and [N - n_normed], or [M, ...], both of one dtype: that of those given, else
+    act's, or bfloat16 for an FP8 act.
 
     `finish_counter` is an int32 or uint32 array of one element, zero before its first use and after every launch;
     launches that share one must not run at the same time. By default it is the stream's own. If it was not zero when a
@@ -80,19 +81,13 @@ def gemv_partial_norm(
     when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the
     device's own, "current" for that of act's framework, or a stream (0 or 1: the legacy default one). The call does not
     block, and can be captured after one with arrays of these shapes on the stream (or after `.prepare`), with both
-    outputs given where they have elements. Before any
-    launch: ArgumentError for arguments that do not fit, CompileError for an epilogue that does not compile, Unsupported
-    for NO_WAIT levels and for an FP8 act or weight on a device before compute capability 8.9.
+    outputs given where they have elements. Before any launch: ArgumentError for arguments that do not fit, CompileError
+    for an epilogue that does not compile, Unsupported for NO_WAIT levels and for an FP8 act or weight on a device
+    before compute capability 8.9.
     """
     level, driver = checked_level(pdl_level), operands.driver_of(act=act, weight=weight, gamma=gamma)
-    given = arguments.inputs(
-        driver,
-        act=act,
-        weight=weight,
-        act_scales=act_scales,
-        weight_scales=weight_scales,
-        bias=bias,
-    )
+    scales = {"act_scales": act_scales, "weight_scales": weight_scales}
+    given = arguments.inputs(driver, act=act, weight=weight, bias=bias, **scales)
     x, n = given.act, given.weight.shape[0]
     normed_count = require_integer("n_normed", n_normed, f"an integer from 0 to {n}, the rows of weight", 0, n)
     given = given._replace(gamma=arguments.gamma(driver, gamma, normed_count))
@@ -107,8 +102,8 @@ def gemv_partial_norm(
     written = [normed, unnormed, *([] if counter is None else [counter])]
     operands.no_overlap(read, written)
     result: Any = tuple(
-        operand.array if given_one is None else given_one
-        for operand, given_one in ((normed, normed_output), (unnormed, unnormed_output))
+        operand.array if value is None else value
+        for operand, value in ((normed, normed_output), (unnormed, unnormed_output))
     )
     if not n:
         return on_device("gemv_partial_norm", DeviceTurns(device), queue, result, read, written, None)

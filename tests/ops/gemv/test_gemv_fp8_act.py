@@ -87,6 +87,8 @@ def test_bias_and_epilogue_come_before_the_norm(device, rng, biased):
     given |= {"act": device.array(values.act), "act_scales": device.array(values.act_scales), "epilogue": epilogue}
     prepared = df.gemv_partial_norm.prepare(**given, n_normed=30, eps=EPS)
     check(prepared.launch(), expected(values, bias=bias, epilogue=after(0.37)))
+    traced = df.gemv_partial_norm(**given, n_normed=30, eps=EPS, trace=df.Trace(device))
+    check(traced, expected(values, bias=bias, epilogue=after(0.37)))
     prepared.set(scale=df.float32(-3), shift=device.array(shift))
     check(prepared.launch(), expected(values, bias=bias, epilogue=after(-3)))
     with pytest.raises(ArgumentError, match="of the types that the epilogue was made with"):
