@@ -34,9 +34,9 @@ KERNEL_SHARED_BYTES = 4 << 10  # that the kernel has itself, at most
 DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
 
 
-# Rows that blocks share by groups, where they would be a row more for some blocks: at most a part of the blocks.
-MOST_SHARED_ROWS = 64
-SHARING_BLOCKS = 4
+# Rows that blocks share by groups, where they would be a row more for some blocks: as long as no warp has more groups.
+MOST_SHARED_ROWS = 128
+SHARED_GROUPS = 1
 COUNTERS_BYTES = 4 * MOST_SHARED_ROWS
 
 
@@ -144,9 +144,10 @@ class Shares:
         grid = min(most, n)
         return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
 
-    def sharing(self, n: int, n_normed: int) -> Shares:
-        """With as many rows for each block, and the last ones for all: where these are few for so many blocks."""
-        if self.rows_more > min(MOST_SHARED_ROWS, self.grid // SHARING_BLOCKS):
+    def sharing(self, n: int, n_normed: int, groups: int, warps: int) -> Shares:
+        """With as many rows for each block, and the last ones for all, where their groups are few for so many `warps`
+        of each block but the last."""
+        if self.rows_more > MOST_SHARED_ROWS or self.rows_more * groups > SHARED_GROUPS * warps * (self.grid - 1):
             return self
         own = n - self.rows_more
         normed = divmod(min(n_normed, own), self.grid)
@@ -189,7 +190,7 @@ class Plan:
         if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # of an H100's it never needs too much
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         if shape.sum_warps:  # else the warps that would add shared rows read the epoch
-            shares = shares.sharing(n, n_normed)
+            shares = shares.sharing(n, n_normed, groups, m * shape.norm_warps(m))
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage
         batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)

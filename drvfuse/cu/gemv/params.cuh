@@ -37,7 +37,7 @@ constexpr bool BIASED = DRVFUSE_BIASED;
 
 constexpr int W = 16 / sizeof(Weight);  // elements of a pack
 constexpr int SCALE_GROUP = 128;
-constexpr int MOST_SHARED_ROWS = 64;
+constexpr int MOST_SHARED_ROWS = 128;
 static_assert(ACT_SCALE_GROUP % W == 0, "the columns of a pack have one scale of act");
 constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
 

@@ -69,7 +69,7 @@ def test_rows_that_one_warp_has(device, rng, monkeypatch, n, k, n_normed, weight
 @pytest.mark.emulated
 @pytest.mark.parametrize("n_normed", [20, 43, 45])
 def test_rows_that_all_blocks_share(rng, n_normed):
-    """45 rows on 20 multiprocessors: 5 of them are shared by their groups, of which the last has one pack."""
+    """45 rows on 20 multiprocessors: 5 of them are shared by their 4 groups, of which the last has one pack."""
     values = case(rng, 2, 45, 1552, n_normed, E4M3, E4M3, scales="group", act_scales=128)
     with df.emu.Machine(devices=1, sm_count=20, race="strict", delay_stores=True) as machine:
         device = df.device(0, driver=machine)
