@@ -20,6 +20,8 @@ from .ops.call.scratch import check_device as check_device
 from .ops.collectives.allreduce import allreduce as allreduce
 from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
+from .ops.norm.rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
+from .plans.quantisation import Quantisation as Quantisation
 from .runtime.array import Array as Array
 from .runtime.array import view as view
 from .runtime.device import Device as Device

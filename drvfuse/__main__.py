@@ -65,6 +65,7 @@ def _add_benchmarks(benchmarks: Any) -> None:
         ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
         ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
         ("gemv", [gpu, shapes, torch], "one token times a weight, with RMSNorm of its first columns"),
+        ("rmsnorm-fp8", [gpu, shapes, torch], "RMSNorm with quantisation of rows, on one device"),
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
         benchmarks.add_parser(name, parents=[*parents, out], help=text)

@@ -41,7 +41,15 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize(
     "name,outputs",
     [
-        *(("checking", 4), ("findings", 30), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)),
+        *(
+            ("checking", 4),
+            ("findings", 30),
+            ("fp8", 2),
+            ("gemv", 1),
+            ("multicast", 2),
+            ("nodes", 1),
+            ("quantisation", 1),
+        ),
         ("emulated-graphs", 1),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, fp8, gemv, push
+from . import differing, fp8, gemv, norm, push
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -45,6 +45,8 @@ CASES: dict[str, Case] = {
     "fp8-layernorm": fp8.layernorm,
     "fp8-layernorm-gradient": fp8.layernorm_gradient,
     "fp8-groups": fp8.groups,
+    "norm-rows": norm.rows,
+    "norm-few": norm.few,
     "gemv": gemv.partial_norm,
     "mixed": mixed,
     "calls-equal": differing.compared,

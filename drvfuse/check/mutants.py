@@ -14,7 +14,7 @@ from functools import partial
 
 from ..ops.call import faults
 from ..ops.call.options import PDLLevel
-from . import fp8, gemv, protocols
+from . import fp8, gemv, norm, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
 from .differing import FEW, compared, differing
 from .push import changing, given_up, several_rounds
@@ -317,6 +317,18 @@ _ALL = (
         "words with the number of the launch, which one block advances",
         fp8.rmsnorm_rows,
         (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "norm-scratch-reused",
+        "every reduction of a row in shared memory uses the same words",
+        "reductions of consecutive rows or values in one block",
+        norm.rows,
+    ),
+    Mutant(
+        "norm-input-before-pdl-wait",
+        "a norm reads its first row before the wait for the kernel that writes it",
+        "norm kernels launched with programmatic dependence",
+        partial(norm.rows, pdl=PDLLevel.ON),
     ),
     Mutant(
         "gemv-word-of-any-launch",

@@ -21,6 +21,7 @@ from ..bench import (
     gemv,
     host,
     processes,
+    rmsnorm_fp8,
     stored_peers,
     trace_cost,
 )
@@ -91,6 +92,16 @@ def _siblings(arguments: argparse.Namespace) -> Started:
     shapes, gpu = _shapes(arguments, _fp8_shape, fp8_siblings.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
     return note, (fp8_siblings.measure(gpu, *shape, bandwidth) for shape in shapes)
+
+
+def _rmsnorm_fp8(arguments: argparse.Namespace) -> Started:
+    shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), rmsnorm_fp8.SHAPES)
+    for rows, columns in shapes:
+        if columns > MAX_COLUMNS:
+            raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+    gpu = _gpu(arguments)
+    note, bandwidth = _floor(gpu)
+    return note, (rmsnorm_fp8.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
 
 
 def _gemv(arguments: argparse.Namespace) -> Started:
@@ -198,6 +209,7 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "gemv": (gemv, _gemv),
     "host": (host, _host),
     "processes": (processes, _processes),
+    "rmsnorm-fp8": (rmsnorm_fp8, _rmsnorm_fp8),
     "trace-cost": (trace_cost, _trace_cost),
 }
 

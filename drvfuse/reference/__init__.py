@@ -15,7 +15,14 @@ from .arithmetic import round_to as round_to
 from .collectives import Normalised as Normalised
 from .collectives import allreduce as allreduce
 from .collectives import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
-from .collectives import quantisation as quantisation
-from .collectives import row_sum_of_squares as row_sum_of_squares
 from .collectives import sum_bounds as sum_bounds
 from .collectives import sum_ranks as sum_ranks
+from .norms import normalise as normalise
+from .norms import row_sum as row_sum
+from .norms import row_sum_of_squares as row_sum_of_squares
+from .quantised import Quantised as Quantised
+from .quantised import dequantise as dequantise
+from .quantised import quantisation as quantisation
+from .quantised import quantise as quantise
+from .quantised import scales_by_row as scales_by_row
+from .rows import rmsnorm_fp8 as rmsnorm_fp8

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import drvfuse as df
+from drvfuse import dtypes
 from drvfuse.check.protocols import Peers
 from drvfuse.comm import workspace
 from drvfuse.errors import CompileError
@@ -38,6 +39,8 @@ from drvfuse.ops.collectives.kernels import (
     PushCall,
 )
 from drvfuse.ops.gemv.kernel import GemvParams
+from drvfuse.ops.norm.rmsnorm_fp8 import NormParams
+from drvfuse.plans.quantisation import Quantisation
 from drvfuse.trace import layout
 
 pytestmark = pytest.mark.emulated
@@ -96,6 +99,13 @@ _GEMV = {
     **_defines(CHUNKED=0, WHOLE=1, DEPENDENT=0, ACT_ALIGNED=1, NORM_ALIGNED=1, SCALES="none"),
     **_defines(ACT_SCALES="none", ACT_SCALE_GROUP=128, BIASED=0, SHARED=0, BIAS_DTYPE="bf16"),
 }
+_NORM = {
+    **_defines(
+        DTYPE="bf16", GAMMA_DTYPE="bf16", RESIDUAL_DTYPE="bf16", RESIDUAL=0, LAYER=0, BETA=0, NORMED=0, RAGGED=0
+    ),
+    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32),
+    **dict(Quantisation.per_row().definitions(dtypes.get("bfloat16"))),
+}
 
 BLOCKS = [
     Block(AllreduceParams, "collectives/allreduce.cu", "AllreduceParams", _COLLECTIVE),
@@ -123,6 +133,7 @@ BLOCKS = [
     Block(LayerNormParams, "coat/fp8_layernorm_forward.cu", "LayerNormParams", _LAYERNORM),
     Block(DivisionParams, "coat/fp8_division.cu", "DivisionParams", _DIVISION),
     Block(GroupParams, "coat/fp8_group_scales.cu", "GroupParams", _GROUPS),
+    Block(NormParams, "norm/rmsnorm_fp8.cu", "NormParams", _NORM),
     Block(GemvParams, "gemv/params.cuh", "GemvParams", _GEMV),
     Block(scratch.ScratchParams, "sync/scratch.cuh", "Scratch", {}),
     Block(scratch._REPORT, "sync/scratch.cuh", "ScratchReport", {}),

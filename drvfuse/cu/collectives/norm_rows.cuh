@@ -5,6 +5,7 @@
 // by block. Layout, numerics and the meaning of the definitions are at the top of the kernels' files.
 #pragma once
 #include "collectives/kernel.cuh"
+#include "common/quantise.cuh"
 #include "common/reduce.cuh"
 #if DRVFUSE_CLUSTER > 1
 #include "common/cluster_reduce.cuh"
@@ -70,23 +71,6 @@ __device__ __forceinline__ void store_of_row(void* tensor, int row, int index, c
     } else {
         store_pack(address, pack);
     }
-}
-
-// How a row is quantised: the scale as stored (y ~ q * scale) and what y is multiplied by.
-struct Quantisation {
-    float scale;
-    float inverse;
-};
-
-template <typename Q, typename S>
-__device__ __forceinline__ Quantisation quantisation(float maximum, float upper_bound) {
-    const float largest = rounded<S>(maximum);
-    const float bound = rounded<S>(upper_bound);
-    const float limit = bound < largest ? bound : largest;  // NaN stays NaN
-    const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
-    const float inverse = __frcp_rn(scale);
-    const float largest_float = __uint_as_float(0x7f7fffffu);
-    return {scale, fabsf(inverse) <= largest_float ? inverse : 0.0f};  // 0 for a scale that is 0, tiny or NaN
 }
 
 // Hides where the pack comes from, so that its conversion to fp32 is not hoisted out of the loop over rows: the

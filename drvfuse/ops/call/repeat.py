@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 from ... import config
 from ...comm.group import Group
 from ...dtypes import DType
+from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.stream import Stream
@@ -31,7 +32,7 @@ from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
-_PLAIN = {bool, int, str, type(None), PDLLevel, DType, type}  # whose equal values mean the same
+_PLAIN = {bool, int, str, type(None), PDLLevel, DType, Quantisation, type}  # whose equal values mean the same
 
 
 class Repeats(PlanCache):
