@@ -103,8 +103,10 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
     cluster, threads, packs = _threads_of_row(row_packs, most, 1024 if work.ranks <= 4 else 512)
     row_bytes = row_packs * PACK_BYTES
     if two_shot:
-        result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize
-        step, per_step = work.ranks, (work.ranks - 1) * (row_bytes + result + 4)
+        step, per_step = (
+            work.ranks,
+            (work.ranks - 1) * (row_bytes + work.sent_bytes(row_packs) + work.scale_bytes(columns)),
+        )
     else:
         step, per_step = 1, (work.ranks - 1) * row_bytes
     chunk, rounds = _rounds(rows, step, per_step, workspace_bytes)

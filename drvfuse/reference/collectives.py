@@ -16,9 +16,10 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
+from ..plans.quantisation import Quantisation
 from .arithmetic import Floats, NDArray, round_to
 from .norms import normalise
-from .quantised import quantisation
+from .quantised import quantise
 
 
 class Normalised(NamedTuple):
@@ -124,6 +125,7 @@ def allreduce_rmsnorm_fp8(
     norm: str = "rms",
     beta: NDArray | None = None,
     head_columns: int | None = None,
+    quantisation: Quantisation | None = None,
     multimem: bool = False,
     nodes: int | Sequence[int] = 1,
 ) -> Normalised:
@@ -135,6 +137,8 @@ def allreduce_rmsnorm_fp8(
 
     `head_columns`: the last dimension is split into heads of so many columns, each of which is a row of its own; gamma
     and `beta` have that many, and there is a scale for each head, in a last dimension of their own.
+
+    `quantisation`: in place of `out_dtype`, `scales_dtype` and `scale_ub`, which mean one per row.
 
     `multimem`, `nodes`: see `allreduce`; here too sums by multimem are rounded to the inputs' dtype first.
 
@@ -154,9 +158,12 @@ def allreduce_rmsnorm_fp8(
         if vector is not None:
             _require_shape(argument, vector, (columns,))
     source: DType = dtypes.get(inputs[0].dtype)
-    target = dtypes.get(out_dtype)
-    if target.fp8_max is None and target.name != source.name:
-        raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
+    if quantisation is None:
+        target = dtypes.get(out_dtype)
+        if target.fp8_max is None and target.name != source.name:
+            raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
+        per_row = Quantisation.per_row(target, scales_dtype, scale_ub) if target.fp8_max is not None else None
+        quantisation = per_row or Quantisation.none()
     x = total.reshape(math.prod(row_shape), columns)
     stored = None
     if residual is not None:
@@ -167,11 +174,10 @@ def allreduce_rmsnorm_fp8(
             stored = round_to(x + np.asarray(residual).astype(np.float32).reshape(x.shape), kept)
         x = stored.astype(np.float32)
     y, maxima = normalise(x, source, gamma, epsilon, weight_offset, norm, beta)
-    scales = None
-    if target.fp8_max is not None:
-        scales, inverse = quantisation(maxima, scale_ub, target, scales_dtype)
-        with np.errstate(all="ignore"):
-            y = y * inverse[:, None]
-        scales = scales.reshape(row_shape)
-    residual_output = None if stored is None else stored.reshape(shape)
-    return Normalised(round_to(y, target).reshape(shape), scales, residual_output)
+    found = quantise(y, quantisation, source, maxima if quantisation.kind == "row" else None)
+    scales_shape = quantisation.scales_shape(row_shape, columns)
+    return Normalised(
+        found.output.reshape(quantisation.output_shape(shape)),
+        None if found.scales is None or scales_shape is None else found.scales.reshape(scales_shape),
+        None if stored is None else stored.reshape(shape),
+    )

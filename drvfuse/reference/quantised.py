@@ -63,7 +63,8 @@ def quantise(
     if quantisation.kind == "static":
         with np.errstate(all="ignore"):
             return Quantised(round_to(y * _inverse(np.array(quantisation.scale, np.float32)), quantisation.dtype), None)
-    pieces = y.reshape(*y.shape[:-1], quantisation.groups(columns), -1)
+    groups = quantisation.groups(columns)
+    pieces = y.reshape(*y.shape[:-1], groups, columns // groups)
     largest = np.abs(pieces).max(axis=-1) if maxima is None else maxima.reshape(pieces.shape[:-1])
     scales, inverse = _of_groups(largest, quantisation)
     with np.errstate(all="ignore"):

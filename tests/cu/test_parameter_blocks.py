@@ -22,6 +22,7 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
+from drvfuse.ops.collectives.fused_params import FormParams, params_of
 from drvfuse.ops.collectives.kernels import (
     AllreduceMultimemParams,
     AllreduceNodesParams,
@@ -38,6 +39,7 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
+from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.gemv.kernel import GemvParams
 from drvfuse.ops.norm.rmsnorm_fp8 import NormParams
 from drvfuse.plans.quantisation import Quantisation
@@ -69,7 +71,13 @@ _COLLECTIVE = {
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
 _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=128)
-_FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
+_FUSED = {
+    **_COLLECTIVE,
+    **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float", RESIDUAL_DTYPE="bf16"),
+    **_defines(LAYER=0, BETA=0, NORMED=0, MORE=0, QUANT=0, GROUP=0, SCALES_LAYOUT=0),
+}
+_NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
+_FORM = NormForm(normed=True)
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -122,6 +130,25 @@ BLOCKS = [
     Block(NodeSumsParams, "collectives/node_sums.cu", "NodeSumsParams", _COLLECTIVE),
     Block(AllreduceNodesParams, "collectives/allreduce.cu", "Params", _COLLECTIVE | _NODES),
     Block(FusedNodesParams, "collectives/allreduce_rmsnorm_fp8.cu", "Params", _FUSED | _NODES),
+    Block(FormParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED | _NORMED),
+    Block(
+        params_of(FusedPushParams, _FORM),
+        "collectives/allreduce_rmsnorm_fp8_push.cu",
+        "FusedPushParams",
+        _FUSED | _PUSH | _NORMED,
+    ),
+    Block(
+        params_of(FusedMultimemParams, _FORM),
+        "collectives/allreduce_rmsnorm_fp8_multimem.cu",
+        "FusedMultimemParams",
+        _FUSED | _MULTIMEM | _NORMED,
+    ),
+    Block(
+        params_of(FusedNodesParams, _FORM),
+        "collectives/allreduce_rmsnorm_fp8.cu",
+        "Params",
+        _FUSED | _NODES | _NORMED,
+    ),
     Block(PROGRESS_DTYPE, "collectives/nodes.cuh", "Progress", _COLLECTIVE),
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),

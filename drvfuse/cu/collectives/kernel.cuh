@@ -2,7 +2,7 @@
 // What the kernels of all collectives begin with: what they are compiled for, and their place in the stream.
 #pragma once
 #include "common/faults.cuh"
-#include "common/pack16.cuh"
+#include "common/quantise.cuh"
 #include "sync/pdl.cuh"
 #include "sync/workspace.cuh"
 #include "trace/trace.cuh"

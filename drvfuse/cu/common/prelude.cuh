@@ -153,12 +153,14 @@ __device__ __forceinline__ void store_scalar(T* address, float value) {
     }
 }
 
-// Copy one value of T, of 2 or 4 bytes, which a peer may have written during this kernel.
+// Copy one value of T, of 1, 2 or 4 bytes, which a peer may have written during this kernel.
 template <typename T>
 __device__ __forceinline__ void copy_scalar(T* to, const T* from) {
     if constexpr (sizeof(T) == 4) {
         ptx::store_u32(to, ptx::load_u32(from));
-    } else {
+    } else if constexpr (sizeof(T) == 2) {
         ptx::store_u16(to, ptx::load_u16(from));
+    } else {
+        ptx::store_u8(to, ptx::load_u8(from));
     }
 }

@@ -127,11 +127,11 @@ __device__ __forceinline__ void store_elements(void* address, const Pack<e2m1x2,
 // What so many elements of T take.
 template <typename T>
 struct Bytes {
-    static __device__ __forceinline__ i64 of(i64 elements) { return elements * i64(sizeof(T)); }
+    static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements * i64(sizeof(T)); }
 };
 template <>
 struct Bytes<e2m1x2> {
-    static __device__ __forceinline__ i64 of(i64 elements) { return elements / 2; }
+    static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements / 2; }
 };
 
 // Which element of the scales is that of a row and group, of so many; of padding, too.

@@ -130,6 +130,22 @@ def test_it_reads_what_the_fused_all_reduce_writes(driver, rng):
             check(results, wanted)
 
 
+@pytest.mark.parametrize("columns", [128, 64])
+def test_it_reads_what_the_norm_on_one_device_writes(device, rng, columns):
+    """Scales of groups of columns, in a chain of dependent launches."""
+    x, norm = device.array(numbers(rng, (3, 512), "bfloat16")), device.array(numbers(rng, (512,), "bfloat16"))
+    values = case(rng, 3, 20, 512, 12, weight=E4M3, scales="group")
+    given = {"weight_scales": device.array(values.scales), "pdl_level": df.PDLLevel.ON}
+    weight, gamma = device.array(values.weight), device.array(values.gamma)
+    by_group = df.Quantisation.per_group(columns)
+    normed = df.rmsnorm_fp8(x, norm, epsilon=EPS, quantisation=by_group, pdl_level=df.PDLLevel.ON)
+    results = df.gemv_partial_norm(
+        normed.output, weight, gamma, n_normed=12, eps=EPS, act_scales=normed.scales, **given
+    )
+    assert normed.scales.shape == (3, 512 // columns)
+    check(results, expected(values._replace(act=normed.output.numpy(), act_scales=normed.scales.numpy())))
+
+
 def test_what_does_not_fit(device, refused):
     m, n, k = 2, 20, 520
     arrays = {"act": device.zeros((m, k), E4M3), "weight": device.zeros((n, k), "bfloat16")}
