@@ -369,12 +369,6 @@ _ALL = (
         gemv.partial_norm,
     ),
     Mutant(
-        "gemv-shared-sums-counted-relaxed",
-        "blocks that share a row of the weight count its group sums by atomics that order nothing",
-        "partial sums that the last of several blocks adds up",
-        gemv.partial_norm,
-    ),
-    Mutant(
         "slot-not-cleared",
         "a slot keeps the words of the call that consumed them, which the call after the next takes for its own",
         "push protocols whose words carry their own readiness",

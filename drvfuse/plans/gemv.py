@@ -24,7 +24,7 @@ ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
 STAGES = 4  # that are under way, at most
 
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
-COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
+COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # under way, at most: more of them delay what else the block reads
@@ -32,12 +32,6 @@ LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 COPY_CAPABILITY = (9, 0)
 KERNEL_SHARED_BYTES = 4 << 10  # that the kernel has itself, at most
 DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
-
-
-# Rows that blocks share by groups, where they would be a row more for some blocks: as long as no warp has more groups.
-MOST_SHARED_ROWS = 128
-SHARED_GROUPS = 1
-COUNTERS_BYTES = 4 * MOST_SHARED_ROWS
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
@@ -136,22 +130,12 @@ class Shares:
     rows_more: int
     normed_share: int
     normed_more: int
-    shared_rows: int = 0
 
     @staticmethod
     def of(n: int, n_normed: int, most: int) -> Shares:
         """Of at most `most` blocks; block b has rows b, b + grid, ..."""
         grid = min(most, n)
         return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
-
-    def sharing(self, n: int, n_normed: int, groups: int, warps: int) -> Shares:
-        """With as many rows for each block, and the last ones for all, where their groups are few for so many `warps`
-        of each block but the last."""
-        if self.rows_more > MOST_SHARED_ROWS or self.rows_more * groups > SHARED_GROUPS * warps * (self.grid - 1):
-            return self
-        own = n - self.rows_more
-        normed = divmod(min(n_normed, own), self.grid)
-        return Shares(self.grid, self.rows_share, 0, *normed, shared_rows=self.rows_more)
 
     @property
     def most_rows(self) -> int:
@@ -189,8 +173,6 @@ class Plan:
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
         if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # of an H100's it never needs too much
             shape = Shape.of(m, groups, width, shares.most_rows, False)
-        if shape.sum_warps:  # else the warps that would add shared rows read the epoch
-            shares = shares.sharing(n, n_normed, groups, m * shape.norm_warps(m))
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage
         batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)
@@ -198,8 +180,8 @@ class Plan:
 
     @property
     def words_bytes(self) -> int:
-        """Of counters and words by which blocks meet, and of group sums of shared rows."""
-        return COUNTERS_BYTES + self.m * (8 * self.padded + 4 * self.shares.shared_rows * self.groups)
+        """Of the words by which blocks meet."""
+        return 8 * self.m * self.padded
 
     def shared_bytes(self, room: int) -> tuple[int, bool]:
         """Dynamic shared memory, of which `room` bytes can be had, and whether normed sums are stashed there."""

@@ -23,8 +23,6 @@
 // rows, there are none: a team is one warp, which adds and publishes its rows itself. The others finish, in the last block;
 // elsewhere one of them reads the epoch with DIRECT, and that is all.
 //
-// Where the rows are no multiple of the blocks, the last few may belong to all blocks: shared_rows.cuh.
-//
 // Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu; the word is
 // its own flag, so there is no fence and no counter in the way. The tag is the workspace's next epoch; every publisher has
 // read the epoch before, and the finish advances it when it has seen all words of this tag: so a workspace zeroed
@@ -47,7 +45,6 @@
 // Trace: of the last block the finish, of the others the first warp that adds, which with DIRECT multiplies too.
 #include "gemv/norm.cuh"
 #include "gemv/products.cuh"
-#include "gemv/shared_rows.cuh"
 #include "gemv/sums.cuh"
 #include "sync/pdl.cuh"
 
@@ -207,10 +204,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (DIRECT && threadIdx.x == FIRST_NORM_THREAD && rows.normed > 0) {
             wait_for_producer();
             pipeline.tell(ptx::load_relaxed_gpu(&p.scratch.state->epoch));
-        }
-        if constexpr (SHARED) {
-            wait_for_producer();
-            SharedRows(p, results).add();
         }
     }
 }

@@ -25,7 +25,6 @@ constexpr bool DIRECT = SUM_WARPS == 0;         // a warp has whole rows, and ad
 constexpr bool COPIED = DRVFUSE_COPIED;         // by the copy engine to shared memory, else loaded to registers
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;       // a row has several stages
 constexpr bool WHOLE = DRVFUSE_WHOLE;           // a row has all packs of its warps
-constexpr bool SHARED = DRVFUSE_SHARED;         // some rows of the weight belong to all blocks (shared_rows.cuh)
 constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;   // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
@@ -37,7 +36,6 @@ constexpr bool BIASED = DRVFUSE_BIASED;
 
 constexpr int W = 16 / sizeof(Weight);  // elements of a pack
 constexpr int SCALE_GROUP = 128;
-constexpr int MOST_SHARED_ROWS = 128;
 static_assert(ACT_SCALE_GROUP % W == 0, "the columns of a pack have one scale of act");
 constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
 
@@ -52,7 +50,6 @@ constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
 static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
               "pipeline.cuh");
 static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from chunk to chunk");
-static_assert(!DIRECT || !SHARED, "the warps that finish read the epoch");
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
@@ -68,13 +65,13 @@ struct GemvParams {
     int groups;                     // of a row
     int early_trigger;
     int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
-    int shared_rows;  // the last ones, which belong to no block; rows_more is 0 then
+    int unused;
     const Act* act;
     i64 act_stride;  // in elements
     const float* scales;
     Out* normed;
     Out* unnormed;
-    u64* words;  // behind MOST_SHARED_ROWS counters of 32 bits, and before the group sums of shared rows
+    u64* words;
     const Gamma* gamma;
     u32* finish_counter;  // the caller's, or that of the workspace
     Scratch scratch;

@@ -16,16 +16,12 @@ public:
     {
     }
 
-    // The sum of the block's row `r` and row `m` of act.
+    // The sum of the block's row `r` and row `m` of act: published if the row is normed, else stored. With the last normed
+    // one come zeros to the end of its pack of four.
     __device__ __forceinline__ void put(int r, int m, float sum, u32 tag) const {
-        put(rows[r], r < rows.normed, m, sum, tag);
-    }
-
-    // The same of a row of the weight: published if it is `normed`, else stored. With the last normed one come zeros to the
-    // end of its pack of four.
-    __device__ __forceinline__ void put(int row, bool normed, int m, float sum, u32 tag) const {
+        const int row = rows[r];
         const float y = value(row, m, sum);
-        if (normed) {
+        if (r < rows.normed) {
             u64* word = p.words + i64(m) * p.padded + row;
             const u32 bits = Word<float>::pack(&y);
             if constexpr (FAULT("gemv-flag-before-value")) {

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...errors import require_integer
-from ...plans.gemv import COUNTERS_BYTES
 from ...plans.scratch import STATE_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -126,7 +125,7 @@ def gemv_partial_norm(
     own_counter = counter is None
 
     def bind(space: Workspace) -> None:
-        parameters.words, parameters.scratch = space.ptr + STATE_BYTES + COUNTERS_BYTES, space.params
+        parameters.words, parameters.scratch = space.ptr + STATE_BYTES, space.params
         if own_counter:
             parameters.finish_counter = space.ptr + _USERS
 

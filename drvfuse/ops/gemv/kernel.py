@@ -23,7 +23,7 @@ from ..call.tracing import CallTrace
 from .arguments import FLOATS, Inputs
 
 TRACE_WRITERS = 2  # the last block has one of its own
-_SHARES = [field.name for field in dataclasses.fields(Shares) if field.name not in ("grid", "shared_rows")]
+_SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
 class GemvParams(ctypes.Structure):
@@ -34,7 +34,7 @@ class GemvParams(ctypes.Structure):
         ("weight_step", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed")),
         *((name, ctypes.c_int32) for name in _SHARES),
-        *((name, ctypes.c_int32) for name in ("chunks", "groups", "early_trigger", "polled_from", "shared_rows")),
+        *((name, ctypes.c_int32) for name in ("chunks", "groups", "early_trigger", "polled_from", "unused")),
         ("act", ctypes.c_uint64),
         ("act_stride", ctypes.c_int64),
         ("scales", ctypes.c_uint64),
@@ -118,7 +118,6 @@ class Call:
             n_unnormed=self.n - self.n_normed,
             **{name: getattr(plan.shares, name) for name in _SHARES},
             polled_from=plan.shares.polled_from,
-            shared_rows=plan.shares.shared_rows,
             early_trigger=int(self.level is PDLLevel.OVERLAP_AT_BEGINNING),
             groups=plan.groups,
             chunks=plan.shape.chunks,
@@ -139,7 +138,6 @@ class Call:
             *defines(norm_warps=shape.norm_warps(self.m), norm_batch=plan.norm_batch, norm_held=plan.norm_held),
             *defines(sum_lanes=shape.sum_lanes, access=self.access, stages=shape.stages, slots=shape.slots),
             *defines(sum_warps=shape.sum_warps, copied=shape.copied, chunked=shape.chunks > 1, whole=plan.whole),
-            *defines(shared=plan.shares.shared_rows > 0),
             *defines(dependent=self.level is not PDLLevel.OFF, act_aligned=self.act_aligned),
             *defines(norm_aligned=self.norm_aligned, scales=self.scales),
             *defines(act_scales=self.act_scales, act_scale_group=self.act_group),

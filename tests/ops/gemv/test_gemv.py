@@ -17,7 +17,6 @@ from drvfuse.reference import bits
 from drvfuse.reference import gemv as gemv_reference
 
 BF16 = dtypes.get("bfloat16").numpy
-E4M3 = "float8_e4m3fn"
 
 
 @pytest.mark.parametrize(
@@ -64,19 +63,6 @@ def test_rows_that_one_warp_has(device, rng, monkeypatch, n, k, n_normed, weight
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     values = case(rng, None, n, k, n_normed, weight=weight)
     check(run(device, values, pdl_level=level), expected(values))
-
-
-@pytest.mark.emulated
-@pytest.mark.parametrize("n_normed", [20, 43, 45])
-def test_rows_that_all_blocks_share(rng, n_normed):
-    """45 rows on 20 multiprocessors: 5 of them are shared by their 4 groups, of which the last has one pack."""
-    values = case(rng, 2, 45, 1552, n_normed, E4M3, E4M3, scales="group", act_scales=128)
-    with df.emu.Machine(devices=1, sm_count=20, race="strict", delay_stores=True) as machine:
-        device = df.device(0, driver=machine)
-        for _ in range(3):
-            check(run(device, values), expected(values))
-            values = values._replace(act=numbers(rng, values.act.shape, E4M3))
-        assert machine.reports == []
 
 
 def test_more_normed_columns_than_the_finish_waits_for_at_a_time(device, rng):

@@ -151,8 +151,3 @@ def test_blocks_have_all_rows_and_nearly_as_many_each(n, part):
     assert [shares.normed_share + (block < shares.normed_more) for block in range(shares.grid)] == normed
     assert shares.most_rows == rows[0].size <= rows[-1].size + 1
     assert 0 <= shares.polled_from <= normed[-1]
-    shared = shares.sharing(n, n_normed, 16, 8)
-    own = shared.grid * shared.rows_share + shared.rows_more
-    assert own + shared.shared_rows == n and 0 in (shared.rows_more, shared.shared_rows)
-    assert shared.grid * shared.normed_share + shared.normed_more == min(n_normed, own)
-    assert shared.shared_rows <= gemv_plan.MOST_SHARED_ROWS and shared.most_rows <= shares.most_rows
