@@ -35,7 +35,7 @@ KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells o
 
 
 class Kind(IntEnum):
-    """What a granule of the window is: the low bits of the kind field of its access word."""
+    """The kind of memory of a granule of the window: the low bits of the kind field of its access word."""
 
     NONE = 0
     DEVICE = 1  # by a call of `alloc`
@@ -153,7 +153,7 @@ class MatrixKind(IntEnum):
 
 
 class MatrixMethod(IntEnum):
-    """How an H200 computes a matrix product."""
+    """The methods by which an H200 computes matrix products."""
 
     TENSOR = 0  # by steps of the tensor cores
     FP8 = 1  # likewise on fp16 values, with C added at the end
@@ -282,7 +282,7 @@ class FaultKind(IntEnum):
 
 
 class BarrierCount(IntEnum):
-    """What is wrong with the operands of a barrier."""
+    """Errors in the operands of a barrier."""
 
     OTHERS_DIFFER, NUMBER, THREADS = range(3)
 
@@ -298,7 +298,7 @@ class MbarrierError(IntEnum):
 
 
 class ClusterError(IntEnum):
-    """What is wrong at the barrier of a cluster."""
+    """Errors at the barrier of a cluster."""
 
     TWICE, NOT_ARRIVED = range(2)
 
@@ -312,7 +312,7 @@ class Absent(IntEnum):
 
 
 class NoticeKind(IntEnum):
-    """What is wrong without ending a launch. `NOTICES` of them are kept until Python takes them."""
+    """Kinds of findings that do not end a launch. At most `NOTICES` of them are kept until Python takes them."""
 
     SHUFFLE, VOTE, BARRIER = range(3)
 
@@ -339,7 +339,7 @@ MISSES = 8
 
 
 class Range(IntEnum):
-    """What an operation does to a range, for rt_race_range. Freeing is a write of what has been accessed."""
+    """Accesses of an operation to a range, for rt_race_range. Freeing is a write of all bytes that were accessed."""
 
     READ, WRITE, FREE = range(3)
 

@@ -41,7 +41,7 @@ def layout(*declarations: str) -> Callable[[_S], _S]:
 
 
 def offset(structure: type[Structure], member: str, index: int = 0) -> int:
-    """Where a member of a structure lies, or one element of a member that is an array."""
+    """The offset of a member of a structure, or of one element of a member that is an array."""
     field = getattr(structure, member)
     element: Any = dict(structure._fields_)[member]  # type: ignore[arg-type]
     return int(field.offset) + (index * sizeof(element._type_) if index else 0)
@@ -74,7 +74,7 @@ class Polled(Structure):
 
 @layout(f"Polled word[{POLL_WORDS}]")
 class Poll(Structure):
-    """Those of one thread."""
+    """The words that one thread polls."""
 
 
 @layout(
@@ -87,7 +87,7 @@ class Poll(Structure):
     "u32 pad[3]",
 )
 class Warp(Structure):
-    """One warp of a resident block: masks of lanes."""
+    """One warp of a resident block. Its members are masks of lanes."""
 
 
 @layout(
@@ -151,12 +151,12 @@ class Block(Structure):
     "u64 pad",
 )
 class Site(Structure):
-    """What was counted for one place in the code."""
+    """The counts of one place in the code."""
 
 
 @layout("u32 kind, flags, size, site, block, thread", "u64 addr, value")
 class Fault(Structure):
-    """What has stopped a launch."""
+    """The record of the fault that has stopped a launch."""
 
 
 @layout(
@@ -200,7 +200,7 @@ class Launch(Structure):
 
 @layout("u64 addr, low, high", "u32 size, pad")
 class Write(Structure):
-    """A word that a thread has written while the runtime probes, as it was before."""
+    """A word that a thread has written while the engine probes, with its value before."""
 
 
 @layout("Thread* thread", "u64 format, args")
@@ -273,7 +273,7 @@ class Teams(Structure):
     f"Notice notice[{NOTICES}]",
 )
 class Engine(Structure):
-    """What the launches of one machine have in common."""
+    """The state that all launches of one machine share."""
 
 
 @layout(
@@ -348,7 +348,7 @@ class Race(Structure):
     "u32 aliased",  # a fence.proxy.alias is behind its accesses before this time, which its clock does not tell
 )
 class RaceThread(Structure):
-    """What the race detector knows of a thread."""
+    """The race detector's state of a thread."""
 
 
 @layout("u32 op, block, edge, store_site, load_site", "Ref clock")
@@ -371,4 +371,4 @@ class Miss(Structure):
     f"Miss miss[{MISSES}]",
 )
 class RaceBlock(Structure):
-    """What the race detector knows of a block; its threads follow."""
+    """The race detector's state of a block; those of its threads follow in memory."""
