@@ -65,6 +65,7 @@ def _add_benchmarks(benchmarks: Any) -> None:
         ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
         ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
         ("gemv", [gpu, shapes, torch], "one token times a weight, with RMSNorm of its first columns"),
+        ("rmsnorm-fp8", [gpu, shapes, torch], "RMSNorm with quantisation of rows, on one device"),
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
         benchmarks.add_parser(name, parents=[*parents, out], help=text)
@@ -97,6 +98,19 @@ def _add_benchmarks(benchmarks: Any) -> None:
         "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
     )
     fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
+    moves = argparse.ArgumentParser(add_help=False)
+    moves.add_argument(
+        "--kib", nargs="+", type=_positive, metavar="N", help="of the larger of input and output (default: 1 to 131072)"
+    )
+    moves.add_argument("--algos", nargs="+", metavar="NAME", help="(default: all that move as many bytes)")
+    moves.add_argument(
+        "--peers", action=argparse.BooleanOptionalAction, help="NCCL (default: where torch is installed)"
+    )
+    moves.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
+    moves.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    scatters = "reduce-scatter", "reduce-scatter-rmsnorm-fp8"
+    for name in ("all-gather", "all-to-all", "allreduce-many", "broadcast", *scatters):
+        benchmarks.add_parser(name, parents=[gpus, moves, out], help=f"{name}, beside the wire and NCCL")
     processes = benchmarks.add_parser(
         "processes", parents=[gpus, shapes, out], help="collectives with a process for each GPU, beside one process"
     )

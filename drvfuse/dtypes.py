@@ -22,6 +22,9 @@ DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
 class DType:
     """An element type. `dlpack` is DLPack's (type code, bits); `fp8_max` the largest finite value of an FP8 type.
 
+    float8_e8m0fnu holds scales: powers of two. An element of float4_e2m1fn_x2 is a byte of two FP4 numbers, the first
+    in the low four bits, as in torch; numpy has no such type, and shows these bytes as uint8. `lanes` is that 2.
+
     It equals whatever `get` takes for it (its name, numpy's or ml_dtypes' type), and nothing else. Its hash is that of
     its name. numpy takes it where it takes a dtype: `np.dtype(array.dtype)`.
     """
@@ -31,12 +34,15 @@ class DType:
     itemsize: int
     dlpack: tuple[int, int]
     fp8_max: float | None = None
+    lanes: int = 1
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype (from ml_dtypes for bfloat16 and FP8)."""
+        """The numpy dtype (from ml_dtypes for bfloat16 and FP8; uint8 for FP4)."""
         import numpy as np
 
+        if self.name == FP4:
+            return np.dtype(np.uint8)
         if self.name in _ML_DTYPES:
             import ml_dtypes
 
@@ -59,7 +65,8 @@ class DType:
         return self.name
 
 
-_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+FP4 = "float4_e2m1fn_x2"
 
 _TABLE = {
     dtype.name: dtype
@@ -70,6 +77,8 @@ _TABLE = {
         DType("bfloat16", "bf16", 2, (4, 16)),
         DType("float8_e4m3fn", "e4m3", 1, (10, 8), 448.0),
         DType("float8_e5m2", "e5m2", 1, (12, 8), 57344.0),
+        DType("float8_e8m0fnu", "ue8m0", 1, (14, 8)),
+        DType(FP4, "e2m1x2", 1, (17, 4), lanes=2),
         DType("int64", "long long", 8, (0, 64)),
         DType("int32", "int", 4, (0, 32)),
         DType("int16", "short", 2, (0, 16)),
@@ -85,7 +94,7 @@ _TABLE = {
 
 NAMES = tuple(_TABLE)
 FP8 = ("float8_e4m3fn", "float8_e5m2")
-WITHOUT_TYPESTR = _ML_DTYPES  # array interfaces have no code for these
+WITHOUT_TYPESTR = (*_ML_DTYPES, FP4)  # array interfaces have no code for these
 
 
 def get(dtype: DTypeLike, argument: str = "dtype") -> DType:
@@ -129,6 +138,6 @@ def fp8(value: object, argument: str = "dtype") -> DType:
 def from_dlpack(code: int, bits: int, lanes: int) -> DType:
     """The DType for DLPack's (code, bits, lanes)."""
     for dtype in _TABLE.values():
-        if dtype.dlpack == (code, bits) and lanes == 1:
+        if (*dtype.dlpack, dtype.lanes) == (code, bits, lanes):
             return dtype
     raise ArgumentError("DLPack dtype", (code, bits, lanes), "one of " + ", ".join(_TABLE))

@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import numbers
 import operator
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_FLOAT32 = struct.Struct("f")
 
 
 class DrvfuseError(Exception):
@@ -106,6 +111,20 @@ def require_integer(argument: str, value: Any, expected: str, least: int | None 
         number = operator.index(value)
         if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
             return number
+    raise ArgumentError(argument, repr(value), expected)
+
+
+def require_real(argument: str, value: Any, *, least: float = -math.inf, finite: bool = True) -> float:
+    """`value` rounded to float32: a number, not NaN, at least `least`, and finite where asked; else ArgumentError."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = float(value)
+        try:
+            rounded = float(_FLOAT32.unpack(_FLOAT32.pack(number))[0])
+        except OverflowError:
+            rounded = math.inf if number > 0 else -math.inf
+        if rounded >= least and not (finite and math.isinf(rounded)):  # never of a NaN
+            return rounded
+    expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (", finite" if finite else "")
     raise ArgumentError(argument, repr(value), expected)
 
 

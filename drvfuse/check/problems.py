@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, reference
+from ..plans.scatter import split_rows
 
 Host = npt.NDArray[Any]
 
@@ -22,7 +23,8 @@ MAIN = (32, 1024)
 class Problem:
     """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed.
 
-    With `multimem` the sums of its inputs are exact in any order.
+    With `multimem` the sums of its inputs are exact in any order. `splits` are the rows of each rank, of an op that
+    leaves rows to their owners.
     """
 
     op: str
@@ -34,11 +36,24 @@ class Problem:
     number: int = 0
     multimem: bool = False
     nodes: int = 1
+    splits: tuple[int, ...] | None = None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the results are sums, and not rows that are normalised."""
+        return "rmsnorm" not in self.op
+
+    def own(self, result: Host, rank: int) -> Host:
+        """What a rank gets of a result of all rows."""
+        if not self.op.startswith("reduce_scatter"):
+            return result
+        rows = self.splits or split_rows(self.shape[0], self.ranks)
+        return result[sum(rows[:rank]) : sum(rows[: rank + 1])]
 
 
 class Solution(NamedTuple):
     """`hosts`: one input per rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
-    `outputs`: what every rank must get."""
+    `outputs`: the results of all rows (`Problem.own`)."""
 
     hosts: list[Host]
     vector: Host
@@ -62,7 +77,7 @@ def solved(problem: Problem) -> Solution:
     hosts = [(exact if problem.multimem else values)(own, *problem.shape) for _ in range(problem.ranks)]
     vector = values(np.random.default_rng(problem.shape), problem.shape[1])
     order: dict[str, Any] = {"multimem": problem.multimem, "nodes": problem.nodes}
-    if problem.op == "allreduce":
+    if problem.reduces:
         added = vector.astype(np.float32)
         after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
         return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, **order)])

@@ -20,7 +20,9 @@ from ..bench import (
     fp8_siblings,
     gemv,
     host,
+    moves,
     processes,
+    rmsnorm_fp8,
     stored_peers,
     trace_cost,
 )
@@ -93,6 +95,16 @@ def _siblings(arguments: argparse.Namespace) -> Started:
     return note, (fp8_siblings.measure(gpu, *shape, bandwidth) for shape in shapes)
 
 
+def _rmsnorm_fp8(arguments: argparse.Namespace) -> Started:
+    shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), rmsnorm_fp8.SHAPES)
+    for rows, columns in shapes:
+        if columns > MAX_COLUMNS:
+            raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+    gpu = _gpu(arguments)
+    note, bandwidth = _floor(gpu)
+    return note, (rmsnorm_fp8.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
+
+
 def _gemv(arguments: argparse.Namespace) -> Started:
     shapes, gpu = _shapes(arguments, gemv_shape, gemv.SHAPES), _gpu(arguments)
     bench = gemv.Bench(gpu, arguments.torch)
@@ -144,6 +156,31 @@ def _collectives(arguments: argparse.Namespace) -> Started:
     return note if installed else f"{note}; peers need torch, which is not installed", results()
 
 
+def _moves(arguments: argparse.Namespace) -> Started:
+    op = arguments.benchmark.replace("-", "_")
+    every = moves.algorithms(op)
+    algos = [one_of("--algos", algo, every) for algo in arguments.algos or every]
+    emulated = arguments.driver == "emu"
+    installed = importlib.util.find_spec("torch") is not None
+    if arguments.peers and emulated:
+        raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
+    if arguments.peers:
+        _require("--peers", "torch")
+    with_peers = arguments.peers is not False and installed and not emulated
+    with contextlib.nullcontext() if emulated else _real():
+        driver = _driver_of(arguments, least=2)
+        blocks = arguments.max_blocks or min(MAX_BLOCKS, device(0, driver=driver).sm_count)
+        group = Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
+
+    def results() -> Iterator[dict[str, Any]]:
+        with group:
+            settings = EMULATED if emulated else Settings(calls=40)
+            yield from moves.measure(group, op, arguments.kib or moves.KIB, algos, settings, with_peers)
+
+    note = f"{op}, {group.size} x {group[0].device.name}{_meaning(driver)}"
+    return note if installed else f"{note}; peers need torch, which is not installed", results()
+
+
 def _trace_cost(arguments: argparse.Namespace) -> Started:
     return _on_group(arguments, trace_cost.measure)
 
@@ -190,14 +227,21 @@ def _emulator(arguments: argparse.Namespace) -> Started:
 
 
 _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
+    "all-gather": (moves, _moves),
+    "all-to-all": (moves, _moves),
     "allreduce": (collectives_report, _collectives),
+    "allreduce-many": (moves, _moves),
     "allreduce-rmsnorm-fp8": (collectives_report, _collectives),
+    "broadcast": (moves, _moves),
     "emulator": (emulator, _emulator),
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
     "fp8-siblings": (fp8_siblings, _siblings),
     "gemv": (gemv, _gemv),
     "host": (host, _host),
     "processes": (processes, _processes),
+    "rmsnorm-fp8": (rmsnorm_fp8, _rmsnorm_fp8),
+    "reduce-scatter": (moves, _moves),
+    "reduce-scatter-rmsnorm-fp8": (moves, _moves),
     "trace-cost": (trace_cost, _trace_cost),
 }
 

@@ -36,6 +36,8 @@ class Work:
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
     `multimem`: the ranks meet in multicast memory, which is then where inputs are staged; `to_outputs`: results are
     stored to all ranks' outputs there. `nodes`: it adds the partial sums of nodes, which `node_sums` has left.
+    `residual_itemsize`: of the residual, 0 for the inputs'. `normed`: normed rows are results too, like the inputs.
+    `group`: the columns of a scale, 0 for one of a row. `out_lanes`: numbers of an element of the output.
     """
 
     op: str
@@ -49,11 +51,26 @@ class Work:
     multimem: bool = False
     to_outputs: bool = False
     nodes: bool = False
+    residual_itemsize: int = 0
+    normed: bool = False
+    group: int = 0
+    out_lanes: int = 1
 
     @property
     def width(self) -> int:
         """Elements of a pack."""
         return PACK_BYTES // self.itemsize
+
+    def sent_bytes(self, row_packs: int) -> int:
+        """What of a row (fused) its owner leaves for the others, or sends them, without its scales."""
+        if self.residual:
+            return row_packs * self.width * (self.residual_itemsize or self.itemsize)
+        pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # whole words
+        return row_packs * (pack + (PACK_BYTES if self.normed else 0))
+
+    def scale_bytes(self, columns: int) -> int:
+        """What the scales of a row take at most, on their way between ranks: a word for each."""
+        return 4 * (columns // self.group if self.group else 1)
 
 
 def ragged(elements: int, itemsize: int) -> bool:
@@ -104,7 +121,7 @@ def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
         each = 2 * PACK_BYTES
     else:
         return 1
-    return _chunk(packs, each, payload_bytes, "16-byte pack of every rank")
+    return chunk_of(packs, each, payload_bytes, "16-byte pack of every rank")
 
 
 def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> int:
@@ -113,15 +130,15 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
     row_bytes = row_packs * PACK_BYTES
     if work.algo == "two_stage":
         rows = ceil_div(rows, work.ranks)
-        result = row_bytes if work.residual else result_bytes(row_packs * work.width * work.out_itemsize)
+        result = left_bytes(work, columns)
         each = work.ranks * row_bytes + result if work.staged else 2 * result
         if work.multimem:
-            each = work.ranks * _multimem_slot(work, row_packs) * (1 if work.staged else 2)
+            each = work.ranks * _multimem_slot(work, columns) * (1 if work.staged else 2)
     elif work.staged:
         each = 2 * row_bytes
     else:
         return 1
-    return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
+    return chunk_of(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
 
 
 def result_bytes(row_bytes: int) -> int:
@@ -129,14 +146,26 @@ def result_bytes(row_bytes: int) -> int:
     return row_bytes // 16 * 16 + 32
 
 
-def _multimem_slot(work: Work, row_packs: int) -> int:
-    """Bytes of staging memory that a row of `row_packs` packs takes: the row or its results, and its scale."""
-    own = work.staged or work.residual
-    scale = 16 if work.out_itemsize == 1 and not work.residual else 0
-    return ceil_div(row_packs * (PACK_BYTES if own else work.width * work.out_itemsize), 16) * 16 + scale
+def left_bytes(work: Work, columns: int) -> int:
+    """What of a row its owner leaves for the others in a chunk, at most."""
+    sent = work.sent_bytes(ceil_div(columns, work.width))
+    return sent if work.residual else result_bytes(sent) + (work.scale_bytes(columns) if work.group else 0)
 
 
-def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
+def _multimem_slot(work: Work, columns: int) -> int:
+    """Bytes of staging memory that a row takes: the row or its results, and its scales."""
+    row_packs = ceil_div(columns, work.width)
+    row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
+    if work.residual:  # in the place of a staged row, unless it is larger
+        return sent + (row_bytes if work.staged and sent > row_bytes else 0)
+    normed = row_bytes if work.normed else 0
+    result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16
+    scales = ceil_div(work.scale_bytes(columns), 16) * 16 if work.out_itemsize == 1 else 0
+    return result + scales + normed
+
+
+def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
+    """Items of a chunk: `wanted`, or as many of `each` bytes as the payload holds. ArgumentError if that is none."""
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:
         raise ArgumentError(

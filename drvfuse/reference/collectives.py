@@ -16,11 +16,10 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
-from .arithmetic import Floats, NDArray, butterfly, in_order, round_to
-
-_PACK_BYTES = 16
-_GROUP = 32
-_LANES = 32
+from ..plans.quantisation import Quantisation
+from .arithmetic import Floats, NDArray, round_to
+from .norms import normalise
+from .quantised import quantise
 
 
 class Normalised(NamedTuple):
@@ -113,45 +112,6 @@ def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     return round_to(low, inputs[0].dtype), round_to(high, inputs[0].dtype)
 
 
-def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
-    """The sum of squares of each row of `rows` [rows, columns], in the order that the kernels define.
-
-    `dtype` is the input's: its size says how many elements a 16-byte pack holds. Squares are added in order inside a
-    pack; aligned groups of 32 packs by butterfly; lane l adds the sums of groups l, l + 32, ... in order; and the 32
-    lanes are added by butterfly. Every sum begins at +0.
-    """
-    width = _PACK_BYTES // dtypes.get(dtype).itemsize
-    count, columns = rows.shape
-    groups = -(-columns // (width * _GROUP))
-    rounds = -(-groups // _LANES)
-    packs_of_row = rounds * _LANES * _GROUP
-    padded = np.zeros((count, packs_of_row * width), np.float32)
-    padded[:, :columns] = rows
-    with np.errstate(all="ignore"):
-        padded *= padded
-        elements = padded.reshape(count, packs_of_row, width)
-        groups_of_packs = in_order(elements).reshape(count, rounds * _LANES, _GROUP)
-        return butterfly(in_order(butterfly(groups_of_packs).reshape(count, rounds, _LANES), axis=1))
-
-
-def quantisation(
-    maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
-) -> tuple[NDArray, Floats]:
-    """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
-
-    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
-    infinite or NaN. A NaN maximum gives a NaN scale.
-    """
-    fp8 = dtypes.get(out_dtype)
-    largest = round_to(maxima, scales_dtype).astype(np.float32)
-    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
-    with np.errstate(all="ignore"):
-        limit = np.where(bound < largest, bound, largest)
-        scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)
-        inverse = np.float32(1) / scales.astype(np.float32)
-    return scales, np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
-
-
 def allreduce_rmsnorm_fp8(
     inputs: Sequence[NDArray],
     gamma: NDArray,
@@ -162,13 +122,23 @@ def allreduce_rmsnorm_fp8(
     out_dtype: DTypeLike = "float8_e4m3fn",
     scales_dtype: DTypeLike = "float32",
     *,
+    norm: str = "rms",
+    beta: NDArray | None = None,
+    head_columns: int | None = None,
+    quantisation: Quantisation | None = None,
     multimem: bool = False,
     nodes: int | Sequence[int] = 1,
 ) -> Normalised:
-    """Sum of the ranks' inputs [..., columns], plus residual, RMSNorm and quantisation of each row.
+    """Sum of the ranks' inputs [..., columns], plus residual, norm and quantisation of each row.
 
     Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
-    rounded to the inputs' dtype. `out_dtype` is an FP8 dtype or the inputs' (no quantisation).
+    rounded to the residual's dtype, which is the inputs' or float32. `norms.normalise` has `norm`, gamma and `beta`.
+    `out_dtype` is an FP8 dtype or the inputs' (no quantisation), which gives what the op's `normed_outputs` are.
+
+    `head_columns`: the last dimension is split into heads of so many columns, each of which is a row of its own; gamma
+    and `beta` have that many, and there is a scale for each head, in a last dimension of their own.
+
+    `quantisation`: in place of `out_dtype`, `scales_dtype` and `scale_ub`, which mean one per row.
 
     `multimem`, `nodes`: see `allreduce`; here too sums by multimem are rounded to the inputs' dtype first.
 
@@ -178,30 +148,36 @@ def allreduce_rmsnorm_fp8(
     shape = total.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs[0]", f"of shape {shape}", "of shape [..., columns] with at least one column")
-    _require_shape("gamma", gamma, shape[-1:])
     if residual is not None:
         _require_shape("residual", residual, shape)
+    columns = shape[-1] if head_columns is None else head_columns
+    if columns < 1 or shape[-1] % columns:
+        raise ArgumentError("head_columns", columns, f"a number that divides the {shape[-1]} columns")
+    row_shape = shape[:-1] if head_columns is None else (*shape[:-1], shape[-1] // columns)
+    for argument, vector in (("gamma", gamma), ("beta", beta)):
+        if vector is not None:
+            _require_shape(argument, vector, (columns,))
     source: DType = dtypes.get(inputs[0].dtype)
-    target = dtypes.get(out_dtype)
-    if target.fp8_max is None and target.name != source.name:
-        raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
-    columns = shape[-1]
-    x = total.reshape(math.prod(shape[:-1]), columns)
-    with np.errstate(all="ignore"):
-        stored = None
-        if residual is not None:
-            x += np.asarray(residual).astype(np.float32).reshape(x.shape)
-            stored = round_to(x, source)
-            x = stored.astype(np.float32)
-        mean = row_sum_of_squares(x, source) / np.float32(columns)
-        factor = np.float32(1) / np.sqrt(mean + np.float32(epsilon))
-        g = np.asarray(gamma).astype(np.float32) + np.float32(weight_offset)
-        y = (x * g) * factor[:, None]
-        scales = None
-        if target.fp8_max is not None:
-            # A NaN among the values makes the maximum NaN.
-            maxima = np.abs(x * g).max(axis=1, initial=0) * factor
-            scales, inverse = quantisation(maxima, scale_ub, target, scales_dtype)
-            y = y * inverse[:, None]
-            scales = scales.reshape(shape[:-1])
-    return Normalised(round_to(y, target).reshape(shape), scales, None if stored is None else stored.reshape(shape))
+    if quantisation is None:
+        target = dtypes.get(out_dtype)
+        if target.fp8_max is None and target.name != source.name:
+            raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
+        per_row = Quantisation.per_row(target, scales_dtype, scale_ub) if target.fp8_max is not None else None
+        quantisation = per_row or Quantisation.none()
+    x = total.reshape(math.prod(row_shape), columns)
+    stored = None
+    if residual is not None:
+        kept = dtypes.get(residual.dtype)
+        if kept.name not in (source.name, "float32"):
+            raise ArgumentError("residual", f"of dtype {kept}", f"of dtype {source} or float32")
+        with np.errstate(all="ignore"):
+            stored = round_to(x + np.asarray(residual).astype(np.float32).reshape(x.shape), kept)
+        x = stored.astype(np.float32)
+    y, maxima = normalise(x, source, gamma, epsilon, weight_offset, norm, beta)
+    found = quantise(y, quantisation, source, maxima if quantisation.kind == "row" else None)
+    scales_shape = quantisation.scales_shape(row_shape, columns)
+    return Normalised(
+        found.output.reshape(quantisation.output_shape(shape)),
+        None if found.scales is None or scales_shape is None else found.scales.reshape(scales_shape),
+        None if stored is None else stored.reshape(shape),
+    )

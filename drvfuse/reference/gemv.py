@@ -10,7 +10,7 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import DTypeLike
 from .arithmetic import Floats, NDArray, butterfly, fma, round_to
-from .collectives import row_sum_of_squares
+from .norms import row_sum_of_squares
 
 PACK_BYTES = 16
 GROUP = 32

@@ -41,7 +41,7 @@ def _check(target: Array, shape: tuple[int, ...], dtype: DType | np.dtype[Any]) 
 
 
 def _from_host(target: Array, values: np.ndarray[Any, Any]) -> None:
-    _check(target, values.shape, values.dtype)
+    _check(target, values.shape, target.dtype if values.dtype == target.dtype.numpy else values.dtype)
     if target.size:
         target.order(target.stream, "copied from the host")
         values = np.ascontiguousarray(values)

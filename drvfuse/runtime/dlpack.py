@@ -145,7 +145,7 @@ def export(
     tensor.data, tensor.ndim = array.ptr or None, len(array.shape)
     tensor.device.type, tensor.device.index = device_of(array)
     tensor.dtype.code, tensor.dtype.bits = array.dtype.dlpack
-    tensor.dtype.lanes = 1
+    tensor.dtype.lanes = array.dtype.lanes
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p).value

@@ -14,7 +14,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import collective_calls, fp8_rmsnorm, fp8_siblings, gemv, trace_cost
+from drvfuse.bench import collective_calls, fp8_rmsnorm, fp8_siblings, gemv, rmsnorm_fp8, trace_cost
 from drvfuse.cli import bench
 from drvfuse.runtime.multicast_support import VETOES
 
@@ -35,7 +35,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     monkeypatch.setattr(gemv, "CALLS", 1)
     monkeypatch.setattr(gemv, "_ROTATED_BYTES", 1 << 12)
     monkeypatch.setattr(gemv, "_READERS", gemv._READERS[:1])
-    for module in (fp8_rmsnorm, fp8_siblings):
+    for module in (fp8_rmsnorm, fp8_siblings, rmsnorm_fp8):
         monkeypatch.setattr(module, "_ROTATED_BYTES", 4)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda gpu: 2.0)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import drvfuse as df
+from drvfuse import dtypes
 from drvfuse.check.protocols import Peers
 from drvfuse.comm import workspace
 from drvfuse.errors import CompileError
@@ -21,6 +22,8 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
+from drvfuse.ops.collectives.allreduce_many import MOST_TENSORS, AllreduceManyParams, ManyCall
+from drvfuse.ops.collectives.fused_params import FormParams, params_of
 from drvfuse.ops.collectives.kernels import (
     AllreduceMultimemParams,
     AllreduceNodesParams,
@@ -37,7 +40,18 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
+from drvfuse.ops.collectives.move_kernels import Move, Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.norm_form import NormForm
+from drvfuse.ops.collectives.scatter_kernels import (
+    FusedScatterParams,
+    FusedScatterPushParams,
+    RowParts,
+    ScatterParams,
+    ScatterPushParams,
+)
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
+from drvfuse.ops.norm.rmsnorm_fp8 import NormParams
+from drvfuse.plans.quantisation import Quantisation
 from drvfuse.trace import layout
 
 pytestmark = pytest.mark.emulated
@@ -66,7 +80,15 @@ _COLLECTIVE = {
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
 _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=128)
-_FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
+_MANY = _defines(MANY=MOST_TENSORS)
+_FUSED = {
+    **_COLLECTIVE,
+    **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float", RESIDUAL_DTYPE="bf16"),
+    **_defines(LAYER=0, BETA=0, NORMED=0, MORE=0, QUANT=0, GROUP=0, SCALES_LAYOUT=0),
+}
+_NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
+_FORM = NormForm(normed=True)
+_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -95,6 +117,13 @@ _GEMV = {
     **_defines(PACKS=1, STEP=1, NORM_WARPS=1, SUM_LANES=1, ACCESS=16, STAGES=2, SLOTS=4, SUM_WARPS=1, COPIED=1),
     **_defines(CHUNKED=0, WHOLE=1, DEPENDENT=0, ACT_ALIGNED=1, NORM_ALIGNED=1, SCALES="none"),
 }
+_NORM = {
+    **_defines(
+        DTYPE="bf16", GAMMA_DTYPE="bf16", RESIDUAL_DTYPE="bf16", RESIDUAL=0, LAYER=0, BETA=0, NORMED=0, RAGGED=0
+    ),
+    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32),
+    **dict(Quantisation.per_row().definitions(dtypes.get("bfloat16"))),
+}
 
 BLOCKS = [
     Block(AllreduceParams, "collectives/allreduce.cu", "AllreduceParams", _COLLECTIVE),
@@ -111,10 +140,45 @@ BLOCKS = [
     Block(NodeSumsParams, "collectives/node_sums.cu", "NodeSumsParams", _COLLECTIVE),
     Block(AllreduceNodesParams, "collectives/allreduce.cu", "Params", _COLLECTIVE | _NODES),
     Block(FusedNodesParams, "collectives/allreduce_rmsnorm_fp8.cu", "Params", _FUSED | _NODES),
+    Block(FormParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED | _NORMED),
+    Block(
+        params_of(FusedPushParams, _FORM),
+        "collectives/allreduce_rmsnorm_fp8_push.cu",
+        "FusedPushParams",
+        _FUSED | _PUSH | _NORMED,
+    ),
+    Block(
+        params_of(FusedMultimemParams, _FORM),
+        "collectives/allreduce_rmsnorm_fp8_multimem.cu",
+        "FusedMultimemParams",
+        _FUSED | _MULTIMEM | _NORMED,
+    ),
+    Block(
+        params_of(FusedNodesParams, _FORM),
+        "collectives/allreduce_rmsnorm_fp8.cu",
+        "Params",
+        _FUSED | _NODES | _NORMED,
+    ),
     Block(PROGRESS_DTYPE, "collectives/nodes.cuh", "Progress", _COLLECTIVE),
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
+    Block(ManyCall, "collectives/many.cuh", "ManyCall", _COLLECTIVE | _MANY),
+    Block(AllreduceManyParams, "collectives/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
+    Block(ScatterParams, "collectives/scatter_parts.cuh", "ScatterParams", _COLLECTIVE),
+    Block(ScatterPushParams, "collectives/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
+    Block(RowParts, "collectives/scatter_rows.cuh", "RowParts", _FUSED),
+    Block(FusedScatterParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "FusedScatterParams", _FUSED),
+    Block(
+        FusedScatterPushParams,
+        "collectives/reduce_scatter_rmsnorm_fp8_push.cu",
+        "FusedScatterPushParams",
+        _FUSED | _PUSH,
+    ),
+    Block(Move, "collectives/moves.cuh", "Move", _MOVES),
+    Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
+    Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
+    Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),
@@ -122,6 +186,7 @@ BLOCKS = [
     Block(LayerNormParams, "coat/fp8_layernorm_forward.cu", "LayerNormParams", _LAYERNORM),
     Block(DivisionParams, "coat/fp8_division.cu", "DivisionParams", _DIVISION),
     Block(GroupParams, "coat/fp8_group_scales.cu", "GroupParams", _GROUPS),
+    Block(NormParams, "norm/rmsnorm_fp8.cu", "NormParams", _NORM),
     Block(GemvParams, "gemv/params.cuh", "GemvParams", _GEMV),
     Block(scratch.ScratchParams, "sync/scratch.cuh", "Scratch", {}),
     Block(scratch._REPORT, "sync/scratch.cuh", "ScratchReport", {}),

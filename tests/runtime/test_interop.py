@@ -40,12 +40,14 @@ class Producer:
 
 
 @pytest.mark.parametrize("version", [None, (1, 1)])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "bool"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", dtypes.FP4, "int64", "bool"])
 def test_dlpack_round_trip(driver: str, name: str, version: tuple[int, int] | None, rng: np.random.Generator) -> None:
     device = df.device(0, driver=driver)
     dtype = dtypes.get(name).numpy
     values = rng.integers(0, 2, (5, 1, 7)).astype(dtype)
-    foreign = Producer(device.array(values), version)
+    made = device.empty(values.shape, name)
+    made.copy_from(values)
+    foreign = Producer(made, version)
     array, stream = as_array(foreign, driver=get_driver(driver), argument="inputs[0]")
     assert stream is device.stream and foreign.asked == [device.stream.handle]
     assert (array.ptr, array.shape, str(array.dtype), array.device) == (foreign.array.ptr, (5, 1, 7), name, device)
@@ -199,7 +201,8 @@ def test_array_interface_of_a_type_without_a_code_takes_any_bytes_of_its_size(dr
     assert array.__cuda_array_interface__["typestr"] == f"<V{dtype.itemsize}"
     for code in ("|V", "<V", "|u" if dtype.itemsize == 1 else "<u"):
         foreign = interface(array, typestr=f"{code}{dtype.itemsize}")
-        for own in (name, f"torch.{name}", dtype.numpy, dtype.numpy.type):
+        of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has none
+        for own in (name, f"torch.{name}", *of_numpy):
             foreign.dtype = own
             assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype
         foreign.dtype = "float32"  # of another size
@@ -207,7 +210,7 @@ def test_array_interface_of_a_type_without_a_code_takes_any_bytes_of_its_size(dr
             with pytest.raises(ArgumentError, match="use DLPack"):
                 as_array(foreign, driver=device.driver, argument="x")
     foreign = interface(array, typestr=dtype.numpy.str)  # e5m2 is "<f1" there
-    foreign.dtype = dtype.numpy
+    foreign.dtype = name
     assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, in one kernel a rank.
+// All-reduce, optional residual addition, norm and optional FP8 quantisation by row, in one kernel a rank.
 //
 // Layout. Tensors are [rows, columns], contiguous. A block works on one row at a time and holds it in registers: pack
 // i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are
@@ -16,17 +16,19 @@
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
 // to 16; a block of scales is rounded up to 16 bytes:
 //   one_stage staged   two halves of chunk input rows, used in turn
-//   two_stage direct   two halves of results, used in turn: chunk output rows, then chunk scales; with residual,
-//                      chunk input rows (residual_out)
+//   two_stage direct   two halves of results, used in turn: chunk output rows, then chunk scales, then with normed
+//                      outputs chunk normed rows; with residual, chunk rows of residual_out. A normed row takes as much
+//                      as an input row, one of residual_out packs * the bytes of a pack of its type
 //   two_stage staged   ranks * chunk input rows, by owner; then one half of results
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
 // of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
-// Numerics. x = +0.0f + rank 0 + ... + rank n-1 (NODES: nodes) (+ residual, rounded to the input's type: residual_out);
+// Numerics. x = +0.0f + rank 0 + ... + rank n-1 (NODES: nodes) (+ residual, rounded to its type: residual_out);
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
 // order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, and one
-// reduction gives both.
+// reduction gives both. LAYER: x is replaced by x - sum(x) / columns first, a reduction of its own. BETA: y + beta, whose
+// maximum is a third one. NORMED: y is also rounded to the input's type. The maxima of groups are found by warps, from y.
 //
 // Memory ordering. As in allreduce.cu, with rows for packs: block b reads of a peer only what block b there wrote (all
 // its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
@@ -37,21 +39,11 @@
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
 #include "collectives/nodes.cuh"
+#include "collectives/whole_row.cuh"
 #include "common/partition.cuh"
 #include "sync/barrier.cuh"
 
 #if !DRVFUSE_TWO_STAGE
-
-// One row: load(pack, source, index) reads a pack of it.
-template <typename Load>
-__device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int row, const Load& load) {
-    float x[PACKS][W];
-    rows.sum(x, load);
-    if constexpr (RESIDUAL)
-        rows.add_residual(x, row,
-                          [&](int at, const InPack& pack) { store_of_row(p.residual_output, row, at, p, pack); });
-    rows.normalise_to_output(x, row);
-}
 
 __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trace& trace) {
 #if !DRVFUSE_STAGED
@@ -101,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     one_stage(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }
 
@@ -117,9 +110,12 @@ using Params = FusedParams;
 __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& trace) {
     const int chunk = p.chunk_rows;
     const u32 in_stride = input_stride(p);
-    const u32 out_stride = RESIDUAL ? in_stride : output_stride(p);
+    const u32 out_stride = RESIDUAL ? residual_stride(p) : output_stride(p);
     const u32 scales_offset = chunk * out_stride;
-    const u32 half_bytes = scales_offset + (RESIDUAL || !QUANTISE ? 0 : (chunk * u32(sizeof(Scale)) + 15) / 16 * 16);
+    const int groups = groups_of_row(p);
+    const u32 normed_offset =
+        scales_offset + (RESIDUAL || !SCALED ? 0 : (chunk * groups * u32(sizeof(Scale)) + 15) / 16 * 16);
+    const u32 half_bytes = normed_offset + (GATHERS_NORMED ? chunk * in_stride : 0);
     const Partition<int, RANKS> part(p.rows);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     u32 results = STAGED ? RANKS * chunk * in_stride : 0;
@@ -159,8 +155,8 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
 #endif
             };
             if constexpr (RESIDUAL) {
-                rows.sum_with_residual(begin + j, load, [&](int at, const InPack& pack) {
-                    store_pack(own + results + j * out_stride + at * sizeof(InPack), pack);
+                rows.sum_with_residual(begin + j, load, [&](int at, const ResidualPack& pack) {
+                    store_pack(own + results + j * out_stride + at * sizeof(ResidualPack), pack);
                 });
             } else {
                 float x[PACKS][W];
@@ -168,12 +164,17 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                 rows.normalise(
                     x,
                     [&](int at, const OutPack& pack) {
-                        store_pack(own + results + j * out_stride + at * sizeof(OutPack), pack);
+                        store_words<OutPack::words>(own + results + j * out_stride + at * sizeof(OutPack), pack.word);
                         store_of_row(p.output, begin + j, at, p, pack);
                     },
-                    [&](float scale) {
-                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j, scale);
-                        store_scalar(static_cast<Scale*>(p.scales) + begin + j, scale);
+                    [&](int group, float scale, u32) {
+                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j * groups + group,
+                                     scale);
+                        store_scalar(scale_at(p, begin, j, group), scale);
+                    },
+                    [&](int at, const InPack& pack) {
+                        store_pack(own + results + normed_offset + j * in_stride + at * sizeof(InPack), pack);
+                        store_of_row(normed_output_of(p), begin + j, at, p, pack);
                     });
             }
         }
@@ -194,10 +195,22 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                     rows.normalise_to_output(x, row(owner));
                 }
             } else {
-                gather_rows<1>(
-                    p, [&](int owner) { return payload(p.call.workspaces[owner]) + results + j * out_stride; }, row);
+                gather_rows<Out, 1>(
+                    p, p.output,
+                    [&](int owner) { return payload(p.call.workspaces[owner]) + results + j * out_stride; }, row);
+                if constexpr (GATHERS_NORMED) {
+                    const u32 normed = results + normed_offset + j * in_stride;
+                    gather_rows<In, 1>(
+                        p, normed_output_of(p), [&](int owner) { return payload(p.call.workspaces[owner]) + normed; },
+                        row);
+                }
+                const auto scales = [&](int owner) {
+                    return payload(p.call.workspaces[owner]) + results + scales_offset +
+                           j * groups * int(sizeof(Scale));
+                };
+                if constexpr (GROUPED) gather_groups<1>(p, sizeof(Scale), scales, row);
                 const int owner = threadIdx.x;
-                if (QUANTISE && owner < RANKS && owner != p.call.rank && row(owner) >= 0) {
+                if (!GROUPED && SCALED && owner < RANKS && owner != p.call.rank && row(owner) >= 0) {
                     const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;
                     copy_scalar(static_cast<Scale*>(p.scales) + row(owner), reinterpret_cast<const Scale*>(scales) + j);
                 }
@@ -217,6 +230,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     two_stage(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce by multicast memory, optional residual addition, RMSNorm and optional FP8 quantisation by row, in one kernel
+// All-reduce by multicast memory, optional residual addition, norm and optional FP8 quantisation by row, in one kernel
 // per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
 //
 // Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows (balanced). Without
@@ -9,8 +9,9 @@
 //   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
 //               input, chunk by chunk, into its staging memory, by that memory's own address.
 // Staging memory: ranks * `chunk_rows` slots, by owner, of one row each; without STAGED two halves of these, used in turn.
-// A slot has whole packs: with STAGED those of an input row, and then those of its results in the same place. Behind them
-// lie 16 bytes, if there are scales to store, which begin with the scale.
+// A slot has whole packs: with STAGED those of an input row, and then those of its results in the same place, or behind
+// them where residual_out has more bytes. Behind these lie the scales, if there are some to store, a word for each, and
+// up to the next multiple of 16 bytes; and then the packs of the normed row, if its owner stores it.
 // Stores to all ranks are as wide as a pack of results, of 16, 8 or 4 bytes, of which the threads of a warp store
 // consecutive ones. They move bits as the type f32, which every target has.
 //
@@ -18,7 +19,7 @@
 // of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
 // Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load; x = +0.0f
-// + that (+ residual, rounded to the input's type: residual_out). The rest is that of allreduce_rmsnorm_fp8.cu. A row is
+// + that (+ residual, rounded to its type: residual_out). The rest is that of allreduce_rmsnorm_fp8.cu. A row is
 // summed once, so all ranks have the same bits.
 //
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows for packs: block b accesses of a
@@ -39,22 +40,29 @@ struct FusedMultimemParams : FusedParams {
     MultimemCall multimem;
 };
 
-constexpr bool SCALES = QUANTISE && !RESIDUAL;  // that an owner stores to all ranks
+constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner stores to all ranks
+
+// residual_out would overwrite packs of the staged row that other threads have not read yet.
+constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
+
+// Where in a slot the results lie.
+__device__ __forceinline__ u32 results_offset(const FusedParams& p) { return BEHIND ? input_stride(p) : 0; }
 
 // Bytes of a slot before its scale.
 __device__ __forceinline__ u32 row_bytes(const FusedParams& p) {
-    return STAGED || RESIDUAL ? input_stride(p) : output_stride(p);
+    return RESIDUAL ? results_offset(p) + residual_stride(p) : STAGED ? input_stride(p) : output_stride(p);
 }
 
 __device__ __forceinline__ void broadcast_scale(char* to, float scale) {
-    const float pair[2] = {scale, 0.0f};
-    ptx::broadcast_u32(to, Word<Scale>::pack(pair));
+    const float values[4] = {scale};
+    ptx::broadcast_u32(to, Word<Scale>::pack(values));
 }
 
 __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams& p, Trace& trace) {
     const int chunk = p.chunk_rows;
     const u32 scale_offset = row_bytes(p);
-    const u32 stride = scale_offset + (SCALES ? 16 : 0);
+    const u32 normed_offset = scale_offset + (SCALES ? (4 * groups_of_row(p) + 15) / 16 * 16 : 0);
+    const u32 stride = normed_offset + (GATHERS_NORMED ? input_stride(p) : 0);
     const Partition<int, RANKS> part(p.rows);
     u32 half = 0;
     Barrier<RANKS, true> barrier(p.call, trace);
@@ -81,15 +89,18 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
             const char* const from = STAGED ? slot : p.multimem.inputs + i64(begin + j) * p.columns * i64(sizeof(In));
             const auto load = [&](InPack& pack, int, int at) { reduce_pack(pack, from + at * sizeof(InPack)); };
             if constexpr (RESIDUAL) {
-                rows.sum_with_residual(begin + j, load, [&](int at, const InPack& pack) {
-                    broadcast_pack(slot + at * sizeof(InPack), pack);
+                rows.sum_with_residual(begin + j, load, [&](int at, const ResidualPack& pack) {
+                    broadcast_pack(slot + results_offset(p) + at * sizeof(ResidualPack), pack);
                 });
             } else {
                 float x[PACKS][W];
                 rows.sum(x, load);
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
-                    [&](float scale) { broadcast_scale(slot + scale_offset, scale); });
+                    [&](int group, float scale, u32) { broadcast_scale(slot + scale_offset + 4 * group, scale); },
+                    [&](int at, const InPack& pack) {
+                        broadcast_pack(slot + normed_offset + at * sizeof(InPack), pack);
+                    });
             }
         }
         if (!barrier.arrive_and_wait(true)) return;
@@ -105,13 +116,18 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
                 for (int owner = 0; owner < RANKS; ++owner) {
                     if (row(owner) < 0) continue;
                     float x[PACKS][W];
-                    rows.take_residual(x, slot(owner), row(owner));
+                    rows.take_residual(x, slot(owner) + results_offset(p), row(owner));
                     rows.normalise_to_output(x, row(owner));
                 }
             } else {
-                gather_rows<0>(p, slot, row);
+                gather_rows<Out, 0>(p, p.output, slot, row);
+                if constexpr (GATHERS_NORMED)
+                    gather_rows<In, 0>(
+                        p, normed_output_of(p), [&](int owner) { return slot(owner) + normed_offset; }, row);
+                if constexpr (GROUPED)
+                    gather_groups<0>(p, 4, [&](int owner) { return slot(owner) + scale_offset; }, row);
                 const int owner = threadIdx.x;
-                if (QUANTISE && owner < RANKS && row(owner) >= 0)
+                if (!GROUPED && SCALED && owner < RANKS && row(owner) >= 0)
                     copy_scalar(static_cast<Scale*>(p.scales) + row(owner),
                                 reinterpret_cast<const Scale*>(slot(owner) + scale_offset));
             }
@@ -135,5 +151,6 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Rows rows(p, scratch, trace);
     follow_producer(trace);
     two_stage(rows, p, trace);
+    clear_padding(p);
     end(p.call, trace);
 }

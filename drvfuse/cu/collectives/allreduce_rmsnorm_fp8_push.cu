@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, by pushing: one kernel per
+// All-reduce, optional residual addition, norm and optional FP8 quantisation by row, by pushing: one kernel per
 // rank, without a barrier.
 //
 // Layout. Tensors are [rows, columns], contiguous. A row is in the registers of a cluster of DRVFUSE_CLUSTER blocks (or
@@ -12,9 +12,12 @@
 //                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
 //                  is DEPTH rows ahead in sending.
 // Slots of a round, after the greetings; a row in them has packs * 16 bytes, a row of results packs * the bytes of an
-// output pack (with residual, packs * 16):
+// output pack (with residual, of a pack of residual_out):
 //   push_one_shot  [distance - 1][chunk_rows]
-//   push_two_shot  [distance - 1][owned rows]; then results and then scales, of 4 bytes each, likewise
+//   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and the scales of
+//                  each row, of 4 bytes each, likewise
+// A scale travels as its value in float. A word of eight FP4 codes of -6 is ABSENT: it is sent as 0, and bit l of the
+// scale of the group says so of its pack l. The value of such a scale has three bits of mantissa, so its low bits are 0.
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first
 // round has rows: every block joins.
@@ -92,7 +95,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     trace.lap(TraceRole::receive);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL)
-        rows.add_residual<true>(x, begin + row, [&](int at, const InPack& pack) {
+        rows.add_residual<true>(x, begin + row, [&](int at, const ResidualPack& pack) {
             store_of_row(p.residual_output, begin + row, at, p, pack);
         });
     rows.normalise_to_output(x, begin + row);
@@ -100,14 +103,26 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 
 #else
 
-using Sent = If<RESIDUAL, In, Out>;
+using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
+constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner sends
+constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
+static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
+
+__device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
+    if (!MARKS) return __float_as_uint(scale);
+    return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
+}
+
+// Which of the group's packs are words of ABSENT.
+__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & ((1u << LANES) - 1) : 0; }
 
 // A row of a round: its owner's distance, and where it lies in the slots.
 struct Place {
     int distance;
     u32 offset;  // of the row among those of its owner, at distance 1
-    u32 stride;  // from one distance to the next
+    u32 stride;  // from one distance to the next, of normed rows too
+    u32 normed;
     u32 result, result_stride;
     u32 scale, scale_stride;
 
@@ -118,15 +133,17 @@ struct Place {
 __device__ __forceinline__ Place place(const FusedPushParams& p, const Pushing& push, int row) {
     const u32 owned = p.chunk_rows / RANKS, index = row / RANKS;
     const u32 stride = owned * input_stride(p), row_bytes = packs_of_row(p) * RESULT_BYTES;
-    const u32 results = GREETINGS_BYTES + (RANKS - 1) * stride;
+    const u32 normed = GREETINGS_BYTES + (RANKS - 1) * stride;
+    const u32 results = normed + (GATHERS_NORMED ? (RANKS - 1) * stride : 0);
     const u32 scales = results + (RANKS - 1) * owned * row_bytes;
     return {push.distance(row % RANKS),
             GREETINGS_BYTES + index * input_stride(p),
             stride,
+            normed + index * input_stride(p),
             results + index * row_bytes,
             owned * row_bytes,
-            scales + index * 4,
-            owned * 4};
+            scales + index * groups_of_row(p) * 4,
+            owned * groups_of_row(p) * 4};
 }
 
 __device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Rows& rows, const Pushing& push,
@@ -148,24 +165,62 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     trace.need(x);
     trace.lap(TraceRole::receive);
     if constexpr (RESIDUAL) {
-        rows.add_residual<true>(x, begin + row, [&](int index, const InPack& pack) {
+        rows.add_residual<true>(x, begin + row, [&](int index, const ResidualPack& pack) {
             send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
             if (exists) store_of_row(p.residual_output, begin + row, index, p, pack);
         });
         if (exists) rows.normalise_to_output(x, begin + row);
     } else {
-        rows.normalise(
+        rows.normalise<MARKS>(
             x,
             [&](int index, const OutPack& pack) {
-                send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
+                OutPack sent = pack;
+                if (MARKS && sent.word[0] == ABSENT) sent.word[0] = 0;
+                send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, sent.word);
                 if (exists) store_of_row(p.output, begin + row, index, p, pack);
             },
-            [&](float scale) {
-                const u32 word[1] = {__float_as_uint(scale)};
-                send_to_all(push, at.scale, at.scale_stride, word);
-                if (exists) store_scalar(static_cast<Scale*>(p.scales) + begin + row, scale);
+            [&](int group, float scale, u32 marks) {
+                const u32 word[1] = {scale_word(scale, marks)};
+                send_to_all(push, at.scale + group * 4, at.scale_stride, word);
+                if (exists) store_scalar(scale_at(p, begin, row, group), scale);
+            },
+            [&](int index, const InPack& pack) {
+                send_to_all(push, at.normed + index * u32(sizeof(InPack)), at.stride, pack.word);
+                if (exists) store_of_row(normed_output_of(p), begin + row, index, p, pack);
             });
     }
+}
+
+// The normed row `row`, which another rank owns.
+__device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
+                                              int owner, const Place& at) {
+    const u32 from = at.normed + at.steps() * at.stride;
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        u32 words[1][InPack::words];
+        push.receive(words, GATHER, from + rows.index(i) * u32(sizeof(InPack)), 0, rows.has(i), owner);
+        InPack pack;
+#pragma unroll
+        for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[0][k];
+        if (rows.has(i) && inside(p, row)) store_of_row(normed_output_of(p), row, rows.index(i), p, pack);
+    }
+}
+
+// Pack i of the codes of row `row`, which another rank owns, and the scale of its group, which is stored here.
+template <int N>
+__device__ __forceinline__ void receive_group(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
+                                              int owner, const Place& at, u32 result, int i, u32 (&words)[N]) {
+    const int group = rows.index(i) / LANES;
+    const bool scaled = rows.has(i) && rows.index(i) % LANES == 0;
+    u32 scale[1];
+    push.receive_with(words, result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
+                      at.scale + at.steps() * at.scale_stride + group * 4, scaled, owner);
+    if constexpr (MARKS) {
+        const u32 marks = marks_of(__shfl_sync(0xffffffffu, scale[0], threadIdx.x % 32 / LANES * LANES));
+        if (marks >> (threadIdx.x % LANES) & 1) words[0] = ABSENT;
+    }
+    if (scaled && inside(p, row))
+        store_scalar(scale_at(p, 0, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
 }
 
 // A row that another rank owns.
@@ -173,22 +228,28 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
                                        int row, const Place& at) {
     const int owner = row % RANKS;
     const u32 result = at.result + at.steps() * at.result_stride;
-    const bool scaled = QUANTISE && !RESIDUAL && rows.index(0) == 0;
+    const bool scaled = SCALES && rows.index(0) == 0;
     constexpr int WORDS = RESULT_BYTES / 4;
     if (RESIDUAL && inside(p, begin + row)) rows.expect();
     u32 words[PACKS][WORDS], scale[1];
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i)
-        push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
-                          at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
+    for (int i = 0; i < PACKS; ++i) {
+        if constexpr (GROUPED && !RESIDUAL) {
+            receive_group(p, rows, push, begin + row, owner, at, result, i, words[i]);
+        } else {
+            push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
+                              at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
+        }
+    }
+    if constexpr (GATHERS_NORMED) gather_normed(p, rows, push, begin + row, owner, at);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL) {
         float x[PACKS][W];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            InPack pack;
+            ResidualPack pack;
 #pragma unroll
-            for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[i][k % WORDS];
+            for (int k = 0; k < ResidualPack::words; ++k) pack.word[k] = words[i][k % WORDS];
             if (rows.has(i)) store_of_row(p.residual_output, begin + row, rows.index(i), p, pack);
             to_float(x[i], pack);
         }
@@ -203,7 +264,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
             for (int k = 0; k < OutPack::words; ++k) pack.word[k] = words[i][k % WORDS];
             if (rows.has(i)) store_of_row(p.output, begin + row, rows.index(i), p, pack);
         }
-        if (scaled) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(scale[0]));
+        if (!GROUPED && scaled) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(scale[0]));
         trace.lap(TraceRole::gather);
     }
 }
@@ -283,5 +344,6 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
 #if DRVFUSE_TWO_SHOT
     if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(p.rows);
 #endif
+    clear_padding(p);
     end(p.call, trace);
 }

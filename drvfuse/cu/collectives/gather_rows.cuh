@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of results from where their owners have left them to the output, without residual.
+// Rows of T, results or normed rows, from where their owners have left them to a tensor, without residual.
 //
-// `row(owner)` is the output's row that an owner has, or negative; `from(owner)` is where its bytes lie, on 16 bytes. The
-// owners begin with the one `First` ranks behind this one, so that the ranks do not all read from one.
+// `row(owner)` is the tensor's row that an owner has, or negative; `from(owner)` is where its bytes lie, on 16 bytes. The
+// owners begin with the one `First` ranks behind this one, so that the ranks do not all read from one. `tensor` is passed
+// by reference so that it is loaded where it is used, not ahead of the loop.
 #pragma once
 #include "collectives/norm_rows.cuh"
 
 // B bytes per thread and step, three owners at once.
 template <int First, int B, typename From, typename Row>
-__device__ __forceinline__ void gather_aligned(const FusedParams& p, u32 bytes, const From& from, const Row& row) {
+__device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const& tensor, u32 bytes, const From& from,
+                                               const Row& row) {
     constexpr int COUNT = RANKS - First;
     constexpr int OWNERS = COUNT < 2 ? 1 : COUNT < 3 ? 2 : 3;
 #pragma unroll 1
@@ -22,7 +24,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, u32 bytes, 
             const int into = row(owner);
             exists[i] = first + i < RANKS && into >= 0;
             source[i] = from(owner);
-            to[i] = static_cast<char*>(p.output) + i64(into) * bytes;
+            to[i] = static_cast<char*>(tensor) + i64(into) * bytes;
         }
 #pragma unroll 1
         for (u32 at = threadIdx.x * B; at < bytes; at += blockDim.x * B) {
@@ -39,30 +41,46 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, u32 bytes, 
     }
 }
 
-// The same for rows whose bytes in the output are not aligned: element by element.
-template <int First, typename From, typename Row>
-__device__ __forceinline__ void gather_ragged(const FusedParams& p, const From& from, const Row& row) {
+// The same for rows whose bytes in the tensor are not aligned, or not those of whole packs: pack by pack.
+template <typename T, int First, typename From, typename Row>
+__device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
+                                              const Row& row) {
 #pragma unroll 1
     for (int step = First; step < RANKS; ++step) {
         const int owner = (p.call.rank + step) % RANKS;
         if (row(owner) < 0) continue;
 #pragma unroll 1
         for (int at = threadIdx.x; at < packs_of_row(p); at += blockDim.x) {
-            OutPack pack;
-            load_pack(pack, from(owner) + at * sizeof(OutPack));
-            store_of_row(p.output, row(owner), at, p, pack);
+            Pack<T, W> pack;
+            load_pack(pack, from(owner) + at * sizeof(pack));
+            store_of_row(tensor, row(owner), at, p, pack);
         }
     }
 }
 
-template <int First, typename From, typename Row>
-__device__ __forceinline__ void gather_rows(const FusedParams& p, const From& from, const Row& row) {
-    const u32 bytes = p.columns * u32(sizeof(Out));
-    if constexpr (RAGGED) {
-        gather_ragged<First>(p, from, row);
+template <typename T, int First, typename From, typename Row>
+__device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& tensor, const From& from,
+                                            const Row& row) {
+    const u32 bytes = Bytes<T>::of(2) == 1 ? p.columns / 2u : p.columns * u32(sizeof(T));
+    if constexpr (RAGGED || Bytes<T>::of(W) < i64(sizeof(Pack<T, W>))) {  // a pack of FP4 may be half a word
+        gather_ragged<T, First>(p, tensor, from, row);
     } else if (bytes % 16 == 0) {
-        gather_aligned<First, 16>(p, bytes, from, row);
+        gather_aligned<First, 16>(p, tensor, bytes, from, row);
     } else {
-        gather_aligned<First, sizeof(OutPack)>(p, bytes, from, row);
+        gather_aligned<First, sizeof(Pack<T, W>)>(p, tensor, bytes, from, row);
+    }
+}
+
+// The scales of the groups of those rows, which lie one after the other, `stride` bytes apart.
+template <int First, typename From, typename Row>
+__device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
+#pragma unroll 1
+    for (int step = First; step < RANKS; ++step) {
+        const int owner = (p.call.rank + step) % RANKS;
+        if (row(owner) < 0) continue;
+#pragma unroll 1
+        for (int group = threadIdx.x; group < groups_of_row(p); group += blockDim.x)
+            copy_scalar(scale_at(p, 0, row(owner), group),
+                        reinterpret_cast<const Scale*>(from(owner) + group * stride));
     }
 }

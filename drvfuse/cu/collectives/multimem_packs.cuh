@@ -60,7 +60,7 @@ __device__ __forceinline__ void reduce_elements(Pack<T, W>& pack, const char* fr
     }
 }
 
-// Store a pack of 4, 8 or 16 bytes to all ranks at a multicast address.
+// Store a pack of 4, 8, 16 or 32 bytes to all ranks at a multicast address.
 template <typename T, int W>
 __device__ __forceinline__ void broadcast_pack(char* to, const Pack<T, W>& pack) {
     constexpr int words = Pack<T, W>::words;
@@ -68,6 +68,9 @@ __device__ __forceinline__ void broadcast_pack(char* to, const Pack<T, W>& pack)
         ptx::broadcast_u32(to, pack.word[0]);
     } else if constexpr (words == 2) {
         ptx::broadcast_v2(to, pack.word);
+    } else if constexpr (words == 8) {
+        ptx::broadcast_v4(to, pack.word);
+        ptx::broadcast_v4(to + 16, pack.word + 4);
     } else {
         static_assert(words == 4, "one access");
         if constexpr (FAULT("multimem-red-for-store")) {

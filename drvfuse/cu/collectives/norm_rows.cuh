@@ -4,16 +4,12 @@
 // A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block
 // by block. Layout, numerics and the meaning of the definitions are at the top of the kernels' files.
 #pragma once
-#include "collectives/kernel.cuh"
+#include "collectives/norm_form.cuh"
 #include "common/reduce.cuh"
 #if DRVFUSE_CLUSTER > 1
 #include "common/cluster_reduce.cuh"
 #endif
 
-using Gamma = DRVFUSE_GAMMA_DTYPE;
-using Scale = DRVFUSE_SCALES_DTYPE;
-constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
-constexpr bool QUANTISE = sizeof(Out) == 1;
 constexpr int CLUSTER = DRVFUSE_CLUSTER;
 constexpr bool EXACT = DRVFUSE_EXACT;  // every thread has PACKS packs of a row
 #if DRVFUSE_CLUSTER > 1
@@ -27,67 +23,6 @@ constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 // NODES a source has that many itself (nodes.cuh).
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
-
-struct FusedParams {
-    Call call;
-    const void* gamma;
-    const void* residual;
-    void* residual_output;
-    void* output;
-    void* scales;
-    int rows;
-    int chunk_rows;  // see Payload in the .cu, which stays below 4 GiB; unused by one_stage direct
-    int columns;
-    float epsilon;
-    float weight_offset;
-    float scale_ub;
-};
-
-__device__ __forceinline__ int packs_of_row(const FusedParams& p) { return (p.columns + W - 1) / W; }
-__device__ __forceinline__ u32 input_stride(const FusedParams& p) { return packs_of_row(p) * u32(sizeof(InPack)); }
-__device__ __forceinline__ u32 output_stride(const FusedParams& p) {
-    return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
-}
-
-// Pack `index` of row `row` of a user's tensor.
-template <typename T>
-__device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
-                                            const FusedParams& p) {
-    const char* address = static_cast<const char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
-    if constexpr (RAGGED) {
-        load_elements(pack, address, p.columns - index * W);
-    } else {
-        load_pack(pack, address);
-    }
-}
-
-template <typename T>
-__device__ __forceinline__ void store_of_row(void* tensor, int row, int index, const FusedParams& p,
-                                             const Pack<T, W>& pack) {
-    char* address = static_cast<char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
-    if constexpr (RAGGED) {
-        store_elements(address, pack, p.columns - index * W);
-    } else {
-        store_pack(address, pack);
-    }
-}
-
-// How a row is quantised: the scale as stored (y ~ q * scale) and what y is multiplied by.
-struct Quantisation {
-    float scale;
-    float inverse;
-};
-
-template <typename Q, typename S>
-__device__ __forceinline__ Quantisation quantisation(float maximum, float upper_bound) {
-    const float largest = rounded<S>(maximum);
-    const float bound = rounded<S>(upper_bound);
-    const float limit = bound < largest ? bound : largest;  // NaN stays NaN
-    const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
-    const float inverse = __frcp_rn(scale);
-    const float largest_float = __uint_as_float(0x7f7fffffu);
-    return {scale, fabsf(inverse) <= largest_float ? inverse : 0.0f};  // 0 for a scale that is 0, tiny or NaN
-}
 
 // Hides where the pack comes from, so that its conversion to fp32 is not hoisted out of the loop over rows: the
 // registers for a row's gamma in fp32 would be twice as many, or four times.
@@ -109,6 +44,7 @@ public:
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
+                if (BETA && has(i)) load_of_row(beta_[i], beta_of(p), 0, index(i), p);
                 if (early_residual() && has(i)) load_of_row(residual_[i], p.residual, first_row(), index(i), p);
             }
         }
@@ -175,10 +111,14 @@ public:
         trace_.lap(TraceRole::load);
     }
 
-    // Normalise and quantise x; store(index, pack) takes the output, store_scale(s) runs on one thread. All threads.
-    template <typename Store, typename StoreScale>
-    __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale) {
+    // Normalise and quantise x; store(index, pack) takes the output, store_scale(group, scale, marks) runs on one thread
+    // for each scale, and with NORMED store_normed(index, pack) takes the normed row. All threads. With MARKS bit l of
+    // `marks` says that the pack of lane l of the group is a word of ABSENT.
+    template <bool MARKS = false, typename Store, typename StoreScale, typename StoreNormed>
+    __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
+                                              const StoreNormed& store_normed) {
         refresh();
+        if constexpr (LAYER) subtract_mean(x);
         float squares[PACKS];
         u32 maximum = 0;
 #pragma unroll
@@ -200,19 +140,31 @@ public:
         const RowStatistics row = reduce_row(scratch_, done_++, squares, maximum);
         const float f = __frcp_rn(__fsqrt_rn(__fadd_rn(mean_of(row.sum_of_squares), p_.epsilon)));
         trace_.need(f);
+        float largest = __fmul_rn(row.maximum, f);
+        if constexpr (BETA) largest = add_beta(x, f);
         trace_.lap(TraceRole::reduce);
         float inverse = 1.0f;
-        if constexpr (QUANTISE) {
-            const Quantisation scale = quantisation<Out, Scale>(__fmul_rn(row.maximum, f), p_.scale_ub);
+        if constexpr (QUANT == Quant::row) {
+            const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
             inverse = scale.inverse;
-            if (thread_ == 0) store_scale(scale.scale);
+            if (thread_ == 0) store_scale(0, scale.scale, 0);
+        } else if constexpr (QUANT == Quant::fixed) {
+            inverse = finite_inverse(p_.scale_ub);
         }
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) {
+            if constexpr (GROUPED) {
+                if constexpr (!BETA) multiply(x[i], f);
+                if constexpr (NORMED) hand_normed(x[i], i, store_normed);
+                quantise_group<MARKS>(x[i], i, store, store_scale);
+            } else if (has(i)) {
+                if constexpr (NORMED) {
+                    if constexpr (!BETA) multiply(x[i], f);
+                    hand_normed(x[i], i, store_normed);
+                }
 #pragma unroll
                 for (int k = 0; k < W; ++k) {
-                    x[i][k] = __fmul_rn(x[i][k], f);
+                    if constexpr (!BETA && !NORMED) x[i][k] = __fmul_rn(x[i][k], f);
                     if constexpr (QUANTISE) x[i][k] = __fmul_rn(x[i][k], inverse);
                 }
                 OutPack pack;
@@ -227,7 +179,8 @@ public:
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
-            [&](float scale) { store_scalar(static_cast<Scale*>(p_.scales) + row, scale); });
+            [&](int group, float scale, u32) { store_scalar(scale_at(p_, 0, row, group), scale); },
+            [&](int at, const InPack& pack) { store_of_row(normed_output_of(p_), row, at, p_, pack); });
     }
 
     // Copy the own input's row to `staging`.
@@ -243,10 +196,10 @@ public:
     // Read a row of residual_out from a payload, and store it to row `row` of residual_output.
     __device__ __forceinline__ void take_residual(float (&x)[PACKS][W], const char* from, int row) {
         refresh();
-        InPack packs[PACKS];
+        ResidualPack packs[PACKS];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) load_pack(packs[i], from + index(i) * sizeof(InPack));
+            if (has(i)) load_pack(packs[i], from + index(i) * sizeof(ResidualPack));
         }
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -281,8 +234,84 @@ private:
         return share_ != 0 ? __fmul_rn(sum, __uint_as_float(share_)) : __fdiv_rn(sum, float(p_.columns));
     }
 
-    __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at, const InPack* fetched) const {
+    // x = x - its mean, over the row; a ragged row's padding stays 0.
+    __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
+        float sums[PACKS];
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            sums[i] = 0.0f;
+            if (has(i)) {
+#pragma unroll
+                for (int k = 0; k < W; ++k) sums[i] = __fadd_rn(sums[i], x[i][k]);
+            }
+        }
+        const float mean = mean_of(reduce_row(scratch_, done_++, sums, 0).sum_of_squares);
+        scratch_.expect(done_, PACKS);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+            for (int k = 0; k < W; ++k) {
+                if (has(i) && (!RAGGED || index(i) * W + k < p_.columns)) x[i][k] = __fsub_rn(x[i][k], mean);
+            }
+        }
+    }
+
+    // x = x * f + beta. Returns the largest |x| of the row.
+    __device__ __forceinline__ float add_beta(float (&x)[PACKS][W], float f) {
+        const float none[1] = {0.0f};
+        u32 maximum = 0;
+        if (QUANT == Quant::row) scratch_.expect(done_, 1);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (has(i)) {
+                float b[W];
+                vector(b, beta_, beta_of(p_), i);
+#pragma unroll
+                for (int k = 0; k < W; ++k) {
+                    x[i][k] = __fadd_rn(__fmul_rn(x[i][k], f), b[k]);
+                    if (!RAGGED || index(i) * W + k < p_.columns)
+                        maximum = max(maximum, __float_as_uint(x[i][k]) & 0x7fffffffu);
+                }
+            }
+        }
+        return QUANT == Quant::row ? reduce_row(scratch_, done_++, none, maximum).maximum : 0.0f;
+    }
+
+    template <typename StoreNormed>
+    __device__ __forceinline__ void hand_normed(const float (&y)[W], int i, const StoreNormed& store_normed) const {
         InPack pack;
+        from_float(pack, y);
+        if (has(i)) store_normed(index(i), pack);
+    }
+
+    // Quantises pack i, in a group with those of the lanes beside this one. By whole warps, also where there is no pack.
+    template <bool MARKS, typename Store, typename StoreScale>
+    __device__ __forceinline__ void quantise_group(float (&y)[W], int i, const Store& store,
+                                                   const StoreScale& store_scale) const {
+        u32 maximum = 0;
+#pragma unroll
+        for (int k = 0; k < W; ++k) maximum = max(maximum, __float_as_uint(y[k]) & 0x7fffffffu);
+        maximum = group_max<LANES * W, W>(has(i) ? maximum : 0);
+        const Quantisation scale = quantisation<Out, Scale>(__uint_as_float(maximum), p_.scale_ub);
+        multiply(y, scale.inverse);
+        OutPack pack;
+        from_float(pack, y);
+        u32 marks = 0;
+        if constexpr (MARKS)
+            marks = __ballot_sync(0xffffffffu, pack.word[0] == ~0u) >> (threadIdx.x % 32) & ((1u << LANES) - 1);
+        if (!has(i)) return;
+        store(index(i), pack);
+        if (index(i) % LANES == 0) store_scale(index(i) / LANES, scale.scale, marks);
+    }
+
+    static __device__ __forceinline__ void multiply(float (&x)[W], float factor) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) x[k] = __fmul_rn(x[k], factor);
+    }
+
+    __device__ __forceinline__ ResidualPack add_residual_pack(float (&x)[W], int row, int at,
+                                                              const ResidualPack* fetched) const {
+        ResidualPack pack;
         float residual[W];
         if (early_residual() && row == first_row()) {
             pack = residual_[0];
@@ -299,15 +328,20 @@ private:
         return pack;
     }
 
-    __device__ __forceinline__ void gamma(float (&g)[W], int i) const {
+    __device__ __forceinline__ void gamma(float (&g)[W], int i) const { vector(g, gamma_, p_.gamma, i); }
+
+    // Pack i of this thread's of gamma or beta.
+    template <int N>
+    __device__ __forceinline__ void vector(float (&v)[W], const Pack<Gamma, W> (&kept)[N], const void* from,
+                                           int i) const {
         Pack<Gamma, W> pack;
         if constexpr (KEEP_GAMMA) {
-            pack = gamma_[i];
+            pack = kept[i];
             keep_packed(pack);
         } else {
-            load_of_row(pack, p_.gamma, 0, index(i), p_);
+            load_of_row(pack, from, 0, index(i), p_);
         }
-        to_float(g, pack);
+        to_float(v, pack);
     }
 
     const FusedParams& p_;
@@ -318,6 +352,7 @@ private:
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
     u32 done_;
     const u32 block_;  // of the cluster
-    InPack residual_[PACKS];
+    ResidualPack residual_[PACKS];
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
+    Pack<Gamma, W> beta_[KEEP_GAMMA && BETA ? PACKS : 1];
 };

@@ -3,7 +3,7 @@
 //
 // Every conversion to a narrower type rounds to nearest even, once. A NaN becomes the type's canonical NaN
 // (f32 0x7fffffff, f16 and bf16 0x7fff, FP8 0x7f), so the bits of a result never depend on the bits of an input's NaN.
-// FP8 saturates to the largest finite value; f16 and bf16 overflow to infinity.
+// FP8 saturates to the largest finite value; f16 and bf16 overflow to infinity. FP4 is in quantise.cuh.
 #pragma once
 #include "common/types.cuh"
 #include "ptx/convert.cuh"
@@ -31,7 +31,16 @@ struct e5m2 {
     __device__ __forceinline__ operator float() const { return low_half(ptx::f16x2_of_e5m2x2(bits)); }
 };
 
-// Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits.
+// A power of two, 2^(bits - 127), or NaN: a scale.
+struct ue8m0 {
+    u8 bits;
+    __device__ __forceinline__ operator float() const {
+        return __uint_as_float(bits == 0xff ? 0x7fffffffu : bits == 0 ? 0x00400000u : u32(bits) << 23);
+    }
+};
+
+// Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits. `plus_zero` adds +0 to each, as
+// the sum of one rank does.
 template <typename T>
 struct Word;
 
@@ -41,6 +50,9 @@ struct Word<float> {
     static __device__ __forceinline__ void unpack(u32 word, float* v) { v[0] = __uint_as_float(word); }
     static __device__ __forceinline__ u32 pack(const float* v) {
         return v[0] != v[0] ? 0x7fffffffu : __float_as_uint(v[0]);
+    }
+    static __device__ __forceinline__ u32 plus_zero(u32 word) {
+        return __float_as_uint(__fadd_rn(0.0f, __uint_as_float(word)));
     }
 };
 
@@ -52,6 +64,7 @@ struct Word<bf16> {
         v[1] = __uint_as_float(word & 0xffff0000u);
     }
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::bf16x2(v[1], v[0]); }
+    static __device__ __forceinline__ u32 plus_zero(u32 word) { return ptx::plus_zero_bf16x2(word); }
 };
 
 template <>
@@ -62,6 +75,7 @@ struct Word<f16> {
         v[1] = low_half(word >> 16);
     }
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::f16x2(v[1], v[0]); }
+    static __device__ __forceinline__ u32 plus_zero(u32 word) { return ptx::plus_zero_f16x2(word); }
 };
 
 template <>
@@ -88,42 +102,65 @@ struct Word<e5m2> {
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::e5m2x4(v); }
 };
 
+// Only of values that ue8m0 has.
+template <>
+struct Word<ue8m0> {
+    static constexpr int per_word = 4;
+    static __device__ __forceinline__ void unpack(u32 word, float* v) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = ue8m0{u8(word >> (8 * i))};
+    }
+    static __device__ __forceinline__ u32 pack(const float* v) {
+        u32 word = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word |= (__float_as_uint(v[i]) >> 23 & 0xff) << (8 * i);
+        return word;
+    }
+};
+
+// The largest finite value, 1.75 * 2^exponent.
 template <typename T>
 struct Finite;
 template <>
 struct Finite<e4m3> {
     static constexpr float max = 448.0f;
+    static constexpr int exponent = 8;
 };
 template <>
 struct Finite<e5m2> {
     static constexpr float max = 57344.0f;
+    static constexpr int exponent = 15;
 };
 
 // The nearest value of T, as fp32.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
-    float pair[2] = {value, 0.0f};
-    Word<T>::unpack(Word<T>::pack(pair), pair);
-    return pair[0];
+    float values[4] = {value};
+    Word<T>::unpack(Word<T>::pack(values), values);
+    return values[0];
 }
 
 template <typename T>
 __device__ __forceinline__ void store_scalar(T* address, float value) {
-    float pair[2] = {value, 0.0f};
-    u32 word = Word<T>::pack(pair);
+    float values[4] = {value};
+    u32 word = Word<T>::pack(values);
     if constexpr (sizeof(T) == 4) {
         ptx::store_u32(address, word);
-    } else {
+    } else if constexpr (sizeof(T) == 2) {
         ptx::store_u16(address, u16(word));
+    } else {
+        ptx::store_u8(address, word & 0xff);
     }
 }
 
-// Copy one value of T, of 2 or 4 bytes, which a peer may have written during this kernel.
+// Copy one value of T, of 1, 2 or 4 bytes, which a peer may have written during this kernel.
 template <typename T>
 __device__ __forceinline__ void copy_scalar(T* to, const T* from) {
     if constexpr (sizeof(T) == 4) {
         ptx::store_u32(to, ptx::load_u32(from));
-    } else {
+    } else if constexpr (sizeof(T) == 2) {
         ptx::store_u16(to, ptx::load_u16(from));
+    } else {
+        ptx::store_u8(to, ptx::load_u8(from));
     }
 }

@@ -34,6 +34,17 @@ __device__ __forceinline__ u32 bf16x2(float high, float low) {
     return word;
 }
 
+// fma.rn.bf16x2 and fma.rn.f16x2 of both halves with 1 and +0: -0 becomes +0, and a NaN the canonical one.
+__device__ __forceinline__ u32 plus_zero_bf16x2(u32 word) {
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(word) : "r"(0x3f803f80u), "r"(0u));
+    return word;
+}
+
+__device__ __forceinline__ u32 plus_zero_f16x2(u32 word) {
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(word) : "r"(0x3c003c00u), "r"(0u));
+    return word;
+}
+
 // For e4m3 and e5m2: cvt.rn.f16x2.e4m3x2 of two elements, and of the four of a word; cvt.rn.satfinite.e4m3x2.f32 twice,
 // in one piece, so that the second conversion merges with the first.
 #define DRVFUSE_FP8(TYPE)                                                                                             \

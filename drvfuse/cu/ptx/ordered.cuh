@@ -85,7 +85,7 @@ __device__ __forceinline__ void load_relaxed_sys_if(bool wanted, u64& value, con
                  : "memory");
 }
 
-// ld.relaxed.sys.global of one, two or four words
+// ld.relaxed.sys.global of one, two, four or eight words, of which eight are two accesses
 __device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[1], const void* from) {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word[0]) : "l"(from) : "memory");
 }
@@ -101,7 +101,12 @@ __device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[4], const voi
                  : "memory");
 }
 
-// st.relaxed.sys.global of one, two or four words
+__device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[8], const void* from) {
+    load_relaxed_sys_words(reinterpret_cast<u32(&)[4]>(word[0]), from);
+    load_relaxed_sys_words(reinterpret_cast<u32(&)[4]>(word[4]), static_cast<const char*>(from) + 16);
+}
+
+// st.relaxed.sys.global of one, two, four or eight words, of which eight are two accesses
 __device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&word)[1]) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word[0]) : "memory");
 }
@@ -114,6 +119,11 @@ __device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&wo
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
                  "r"(word[2]), "r"(word[3])
                  : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&word)[8]) {
+    store_relaxed_sys_words(to, reinterpret_cast<const u32(&)[4]>(word[0]));
+    store_relaxed_sys_words(static_cast<char*>(to) + 16, reinterpret_cast<const u32(&)[4]>(word[4]));
 }
 
 // red.relaxed.gpu.global.add.u64

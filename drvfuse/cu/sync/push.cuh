@@ -175,6 +175,45 @@ public:
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
+    // Foreign bytes (keys.cuh): K pieces of N words as above, each where it is `wanted`, and in the same wait the key of
+    // each, `key_stride` bytes apart, which comes from every peer and is for the whole warp. All 32 lanes come to it.
+    template <int K, int N>
+    __device__ __forceinline__ void receive_keyed(u32 (&words)[K][N], const bool (&wanted)[K], u32 offset, u32 stride,
+                                                  u32 (&keys)[K][1], u32 key_offset, u32 key_stride) {
+        char* const at = own(offset);
+        char* const keys_at = own(key_offset);
+        wait(
+            PUSH,
+            [&] {
+                bool late = false;
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    if (wanted[k]) ptx::load_relaxed_sys_words(words[k], at + k * stride);
+                    ptx::load_relaxed_sys_words(keys[k], keys_at + k * key_stride);
+                }
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    late |= wanted[k] && absent(words[k]);
+                    if (wanted[k] || !FAULT("keys-only-with-bytes")) late |= absent(keys[k]);
+                }
+                return late;
+            },
+            [&](Report* to) {
+                int first = 0;
+#pragma unroll
+                for (int k = K - 1; k >= 0; --k) first = (wanted[k] && absent(words[k])) || absent(keys[k]) ? k : first;
+                report(to, PUSH, (call_.rank + Ranks - 1 - first) % Ranks,
+                       absent(keys[first]) ? key_offset + first * key_stride : offset + first * stride);
+            });
+        fall_behind();
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            if (wanted[k] && !FAULT("slot-not-cleared")) clear<N>(at + k * stride);
+        }
+        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have the keys, and have cleared their slots
+        if (threadIdx.x % 32 == 0) clear_all<K, 1>(keys_at, key_stride);
+    }
+
     // The same in leg GATHER of one piece and, where it is wanted, of one word elsewhere: in one wait.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...comm.group import Group
-from ...errors import ArgumentError, Unsupported, require_kind
-
-_FLOAT32 = struct.Struct("f")
+from ...errors import ArgumentError, Unsupported, require_kind, require_real
 
 
 class PDLLevel(IntEnum):
@@ -82,14 +78,4 @@ def block_limit(value: Any, budget: int) -> int:
     return int(value)
 
 
-def real(argument: str, value: Any, *, least: float = -math.inf, finite: bool = True) -> float:
-    """`value` rounded to float32: a number, not NaN, at least `least`, and finite where asked."""
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        try:
-            rounded = float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
-        except OverflowError:
-            rounded = math.inf if value > 0 else -math.inf
-        if rounded >= least and not (finite and math.isinf(rounded)):  # never of a NaN
-            return rounded
-    expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (", finite" if finite else "")
-    raise ArgumentError(argument, repr(value), expected)
+real = require_real  # among the options, for the ops

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 from ... import config
 from ...comm.group import Group
 from ...dtypes import DType
+from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.stream import Stream
@@ -31,7 +32,7 @@ from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
-_PLAIN = {bool, int, str, type(None), PDLLevel, DType, type}  # whose equal values mean the same
+_PLAIN = {bool, int, str, type(None), PDLLevel, DType, Quantisation, type}  # whose equal values mean the same
 
 
 class Repeats(PlanCache):
@@ -48,7 +49,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, op: object, args: Sequence[Any], options: Mapping[str, Any]) -> Layout | None:
         """None where an argument is anything but the group, one of drvfuse's pooled arrays or streams, a plain value,
-        or a list of these; and where two different arrays overlap.
+        a list of these, or lists in a list; and where two different arrays overlap.
 
         Streams are no part of the key: they are resolved anew for each call.
         """
@@ -60,6 +61,9 @@ class Layout(NamedTuple):
         for argument in (*args, *options.values()):
             if type(argument) in (list, tuple):
                 key.append(len(argument))
+                if argument and all(type(inner) in (list, tuple) for inner in argument):
+                    key += (list, *map(len, argument))
+                    argument = [value for inner in argument for value in inner]
                 values += argument
             else:
                 key.append(None)

@@ -35,6 +35,12 @@ class BoundEpilogue:
     structures: list[ctypes.Structure]
     operands: list[list[Operand]]
 
+    @property
+    def described(self) -> str:
+        """The expression and the types of its parameters, which must be equal on all ranks."""
+        parameters = self.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
+        return f'epilogue "{self.epilogue.expression}" with {parameters}'
+
     def replaced(self, algo: str, parameters: dict[str, Any]) -> BoundEpilogue:
         """With some parameters replaced. ArgumentError if the kernel would be another, or the ranks' must be equal."""
         new = bind(self.group, self.epilogue.with_(**parameters))

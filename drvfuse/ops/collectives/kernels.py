@@ -11,9 +11,11 @@ from ...comm import workspace
 from ...dtypes import DType
 from ...errors import ArgumentError
 from ...plans.collectives import Work
+from ...plans.quantisation import E8M0
 from ...trace import layout
 from ..call import faults
 from ..call.specialisation import FP8_CAPABILITY, Specialisation
+from .norm_form import NormForm
 
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 PULL, PUSH = ("one_stage", "two_stage"), ("push_one_shot", "push_two_shot")
@@ -36,7 +38,7 @@ class CollectiveKernel:
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
-    type.
+    type; `form` says what else it does.
     The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
     packs; `depth` is how far a block sends ahead; `relays`: owners order what they hear before what they send in the
     last round (`plans.push`).
@@ -61,6 +63,7 @@ class CollectiveKernel:
     residual: bool = False
     gamma_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
+    form: NormForm = NormForm()
     epilogue: str = ""
     cluster: int = 1
     threads: int = 512
@@ -89,9 +92,10 @@ class CollectiveKernel:
             _check("algo", self.algo, PULL[1:])
             _check("out_dtype", self.out_dtype.name, (self.dtype.name,))
         else:
-            _check("out_dtype", self.out_dtype.name, (self.dtype.name, *dtypes.FP8))
+            _check("out_dtype", self.out_dtype.name, (self.dtype.name, *dtypes.FP8, dtypes.FP4))
             _check("gamma_dtype", self.gamma_dtype.name, INPUT_DTYPES)
-            _check("scales_dtype", self.scales_dtype.name, SCALES_DTYPES)
+            groups = (E8M0, "float8_e4m3fn") if self.form.group else ()
+            _check("scales_dtype", self.scales_dtype.name, (*SCALES_DTYPES, *groups))
             _check("epilogue", self.epilogue, ("",))
 
     def _multimem_algos(self) -> tuple[str, ...]:
@@ -114,9 +118,21 @@ class CollectiveKernel:
     def work(self) -> Work:
         """What plans must know of it."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
-        multimem = self.multimem, self.to_outputs
         return Work(
-            self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem, self.nodes
+            self.op,
+            self.algo,
+            self.ranks,
+            *sizes,
+            staged=self.staged,
+            local=self.local,
+            residual=self.residual,
+            multimem=self.multimem,
+            to_outputs=self.to_outputs,
+            nodes=self.nodes,
+            residual_itemsize=self.form.residual.itemsize if self.form.residual else 0,
+            normed=self.form.normed,
+            group=self.form.group,
+            out_lanes=self.out_dtype.lanes,
         )
 
     @property
@@ -153,6 +169,7 @@ class CollectiveKernel:
                 "DRVFUSE_GAMMA_DTYPE": self.gamma_dtype.cxx,
                 "DRVFUSE_SCALES_DTYPE": self.scales_dtype.cxx,
                 "DRVFUSE_CLUSTER": self.cluster,
+                **self.form.defines(self.dtype, self.out_dtype != self.dtype),
             }
         if self.pushes:
             defines |= {
@@ -170,7 +187,8 @@ class CollectiveKernel:
         if self.epilogue:
             defines["DRVFUSE_EPILOGUE"] = 1
             text = f'#include "common/prelude.cuh"\n{self.epilogue}\n'
-        capability = FP8_CAPABILITY if self.out_dtype.name in dtypes.FP8 else (8, 0)
+        narrow = (*dtypes.FP8, dtypes.FP4)  # FP4 has scales of FP8
+        capability = FP8_CAPABILITY if self.out_dtype.name in narrow else (8, 0)
         needs = f"{self.out_dtype} output"
         if self.multimem:
             capability, needs = MULTIMEM_CAPABILITY, "multicast"

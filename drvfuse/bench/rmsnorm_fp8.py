@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm with quantisation on one device beside its memory floor and torch.compile.
+
+Inputs are random, bfloat16, and rotated with their outputs over sets that L2 does not hold. A floor is the bytes of all
+arrays that a call reads and writes over the bandwidth of a large copy in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
+from ..plans.quantisation import Quantisation
+from ..runtime.array import Array
+from ..runtime.device import Device
+from ..trace.plot import figure_class
+from .timing import microseconds_per_call
+
+SHAPES = (
+    (1, 4096),
+    (1, 8192),
+    (16, 8192),
+    (128, 8192),
+    (512, 8192),
+    (2048, 4096),
+    (2048, 8192),
+    (8192, 4096),
+    (8192, 8192),
+    (4096, 16384),
+    (65536, 128),
+)
+EPSILON = 1e-6
+HEAD, TEXT_COLUMNS = ["rows x columns", "quantisation", "us", "spread", "x floor", "compiled"], 2
+_ROTATED_BYTES = 200 << 20
+
+
+class Form(NamedTuple):
+    """What is measured: how rows are quantised, and whether a residual is added. Some have a version in torch."""
+
+    quantisation: Quantisation
+    residual: bool
+
+
+FORMS = {
+    "row": Form(Quantisation.per_row(), False),
+    "row, residual": Form(Quantisation.per_row(), True),
+    "group": Form(Quantisation.per_group(), False),
+    "group, residual": Form(Quantisation.per_group(), True),
+    "MXFP8": Form(Quantisation.mxfp8(layout="tiles"), False),
+    "NVFP4": Form(Quantisation.nvfp4(2.0**-7, "tiles"), False),
+}
+
+_Call = tuple[Callable[[], object], Sequence[Array]]  # and the arrays that it reads and writes
+
+
+def _call(device: Device, form: Form, rows: int, columns: int) -> _Call:
+    random, bf16 = np.random.default_rng(rows * 65536 + columns), dtypes.get("bfloat16").numpy
+    made = form.quantisation
+
+    def normal(*shape: int) -> Array:
+        return device.array(random.standard_normal(shape, np.float32).astype(bf16))
+
+    x, gamma = normal(rows, columns), normal(columns)
+    given: dict[str, Any] = {"output": device.empty(made.output_shape(x.shape), made.output_dtype(x.dtype))}
+    shape = made.scales_shape((rows,), columns)
+    if made.scales is not None and shape is not None:
+        given["scales"] = device.empty(shape, made.scales)
+    if form.residual:
+        given |= {"residual": normal(rows, columns), "residual_output": device.empty(x.shape, x.dtype)}
+    run = partial(rmsnorm_fp8, x, gamma, epsilon=EPSILON, quantisation=made, **given)
+    return run, [x, gamma, *given.values()]
+
+
+def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torch: bool = False) -> dict[str, Any]:
+    """Time, spread and floor of each form, in microseconds; `bandwidth` in bytes a microsecond."""
+    sets = min(64, max(3, _ROTATED_BYTES // (3 * rows * columns)))
+    least = 20 if rows * columns >= 1 << 24 else 60
+    result: dict[str, Any] = {"rows": rows, "columns": columns, "sets": sets, "copy_bytes_a_us": bandwidth}
+    for name, form in FORMS.items():
+        if form.quantisation.group and columns % form.quantisation.group:
+            continue
+        calls = [_call(device, form, rows, columns) for _ in range(sets)]
+        us, spread = microseconds_per_call(device, [one for one, _ in calls], least)
+        result[name] = {"us": us, "spread": spread, "floor_us": sum(a.nbytes for a in calls[0][1]) / bandwidth}
+    if with_torch:
+        from .rmsnorm_fp8_torch import torch_us
+
+        for name, us in torch_us(rows, columns, EPSILON, sets, least).items():
+            if name in result:
+                result[name]["compiled_us"] = us
+    return result
+
+
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """The lines of the table, whose head is `HEAD`."""
+    shape = f"{result['rows']}x{result['columns']}"
+    found = [(name, result[name]) for name in FORMS if name in result]
+    return [
+        [
+            *(shape, name, f"{one['us']:.2f}", f"{one['spread']:.2f}", f"{one['us'] / one['floor_us']:.2f}"),
+            f"{one['compiled_us']:.2f}" if "compiled_us" in one else "",
+        ]
+        for name, one in found
+    ]
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Times over the floor by the elements of the rows, a line for each form; torch.compile's dotted."""
+    figure = figure_class()(figsize=(9, 5), layout="tight")
+    axis = figure.subplots()
+    for name in FORMS:
+        found = sorted((r["rows"] * r["columns"], r[name]) for r in results if name in r)
+        elements = [each for each, _ in found]
+        (line,) = axis.plot(elements, [one["us"] / one["floor_us"] for _, one in found], "o-", label=name)
+        if all("compiled_us" in one for _, one in found):
+            compiled = [one["compiled_us"] / one["floor_us"] for _, one in found]
+            axis.plot(elements, compiled, "x:", color=line.get_color())
+    axis.axhline(1, color="black", linewidth=1, linestyle="--")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("elements")
+    axis.set_ylabel("time / memory floor")
+    axis.legend()
+    figure.savefig(path)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms with quantisation on one device, step after step; compared with `drvfuse.reference.rmsnorm_fp8`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from ..ops.call.options import PDLLevel
+from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
+from ..plans.quantisation import Quantisation
+from ..reference.rows import rmsnorm_fp8 as reference
+from ..runtime.array import Array
+from .run import Run
+from .steps import STEPS, Step, random, steps
+
+EPSILON = 1e-6
+COLUMNS = 2048
+ROWS, MULTIPROCESSORS = 13, 2  # a block has several rows
+FEW_ROWS, FEW_MULTIPROCESSORS = 2, 8  # a cluster has one
+GROUPS = Quantisation.per_group(layout="column")
+
+
+@functools.lru_cache(maxsize=2 * STEPS)
+def _solved(number: int, rows: int) -> Step:
+    x, residual = (random(2 * number + i, (rows, COLUMNS), "bfloat16") for i in range(2))
+    gamma, beta = (random(i, (COLUMNS,), "bfloat16") for i in range(2))
+    layer = reference(x, gamma, EPSILON, quantisation=GROUPS, residual=residual, beta=beta, norm="layer")
+    rms = reference(x, gamma, EPSILON)
+    results = {"output": layer.output, "scales": layer.scales, "residual_output": layer.residual}
+    results |= {"normed_output": layer.normed, "rms output": rms.output, "rms scales": rms.scales}
+    return Step((x, residual), {name: each for name, each in results.items() if each is not None}, (gamma, beta))
+
+
+def _launch(
+    x: Array, residual: Array, gamma: Array, beta: Array, out: Mapping[str, Array], pdl_level: PDLLevel
+) -> None:
+    rmsnorm_fp8(
+        x,
+        gamma,
+        epsilon=EPSILON,
+        quantisation=GROUPS,
+        residual=residual,
+        beta=beta,
+        norm="layer",
+        output=out["output"],
+        scales=out["scales"],
+        residual_output=out["residual_output"],
+        normed_output=out["normed_output"],
+        pdl_level=pdl_level,
+    )
+    rmsnorm_fp8(x, gamma, epsilon=EPSILON, output=out["rms output"], scales=out["rms scales"], pdl_level=pdl_level)
+
+
+def rows(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Many rows, of which a block has several."""
+    steps(run, functools.partial(_solved, rows=ROWS), _launch, pdl, sm_count=MULTIPROCESSORS)
+
+
+def few(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Few rows, each held by a cluster."""
+    steps(run, functools.partial(_solved, rows=FEW_ROWS), _launch, pdl, sm_count=FEW_MULTIPROCESSORS)

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a fused kernel does to a row, its parameters, and the rows of a user's tensors.
+//
+//   DRVFUSE_RESIDUAL        a residual is added, of DRVFUSE_RESIDUAL_DTYPE: the input's type or float, which residual_out has
+//                           too. The tree of a row's sums is that of the input's packs in either case.
+//   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
+//   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm); DRVFUSE_BETA: and beta is added after it.
+//   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
+//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
+#pragma once
+#include "collectives/kernel.cuh"
+
+using Gamma = DRVFUSE_GAMMA_DTYPE;
+using Scale = DRVFUSE_SCALES_DTYPE;
+using Residual = DRVFUSE_RESIDUAL_DTYPE;
+using ResidualPack = Pack<Residual, W>;
+constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
+constexpr bool LAYER = DRVFUSE_LAYER;
+constexpr bool BETA = DRVFUSE_BETA;
+constexpr bool NORMED = DRVFUSE_NORMED;
+constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // where one rank normalises a row for all
+constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
+constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
+constexpr bool QUANTISE = QUANT != Quant::none;
+constexpr bool GROUPED = QUANT == Quant::group;
+constexpr bool FP4 = Bytes<Out>::of(2) == 1;
+constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written
+constexpr int LANES = GROUPED ? DRVFUSE_GROUP / W : 1;   // adjacent ones that hold a group's packs
+static_assert(LAYER || !BETA, "RMSNorm adds nothing");
+static_assert(QUANTISE || !NORMED, "the outputs are the normed rows");
+static_assert(!GROUPED || !RAGGED, "groups are whole packs");
+
+struct FusedParams {
+    Call call;
+    const void* gamma;
+    const void* residual;
+    void* residual_output;
+    void* output;
+    void* scales;
+    int rows;
+    int chunk_rows;  // see Payload in the .cu, which stays below 4 GiB; unused by one_stage direct
+    int columns;
+    float epsilon;
+    float weight_offset;
+    float scale_ub;
+#if DRVFUSE_MORE
+    const void* beta;
+    void* normed_output;
+    int all_rows;   // of the tensor, and
+    int first_row;  // the first of this launch, for layouts of scales in which rows do not follow one another
+#endif
+};
+
+__device__ __forceinline__ const void* beta_of(const FusedParams& p) {
+#if DRVFUSE_MORE
+    return p.beta;
+#else
+    return nullptr;
+#endif
+}
+
+__device__ __forceinline__ void* normed_output_of(const FusedParams& p) {
+#if DRVFUSE_MORE
+    return p.normed_output;
+#else
+    return nullptr;
+#endif
+}
+
+// The scales of a row.
+__device__ __forceinline__ int groups_of_row(const FusedParams& p) {
+    return GROUPED ? p.columns / (GROUPED ? DRVFUSE_GROUP : 1) : SCALED;
+}
+
+// Where among the scales that of row `begin` + `row` and of a group belongs.
+__device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int row, int group) {
+    Scale* const scales = static_cast<Scale*>(p.scales);
+    if constexpr (!GROUPED) {
+        return scales + begin + row;
+    } else {
+#if DRVFUSE_MORE
+        if constexpr (LAYOUT != ScaleLayout::row)
+            return scales + scale_index<LAYOUT>(p.first_row + begin + row, group, p.all_rows, groups_of_row(p));
+#endif
+        return scales + scale_index<ScaleLayout::row>(begin + row, group, 0, groups_of_row(p));
+    }
+}
+
+// By every block, once in a launch: the padding of the scales becomes 0.
+__device__ __forceinline__ void clear_padding(const FusedParams& p) {
+#if DRVFUSE_MORE
+    clear_scale_padding<Scale, LAYOUT>(p.scales, p.all_rows, groups_of_row(p),
+                                       i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x);
+#endif
+}
+
+__device__ __forceinline__ int packs_of_row(const FusedParams& p) { return (p.columns + W - 1) / W; }
+__device__ __forceinline__ u32 input_stride(const FusedParams& p) { return packs_of_row(p) * u32(sizeof(InPack)); }
+__device__ __forceinline__ u32 residual_stride(const FusedParams& p) {
+    return packs_of_row(p) * u32(sizeof(ResidualPack));
+}
+__device__ __forceinline__ u32 output_stride(const FusedParams& p) {
+    return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
+}
+
+// Pack `index` of row `row` of a user's tensor.
+template <typename T>
+__device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
+                                            const FusedParams& p) {
+    const char* address = static_cast<const char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
+    if constexpr (RAGGED) {
+        load_elements(pack, address, p.columns - index * W);
+    } else {
+        load_pack(pack, address);
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_of_row(void* tensor, int row, int index, const FusedParams& p,
+                                             const Pack<T, W>& pack) {
+    char* address = static_cast<char*>(tensor) + Bytes<T>::of(i64(row) * p.columns + index * W);
+    if constexpr (RAGGED) {
+        store_elements(address, pack, p.columns - index * W);
+    } else {
+        store_pack(address, pack);
+    }
+}

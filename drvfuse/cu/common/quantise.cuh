@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantisation of rows: the rules of `drvfuse.Quantisation`, from a maximum to a scale, to codes, to where they lie.
+//
+// A kernel is compiled with DRVFUSE_QUANT (a Quant), DRVFUSE_GROUP (columns of a scale, or 0), DRVFUSE_OUT_DTYPE,
+// DRVFUSE_SCALES_DTYPE and DRVFUSE_SCALES_LAYOUT (a ScaleLayout), and gets one number, `given`: the upper bound of the
+// maximum, for static quantisation the scale, and for NVFP4 the tensor scale.
+//
+// Packs of W elements of a row lie in adjacent lanes, so a group of columns is GROUP / W of them: a power of two, and at
+// most a warp. Maxima are of |y| as integers, as in reduce.cuh: a NaN exceeds all numbers.
+#pragma once
+#include "common/pack16.cuh"
+#include "ptx/threads.cuh"
+
+enum class Quant { none, row, fixed, group };  // fixed: "static" in Python
+enum class ScaleLayout { row, column, tiles };
+
+// The scale as stored (y ~ code * scale) and what y is multiplied by. The scale is a value of its type already.
+struct Quantisation {
+    float scale;
+    float inverse;
+};
+
+// 1 / scale, or 0 where that is not finite: for a scale that is 0, tiny or NaN.
+__device__ __forceinline__ float finite_inverse(float scale) {
+    const float inverse = __frcp_rn(scale);
+    const float largest_float = __uint_as_float(0x7f7fffffu);
+    return fabsf(inverse) <= largest_float ? inverse : 0.0f;
+}
+
+// Two FP4 numbers, the first in the low bits.
+struct e2m1x2 {
+    u8 bits;
+};
+
+template <typename Q, typename S>
+struct ScaleRule {
+    static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
+        const float largest = rounded<S>(maximum);
+        const float bound = rounded<S>(upper_bound);
+        const float limit = bound < largest ? bound : largest;  // NaN stays NaN
+        const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
+        return {scale, finite_inverse(scale)};
+    }
+};
+
+// The exponent of limit / 1.75, rounded up: one more than the limit's where its mantissa is above that of 1.75.
+template <typename Q>
+struct ScaleRule<Q, ue8m0> {
+    static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
+        const float limit = upper_bound < maximum ? upper_bound : maximum;
+        if (limit != limit) return {__uint_as_float(0x7fffffffu), __uint_as_float(0x7fffffffu)};
+        const int exponent = int((__float_as_uint(limit) + 0x1fffffu) >> 23) - Finite<Q>::exponent;
+        const u32 bits = max(exponent, 0);
+        return {ue8m0{u8(bits)}, __uint_as_float((254 - bits) << 23)};
+    }
+};
+
+template <>
+struct ScaleRule<e2m1x2, e4m3> {
+    static __device__ __forceinline__ Quantisation of(float maximum, float tensor_scale) {
+        const float scale = rounded<e4m3>(__fdiv_rn(__fdiv_rn(maximum, 6.0f), tensor_scale));
+        return {scale, finite_inverse(__fmul_rn(scale, tensor_scale))};
+    }
+};
+
+// For a row or group with that maximum. Codes are Q, scales S.
+template <typename Q, typename S>
+__device__ __forceinline__ Quantisation quantisation(float maximum, float given) {
+    return ScaleRule<Q, S>::of(maximum, given);
+}
+
+// The largest of the GROUP / W adjacent lanes whose packs form a group of columns, in each of them. By whole warps.
+template <int GROUP, int W>
+__device__ __forceinline__ u32 group_max(u32 maximum) {
+    static_assert(GROUP / W >= 1 && GROUP / W <= 32, "a group is adjacent lanes of a warp");
+#pragma unroll
+    for (int mask = 1; mask < GROUP / W; mask *= 2) maximum = max(maximum, __shfl_xor_sync(0xffffffffu, maximum, mask));
+    return maximum;
+}
+
+// e2m1 of a number, or +6 of the NaN that arithmetic returns: nearest, ties to even, saturated. These are the results of
+// cvt.rn.satfinite.e2m1x2.f32, which sm_90 lacks.
+//
+// With 2^e the magnitude's power of two, but at least 1, codes are 2^(e - 1) apart, which is a unit in the last place of
+// 2^(e + 22). So the sum of that and the magnitude is rounded as it should be, and is 0 to 4 units above: the code is that
+// number + 2 e. The bits of 2^(e + 22) from bit 22 on are 2 e + 298, and 6 units more make that 0 modulo 8.
+__device__ __forceinline__ u32 e2m1_of(float value) {
+    const float magnitude = fminf(fabsf(value), 6.0f);
+    const float power = fmaxf(__uint_as_float(__float_as_uint(magnitude) & 0x7f800000u), 1.0f);
+    const u32 sum = __float_as_uint(__fmaf_rn(power, 4194304.0f + 3.0f, magnitude));  // the product is exact
+    return (((sum >> 22) + sum) & 7) | (__float_as_uint(value) >> 28 & 8);
+}
+
+// A pack of FP4 is half as many bytes: 4 for a pack of 16-bit inputs, 2 for one of fp32.
+template <int W>
+struct Pack<e2m1x2, W> {
+    static constexpr int words = 1;
+    static_assert(W == 4 || W == 8, "a word or half of it");
+    u32 word[1];
+};
+
+template <int W>
+__device__ __forceinline__ void from_float(Pack<e2m1x2, W>& pack, const float (&v)[W]) {
+    pack.word[0] = 0;
+#pragma unroll
+    for (int i = 0; i < W; ++i) pack.word[0] |= e2m1_of(v[i]) << (4 * i);
+}
+
+template <int W>
+__device__ __forceinline__ void store_pack(void* address, const Pack<e2m1x2, W>& pack) {
+    if constexpr (W == 8) {
+        ptx::store_u32(address, pack.word[0]);
+    } else {
+        ptx::store_u16(address, u16(pack.word[0]));
+    }
+}
+
+// The first `valid` elements, an even number, at any address.
+template <int W>
+__device__ __forceinline__ void store_elements(void* address, const Pack<e2m1x2, W>& pack, i64 valid) {
+#pragma unroll
+    for (int i = 0; i < W; i += 2) {
+        if (i < valid) ptx::store_u8(static_cast<char*>(address) + i / 2, pack.word[0] >> (4 * i) & 0xff);
+    }
+}
+
+// What so many elements of T take.
+template <typename T>
+struct Bytes {
+    static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements * i64(sizeof(T)); }
+};
+template <>
+struct Bytes<e2m1x2> {
+    static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements / 2; }
+};
+
+// Which element of the scales is that of a row and group, of so many; of padding, too.
+template <ScaleLayout LAYOUT>
+__device__ __forceinline__ i64 scale_index(int row, int group, int rows, int groups) {
+    if constexpr (LAYOUT == ScaleLayout::row) {
+        return i64(row) * groups + group;
+    } else if constexpr (LAYOUT == ScaleLayout::column) {
+        return i64(group) * ((i64(rows) + 3) / 4 * 4) + row;
+    } else {
+        const i64 tile = i64(row / 128) * ((groups + 3) / 4) + group / 4;
+        return tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
+    }
+}
+
+// The scales' padding becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
+template <typename S, ScaleLayout LAYOUT>
+__device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, i64 first, i64 count) {
+    if constexpr (LAYOUT != ScaleLayout::row) {
+        constexpr int of_rows = LAYOUT == ScaleLayout::tiles ? 128 : 4;
+        constexpr int of_groups = LAYOUT == ScaleLayout::tiles ? 4 : 1;
+        const int more_rows = (of_rows - rows % of_rows) % of_rows,
+                  all_groups = (groups + of_groups - 1) / of_groups * of_groups;
+        const int more_groups = all_groups - groups;
+        const i64 below = i64(more_rows) * all_groups;
+        for (i64 i = first; i < below + i64(rows) * more_groups; i += count) {
+            const int row = int(i < below ? rows + i / all_groups : (i - below) / more_groups);
+            const int group = int(i < below ? i % all_groups : groups + (i - below) % more_groups);
+            char* address = static_cast<char*>(scales) + scale_index<LAYOUT>(row, group, rows, groups) * i64(sizeof(S));
+            if constexpr (sizeof(S) == 4) {
+                ptx::store_u32(address, 0);
+            } else {
+                ptx::store_u8(address, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One fused call of at least one row: its schedule and its launches, by algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from ... import dtypes
+from ...plans import collectives as plans
+from ...plans import nodes as shares
+from ...plans import push, traffic
+from ...plans.quantisation import Quantisation
+from ..call.options import PDLLevel
+from ..call.planned import Ready
+from ..call.prepared import Direct, Schedule
+from ..call.tracing import CallTrace
+from . import multimem, naive, nodes, plan
+from .fused_params import params_of
+from .kernels import CollectiveKernel, FusedMultimemParams, FusedNodesParams, FusedParams, FusedPushParams
+from .norm_form import NormForm
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...dtypes import DType
+
+
+_NUMBERS = ("epsilon", "weight_offset")
+
+
+class Addresses(NamedTuple):
+    """The arrays of one rank; 0 where there is none."""
+
+    input: int
+    gamma: int
+    residual: int
+    residual_output: int
+    output: int
+    scales: int
+    beta: int
+    normed_output: int
+
+
+@dataclass(slots=True)
+class FusedCall:
+    """What is the same on every rank of one fused call of at least one row. Heads count as rows."""
+
+    group: Group
+    dtype: DType
+    quantisation: Quantisation
+    rows: int
+    columns: int
+    algo: str
+    staged: bool
+    residual: bool
+    gamma_dtype: DType
+    form: NormForm
+    blocks: int
+    alone: int
+    pdl: PDLLevel
+    numbers: tuple[float, float]
+    trace: CallTrace | None
+    multimem: multimem.Placement | None
+
+    op: ClassVar[str] = "allreduce_rmsnorm_fp8"
+    kind: ClassVar[type[CollectiveKernel]] = CollectiveKernel
+
+    @property
+    def name(self) -> str:
+        """What messages and `Prepared.algo` call the algorithm."""
+        return self.algo if self.multimem is None else multimem.NAMES[self.algo]
+
+    @property
+    def out_dtype(self) -> DType:
+        return self.quantisation.output_dtype(self.dtype)
+
+    @property
+    def scales_dtype(self) -> DType:
+        return self.quantisation.scales or dtypes.get("float32")
+
+    @property
+    def residual_dtype(self) -> DType:
+        return self.form.residual or self.dtype
+
+    def text(self, shape: Sequence[int]) -> str:
+        """All that must be equal on all ranks, whose inputs have that shape."""
+        options = [f"{self.op} {self.name} of {shape} {self.dtype} to {self.out_dtype}"]
+        options += [f"{name}={value!r}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
+        options.append(f"quantised {self.quantisation}")
+        options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
+        if self.gamma_dtype != self.dtype:
+            options.append(f"gammas {self.gamma_dtype}")
+        options += self.form.text(self.dtype)
+        if self.columns != shape[-1]:
+            options.append(f"heads of {self.columns}")
+        return ", ".join(options)
+
+    def traffic(self) -> traffic.Traffic:
+        elements = self.rows * self.columns
+        nbytes, ranks = elements * self.dtype.itemsize, self.group.layout.inside
+        of_row = self.quantisation.row_bytes(self.columns, self.dtype) + self.quantisation.row_scale_bytes(self.columns)
+        result = self.rows * of_row
+        if self.form.normed:
+            result += nbytes
+        name = self.name
+        total = traffic.reading_sources(name, ranks, nbytes, self.staged)
+        if self.residual:
+            written = traffic.writing_results("one_stage", ranks, result)
+            total += traffic.adding_residual(name, ranks, elements * self.residual_dtype.itemsize) + written
+        else:
+            total += traffic.writing_results(name, ranks, result)
+        joined = self.group.link
+        return total if joined is None else traffic.of_nodes(self.group.nodes, total, elements, joined.places)
+
+    def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+        inputs = [of_rank.input for of_rank in arrays]
+        if self.algo == "naive":
+            return self._naive(arrays, inputs)
+        if self.group.link is not None:
+            return self._across_nodes(arrays)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(arrays), arrays, self.rows)
+        if self.multimem is not None:
+            self.multimem.point(ready)
+        return Direct([one.launch for one in ready]), ready
+
+    def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
+        row_bytes, group = self.columns * self.dtype.itemsize, self.group
+        slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
+        slot = min(slot, self.rows * row_bytes)
+        chunks, every = [], []
+        for offset in range(0, self.rows * row_bytes, slot):
+            nbytes = min(slot, self.rows * row_bytes - offset)
+            first = offset // row_bytes
+            part = [self._from_row(of_rank, first) for of_rank in arrays]
+            table = [naive.sources(group, position, a.input, slot) for position, a in enumerate(part)]
+            ready = self._ready(table, part, nbytes // row_bytes, first)
+            chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
+            every += ready
+        return naive.Naive(group, inputs, slot, chunks), every
+
+    def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+        group, width = self.group, plans.PACK_BYTES // self.dtype.itemsize
+        row_packs = -(-self.columns // width)
+        result = plans.left_bytes(self._kernel().work, self.columns)
+        share = shares.Share(row_packs, width, result, group.layout.inside, nodes.link(group).places, self.staged)
+        steps, every = [], []
+        for chunk in shares.chunks(self.rows, share, group.workspace.payload_bytes):
+            part = [self._from_row(of_rank, chunk.first) for of_rank in arrays]
+            tensor = nodes.Tensor(self.dtype, self.columns, row_packs)
+            inputs = [of_rank.input for of_rank in part]
+            before = nodes.sums(group, tensor, chunk, inputs, self.blocks, self.pdl, self.trace)
+            after = self._ready([[]] * len(part), part, chunk.items, chunk.first)
+            nodes.point(group, after, chunk)
+            steps.append(nodes.Step.of(group, chunk, before, after))
+            every += [*before, *after]
+        return nodes.AcrossNodes(group, steps), every
+
+    def _from_row(self, arrays: Addresses, row: int) -> Addresses:
+        elements = row * self.columns
+        return Addresses(
+            input=arrays.input + elements * self.dtype.itemsize,
+            gamma=arrays.gamma,
+            residual=arrays.residual + elements * self.residual_dtype.itemsize,
+            residual_output=arrays.residual_output + elements * self.residual_dtype.itemsize,
+            output=arrays.output + row * self.quantisation.row_bytes(self.columns, self.dtype),
+            scales=arrays.scales
+            + (row * self.quantisation.row_scale_bytes(self.columns) if self.form.layout == "row" else 0),
+            beta=arrays.beta,
+            normed_output=arrays.normed_output + elements * self.dtype.itemsize,
+        )
+
+    def _key(self, rows: int) -> tuple[object, ...]:
+        """All that the plan for so many rows depends on besides the group."""
+        types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
+        options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
+        return ("fused", self.algo, types, rows, self.columns, *options)
+
+    def _ready(
+        self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int, first: int = 0
+    ) -> list[Ready]:
+        """Launches for `rows` rows from `first` on, at `arrays`; `table[i]` are the addresses that rank i sums."""
+        inputs = [own.input for own in arrays]
+        found = plan.take(self.group, self._key(rows), lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
+        fields = Addresses._fields[1 : None if self.form.has_more else -2]
+        for one, own in zip(found, arrays, strict=True):
+            for field, address in zip(fields, own[1:], strict=False):
+                one.point(field, address)
+            parameters = one.parameters
+            parameters.epsilon, parameters.weight_offset = self.numbers
+            parameters.scale_ub = self.quantisation.given
+            if self.form.has_more:
+                parameters.all_rows, parameters.first_row = self.rows, first
+        return found
+
+    def _kernel(self) -> CollectiveKernel:
+        """The kernel, but for what follows from the number of rows."""
+        across = self.group.link is not None
+        return self.kind(
+            op="allreduce_rmsnorm_fp8",
+            algo="one_stage" if self.algo == "naive" else self.algo,
+            dtype=self.dtype,
+            ranks=self.group.layout.inside,
+            out_dtype=self.out_dtype,
+            ragged=plans.ragged(self.columns, self.dtype.itemsize),
+            staged=self.staged and not across,
+            nodes=across,
+            local=self.algo == "naive",
+            compares=plan.compares(self.group) and self.algo != "naive" and not across,
+            residual=self.residual,
+            gamma_dtype=self.gamma_dtype,
+            scales_dtype=self.scales_dtype,
+            form=self.form,
+            multimem=self.multimem is not None,
+        )
+
+    def _plan(self, rows: int) -> plan.Plan:
+        group, spec = self.group, self._kernel()
+
+        def parameters(kind: type[FusedParams], chunk: int) -> FusedParams:
+            return params_of(kind, self.form)(rows=rows, chunk_rows=chunk, columns=self.columns)
+
+        if spec.pushes:
+            nbytes, clusters = group.workspace.payload_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
+            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
+            spec = replace(
+                spec,
+                packs=pushed.packs,
+                threads=pushed.threads,
+                cluster=pushed.cluster,
+                exact=pushed.exact,
+                depth=pushed.depth,
+                relays=pushed.relays,
+            )
+            return plan.push(group, spec, pushed, self.blocks, self.alone, parameters(FusedPushParams, pushed.chunk))
+        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, self.blocks)
+        spec = replace(spec, packs=shape.packs)
+        if spec.nodes:
+            largest = -(-rows // spec.ranks)
+            return plan.pull(spec, shape, rows, largest, parameters(FusedNodesParams, largest))
+        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)
+        if self.multimem is not None:
+            self.multimem.make_staging()
+        return plan.pull(
+            spec, shape, rows, chunk, parameters(FusedMultimemParams if spec.multimem else FusedParams, chunk)
+        )

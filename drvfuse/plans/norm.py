@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `rmsnorm_fp8` shares out rows among threads; results do not depend on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import ArgumentError
+from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
+from .limits import Limits, ceil_div
+
+MAX_THREADS = 512  # of cu/norm/rmsnorm_fp8.cu
+CLUSTER_CAPABILITY = (9, 0)
+_LANES_THREADS = 128
+_FLOATS = 32  # of a row in a thread's registers, where there are many rows
+_FEW_FLOATS = 8  # where there are few
+_MANY_ROWS = 2  # for each multiprocessor
+_MAX_CLUSTER = 8
+_FEW_THREADS = 128  # of a block whose row a cluster shares
+
+
+class NormShape(NamedTuple):
+    """Lanes that hold a row (0: whole blocks do), threads of a block, packs of a thread, blocks that share a row."""
+
+    lanes: int
+    threads: int
+    packs: int
+    cluster: int
+    exact: bool
+
+    @classmethod
+    def of(cls, limits: Limits, rows: int, columns: int, itemsize: int) -> NormShape:
+        """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns.
+
+        Short rows take lanes of a warp. Of many rows a block has one at a time, a few packs of it in each thread, so
+        that the row's reduction costs little. Few rows, which leave multiprocessors idle, are shared by clusters.
+        """
+        if rows > MAX_ROWS:
+            raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
+        if not 1 <= columns <= MAX_COLUMNS:
+            raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
+        row_packs = ceil_div(columns * itemsize, PACK_BYTES)
+        cluster, many = 1, rows > _MANY_ROWS * limits.sm_count
+        packs = (_FLOATS if many else _FEW_FLOATS) * itemsize // PACK_BYTES
+        if row_packs <= 32:
+            all_packs = _power_of_two(row_packs)
+            packs = min(packs, all_packs)
+            return cls(all_packs // packs, _LANES_THREADS, packs, 1, row_packs == all_packs)
+        if not many and limits.capability >= CLUSTER_CAPABILITY:
+            while cluster < _MAX_CLUSTER and _shared_further(row_packs, rows, cluster, limits.sm_count):
+                cluster *= 2
+        packs = max(packs, _power_of_two(ceil_div(row_packs, cluster * MAX_THREADS)))
+        threads = ceil_div(ceil_div(row_packs, cluster * packs), 32) * 32
+        return cls(0, threads, packs, cluster, row_packs == cluster * threads * packs)
+
+    def grid(self, rows: int, resident: int) -> int:
+        """Blocks, of which at most `resident` run at once."""
+        if self.lanes:
+            return max(1, min(ceil_div(rows * self.lanes, self.threads), resident))
+        return max(1, min(rows, resident // self.cluster)) * self.cluster
+
+    def phases(self, rows: int, grid: int) -> int:
+        """The most phases that a traced block notes."""
+        teams = grid * self.threads // self.lanes if self.lanes else grid // self.cluster
+        return 2 + 3 * ceil_div(rows, teams)
+
+
+def _shared_further(row_packs: int, rows: int, cluster: int, multiprocessors: int) -> bool:
+    """Whether twice as many blocks may share a row: of whole warps that are not too short, each on a multiprocessor."""
+    return ceil_div(row_packs, cluster) > _FEW_THREADS and 2 * cluster * rows <= multiprocessors
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the rows of an op's result are quantised: which codes, which scales, and where these lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import dtypes
+from ..dtypes import FP4, DType, DTypeLike
+from ..errors import ArgumentError, require_real
+from .definitions import Defines, defines
+from .limits import ceil_div
+
+KINDS = ("none", "row", "static", "group")
+LAYOUTS = ("row", "column", "tiles")
+E8M0 = "float8_e8m0fnu"
+ROW_SCALES = ("float32", "bfloat16")
+GROUP_SCALES = ("float32", E8M0)
+GROUPS = (64, 128)
+_MX_GROUP, _NV_GROUP = 32, 16
+_TILE_ROWS, _TILE_GROUPS, _COLUMN_ROWS = 128, 4, 4
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How rows of float32 values y [..., columns] become codes of few bits and scales, with y ~ code * scale.
+
+    It is made by one of its class methods: `per_row`, `static`, `per_group`, `mxfp8`, `nvfp4`, `none`. The rules, each
+    float32 operation rounded to nearest even, and pinned bit for bit by `drvfuse.reference.quantise`:
+
+    - **row**: scale = min(max|y|, upper_bound) / fp8_max, in the scales' dtype, for each row, where fp8_max is the
+      largest finite code (448 or 57344); max|y| and upper_bound are rounded to the scales' dtype before. The code is
+      y * (1 / scale), saturated and rounded once, to nearest even. Where 1 / scale is infinite or NaN it is taken as 0:
+      a row of zeros has scale 0 and codes 0, and a row with a NaN has a NaN scale, codes 0, and NaN where y is NaN.
+    - **static**: the code is y * (1 / scale) with the scale that is given for all rows. No scales are written.
+    - **group**: as row, for each `group` columns of a row. With float8_e8m0fnu scales, which are powers of two, the
+      scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least 2^-127, so its
+      inverse is exact, and only an upper bound or an infinite y saturates. The rule of the OCP specification is another
+      one: it divides the largest power of two in max|y| by the largest in fp8_max, and may saturate. A group of zeros
+      has scale 2^-127 and codes 0. An infinite limit counts as the largest float32. A group with a NaN has the scale
+      NaN (0xFF), and all its codes are NaN.
+    - **group of NVFP4** (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element
+      of even index in the low four bits. scale = (max|y| / 6) / tensor_scale, saturated and rounded to float8_e4m3fn;
+      the code is y * (1 / (scale * tensor_scale)), saturated and rounded to nearest even, or y * 0 where that inverse
+      is infinite or NaN, as it is for a scale of 0. FP4 has no NaN: a NaN's code is +6, and the scale is NaN.
+
+    The scales of groups have the shape [..., groups] in `layout` "row". In "column" they have [groups, rows], where
+    rows are all leading dimensions together, padded to a multiple of 4, as block-scaled GEMMs want them that read
+    columns of scales. "tiles" is the layout of block scales in cuBLASLt: one dimension of tiles of 512 bytes, each for
+    128 rows and 4 groups. Rows and groups are padded to whole tiles, the tiles of the same rows follow one another, and
+    the scale of row r and group g of a tile is its byte r % 32 * 16 + r // 32 * 4 + g. Every call writes bytes of 0 as
+    padding.
+
+    `kind` is one of "none", "row", "static" and "group"; `dtype` is that of the codes (None for none) and `scales` that
+    of the scales (None where none are written); `group` is the columns of a scale (0 but for groups). `scale` is what
+    was given to `static`, or the tensor scale of `nvfp4`; else 1.
+    """
+
+    kind: str
+    dtype: DType | None = None
+    group: int = 0
+    scales: DType | None = None
+    layout: str = "row"
+    upper_bound: float = math.inf
+    scale: float = 1.0
+
+    @classmethod
+    def per_row(
+        cls, dtype: DTypeLike = "float8_e4m3fn", scales: DTypeLike = "float32", upper_bound: float = math.inf
+    ) -> Quantisation:
+        """FP8 codes with a scale for each row, in float32 or bfloat16."""
+        kind = _dtype("scales", scales, ROW_SCALES)
+        return cls("row", _fp8(dtype), scales=kind, upper_bound=_bound(upper_bound))
+
+    @classmethod
+    def static(cls, scale: float, dtype: DTypeLike = "float8_e4m3fn") -> Quantisation:
+        """FP8 codes with one scale, a number that is known before the call: it is given and not written."""
+        return cls("static", _fp8(dtype), scale=_scale("scale", scale))
+
+    @classmethod
+    def per_group(
+        cls,
+        columns: int = 128,
+        dtype: DTypeLike = "float8_e4m3fn",
+        scales: DTypeLike = "float32",
+        layout: str = "row",
+        upper_bound: float = math.inf,
+    ) -> Quantisation:
+        """FP8 codes with a scale for each 64 or 128 columns of a row, in float32 or float8_e8m0fnu."""
+        if columns not in GROUPS or isinstance(columns, bool):
+            raise ArgumentError("columns", repr(columns), f"one of {GROUPS}")
+        kind = _dtype("scales", scales, GROUP_SCALES)
+        arranged = _layout(layout, kind)
+        return cls("group", _fp8(dtype), int(columns), kind, arranged, _bound(upper_bound))
+
+    @classmethod
+    def mxfp8(cls, dtype: DTypeLike = "float8_e4m3fn", layout: str = "row") -> Quantisation:
+        """MXFP8: FP8 codes with a float8_e8m0fnu scale for each 32 columns of a row."""
+        kind = dtypes.get(E8M0)
+        return cls("group", _fp8(dtype), _MX_GROUP, kind, _layout(layout, kind))
+
+    @classmethod
+    def nvfp4(cls, tensor_scale: float, layout: str = "row") -> Quantisation:
+        """NVFP4: e2m1 codes with a float8_e4m3fn scale for each 16 columns, and one scale for the tensor, given."""
+        kind = dtypes.get("float8_e4m3fn")
+        given = _scale("tensor_scale", tensor_scale)
+        return cls("group", dtypes.get(FP4), _NV_GROUP, kind, _layout(layout, kind), scale=given)
+
+    @classmethod
+    def none(cls) -> Quantisation:
+        """No quantisation: y is rounded to the inputs' dtype."""
+        return cls("none")
+
+    @property
+    def given(self) -> float:
+        """The number that kernels get: the upper bound, or the given scale where there is one."""
+        return self.scale if self.kind == "static" or self.dtype == FP4 else self.upper_bound
+
+    def check(self, columns: int, in_dtype: DType) -> None:
+        """Raise ArgumentError unless rows of so many columns of inputs of that dtype can be quantised like this.
+
+        Columns that are no multiple of a group are refused: nothing is padded. So no FP4 row has odd columns.
+        """
+        if in_dtype.name not in ("bfloat16", "float16", "float32"):
+            raise ArgumentError("quantisation", f"of {in_dtype}", "of bfloat16, float16 or float32 values")
+        if self.group and columns % self.group:
+            shown = f"with a scale for each {self.group} columns, for rows of {columns}"
+            raise ArgumentError("quantisation", shown, f"for rows of a multiple of {self.group} columns")
+
+    def groups(self, columns: int) -> int:
+        """The scales of a row: 0 where none are written."""
+        return columns // self.group if self.group else int(self.kind == "row")
+
+    def scales_shape(self, rows_shape: Sequence[int], columns: int) -> tuple[int, ...] | None:
+        """The shape of the scales of rows [*rows_shape, columns]; None where none are written."""
+        if self.scales is None:
+            return None
+        if self.kind == "row":
+            return tuple(rows_shape)
+        groups, rows = self.groups(columns), math.prod(rows_shape)
+        if self.layout == "row":
+            return (*rows_shape, groups)
+        if self.layout == "column":
+            return groups, ceil_div(rows, _COLUMN_ROWS) * _COLUMN_ROWS
+        return (ceil_div(rows, _TILE_ROWS) * _TILE_ROWS * ceil_div(groups, _TILE_GROUPS) * _TILE_GROUPS,)
+
+    def output_dtype(self, in_dtype: DType) -> DType:
+        """The dtype of the codes, or of the inputs where nothing is quantised."""
+        return in_dtype if self.dtype is None else self.dtype
+
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the output for inputs of that shape: an element of FP4 stands for two columns."""
+        lanes = 1 if self.dtype is None else self.dtype.lanes
+        return (*shape[:-1], shape[-1] // lanes)
+
+    def row_bytes(self, columns: int, in_dtype: DType) -> int:
+        """The bytes of a row of output."""
+        out = self.output_dtype(in_dtype)
+        return columns // out.lanes * out.itemsize
+
+    def row_scale_bytes(self, columns: int) -> int:
+        """The bytes of a row's scales, without padding; 0 where none are written."""
+        return 0 if self.scales is None else self.groups(columns) * self.scales.itemsize
+
+    def definitions(self, in_dtype: DType) -> Defines:
+        """What a kernel is compiled with (cu/common/quantise.cuh)."""
+        return defines(
+            quant=KINDS.index(self.kind),
+            group=self.group,
+            out_dtype=self.output_dtype(in_dtype),
+            scales_dtype=self.scales or dtypes.get("float32"),
+            scales_layout=LAYOUTS.index(self.layout),
+        )
+
+    def __str__(self) -> str:
+        """All that must be equal on all ranks, in words."""
+        if self.kind == "none":
+            return "none"
+        words = [f"{self.dtype} per {f'{self.group} columns' if self.group else self.kind}", f"given {self.given!r}"]
+        words += [] if self.scales is None else [f"scales {self.scales}"]
+        words += [f"layout {self.layout}"] if self.layout != "row" else []
+        return ", ".join(words)
+
+
+def _dtype(argument: str, value: DTypeLike, allowed: Sequence[str]) -> DType:
+    found = dtypes.get(value, argument)
+    if found.name not in allowed:
+        raise ArgumentError(argument, str(found), "one of " + ", ".join(allowed))
+    return found
+
+
+def _fp8(dtype: DTypeLike) -> DType:
+    return _dtype("dtype", dtype, dtypes.FP8)
+
+
+def _bound(value: float) -> float:
+    return require_real("upper_bound", value, least=0.0, finite=False) + 0.0  # -0.0 becomes 0.0
+
+
+def _scale(argument: str, value: float) -> float:
+    found = require_real(argument, value)
+    if found <= 0.0:
+        raise ArgumentError(argument, repr(value), "a number above 0 in float32, finite")
+    return found
+
+
+def _layout(layout: str, scales: DType) -> str:
+    if layout not in LAYOUTS:
+        raise ArgumentError("layout", repr(layout), "one of " + ", ".join(map(repr, LAYOUTS)))
+    if layout == "tiles" and scales.itemsize != 1:
+        raise ArgumentError("layout", repr(layout), f"one of 'row', 'column' for scales of {scales}: tiles hold bytes")
+    return layout

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The norm of rows as the fused kernels compute it, bit for bit.
+
+Every sum over a row has one tree, that of `row_sum`. Each operation is one of float32, rounded once, in this order:
+
+- "rms": f = 1 / sqrt(row_sum(x * x) / columns + epsilon), y = (x * g) * f.
+- "layer": mean = row_sum(x) / columns and d = x - mean; f = 1 / sqrt(row_sum(d * d) / columns + epsilon);
+  y = (d * g) * f, and y + beta where there is a beta.
+
+g is gamma + weight_offset.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import DTypeLike
+from ..errors import ArgumentError
+from .arithmetic import Floats, NDArray, butterfly, in_order
+
+_PACK_BYTES = 16
+_GROUP = 32
+_LANES = 32
+NORMS = ("rms", "layer")
+
+
+class Norm(NamedTuple):
+    """`y` [rows, columns] in float32, and the `maxima` [rows] of its magnitudes by which a row is quantised, or [rows,
+    groups] of as many parts of each row.
+
+    Without beta the maximum is max|x * g| * f, with d for x in the norm "layer". That is max|y|, as rounding is
+    monotone, but where f is infinite and an element is 0.
+    """
+
+    y: Floats
+    maxima: Floats
+
+
+def row_sum(rows: Floats, dtype: DTypeLike) -> Floats:
+    """The sum of each row of `rows` [rows, columns], in the order that the kernels define.
+
+    `dtype` is the input's: its size says how many elements a 16-byte pack holds. Elements are added in order inside a
+    pack; aligned groups of 32 packs by butterfly; lane l adds the sums of groups l, l + 32, ... in order; and the 32
+    lanes are added by butterfly. Every sum begins at +0.
+    """
+    width = _PACK_BYTES // dtypes.get(dtype).itemsize
+    count, columns = rows.shape
+    groups = -(-columns // (width * _GROUP))
+    rounds = -(-groups // _LANES)
+    packs_of_row = rounds * _LANES * _GROUP
+    padded = np.zeros((count, packs_of_row * width), np.float32)
+    padded[:, :columns] = rows
+    with np.errstate(all="ignore"):
+        elements = padded.reshape(count, packs_of_row, width)
+        groups_of_packs = in_order(elements).reshape(count, rounds * _LANES, _GROUP)
+        return butterfly(in_order(butterfly(groups_of_packs).reshape(count, rounds, _LANES), axis=1))
+
+
+def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
+    """The sum of squares of each row, each rounded to float32, in the order of `row_sum`."""
+    with np.errstate(all="ignore"):
+        return row_sum(np.asarray(rows, np.float32) ** 2, dtype)
+
+
+def normalise(
+    x: Floats,
+    dtype: DTypeLike,
+    gamma: NDArray,
+    epsilon: float,
+    weight_offset: float = 0.0,
+    norm: str = "rms",
+    beta: NDArray | None = None,
+    groups: int | None = None,
+) -> Norm:
+    """The norm of float32 `x` [rows, columns], whose rows are summed as those of inputs of `dtype`. With `groups` there
+    is a maximum for each of so many parts of a row.
+
+    `gamma` and `beta` [columns] are of any dtype that float32 holds. ArgumentError for another norm than "rms" and
+    "layer", and for a beta with "rms".
+    """
+    if norm not in NORMS:
+        raise ArgumentError("norm", repr(norm), '"rms" or "layer"')
+    if beta is not None and norm != "layer":
+        raise ArgumentError("beta", "given", 'None, as norm="rms" adds nothing')
+    columns = np.float32(x.shape[-1])
+    with np.errstate(all="ignore"):
+        if norm == "layer":
+            x = x - (row_sum(x, dtype) / columns)[:, None]
+        mean_square = row_sum_of_squares(x, dtype) / columns
+        factor = np.float32(1) / np.sqrt(mean_square + np.float32(epsilon))
+        scaled = x * (np.asarray(gamma).astype(np.float32) + np.float32(weight_offset))
+        y = scaled * factor[:, None]
+        if beta is None:
+            maxima = _largest(scaled, groups)
+            return Norm(y, maxima * (factor if groups is None else factor[:, None]))
+        y = y + np.asarray(beta).astype(np.float32)
+        return Norm(y, _largest(y, groups))
+
+
+def _largest(values: Floats, groups: int | None) -> Floats:
+    """The largest magnitude of each row [rows], or of `groups` parts of it [rows, groups]."""
+    parts = values if groups is None else values.reshape(len(values), groups, values.shape[1] // groups)
+    return np.asarray(np.abs(parts).max(axis=-1, initial=0), np.float32)

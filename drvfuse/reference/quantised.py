@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation in numpy, bit for bit: the rules of `drvfuse.Quantisation`, and the layouts of its scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import FP4, DType, DTypeLike
+from ..plans.quantisation import E8M0, Quantisation
+from .arithmetic import Floats, NDArray, bits, round_to
+
+_E8M0_NAN = 0xFF
+_E2M1_MAX = np.float32(6)
+_MANTISSA_OF_MAX = 0x600000  # 448 and 57344 are 1.75 times a power of two
+
+
+class Quantised(NamedTuple):
+    """Codes and scales as an op writes them; `scales` is None where none are written."""
+
+    output: NDArray
+    scales: NDArray | None
+
+
+def quantisation(
+    maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
+) -> tuple[NDArray, Floats]:
+    """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
+
+    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
+    infinite or NaN. A NaN maximum gives a NaN scale.
+    """
+    fp8 = dtypes.get(out_dtype)
+    largest = round_to(maxima, scales_dtype).astype(np.float32)
+    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
+    with np.errstate(all="ignore"):
+        limit = np.where(bound < largest, bound, largest)
+        scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)
+    return scales, _inverse(scales.astype(np.float32))
+
+
+_of_rows = quantisation  # under a name that no parameter has
+
+
+def quantise(
+    y: NDArray, quantisation: Quantisation, in_dtype: DTypeLike = "float32", maxima: Floats | None = None
+) -> Quantised:
+    """`y` [..., columns], read as float32, quantised. `in_dtype` is what y is rounded to where nothing is quantised.
+
+    `maxima` are the largest magnitudes of rows [...] or groups [..., groups] where they are known from elsewhere, as
+    from `norms.normalise`; else they are those of y.
+    """
+    y = np.asarray(y, np.float32)
+    source = dtypes.get(in_dtype)
+    columns = y.shape[-1]
+    quantisation.check(columns, source)
+    if quantisation.dtype is None:
+        return Quantised(round_to(y, source), None)
+    if quantisation.kind == "static":
+        with np.errstate(all="ignore"):
+            return Quantised(round_to(y * _inverse(np.array(quantisation.scale, np.float32)), quantisation.dtype), None)
+    groups = quantisation.groups(columns)
+    pieces = y.reshape(*y.shape[:-1], groups, columns // groups)
+    largest = np.abs(pieces).max(axis=-1) if maxima is None else maxima.reshape(pieces.shape[:-1])
+    scales, inverse = _of_groups(largest, quantisation)
+    with np.errstate(all="ignore"):
+        scaled = (pieces * inverse[..., None]).reshape(y.shape)
+    output = pack_fp4(scaled) if quantisation.dtype == FP4 else round_to(scaled, quantisation.dtype)
+    if quantisation.kind == "row":
+        return Quantised(output, scales[..., 0])
+    return Quantised(output, arrange(scales, quantisation))
+
+
+def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisation) -> Floats:
+    """The float32 values that codes and scales stand for, each product rounded once."""
+    codes = unpack_fp4(output) if quantisation.dtype == FP4 else np.asarray(output).astype(np.float32)
+    if quantisation.kind in ("none", "static"):
+        return codes * np.float32(quantisation.scale)
+    assert scales is not None
+    values = scales_by_row(scales, quantisation, codes.shape[:-1], codes.shape[-1]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        factors = values * np.float32(quantisation.scale)
+        return codes * np.repeat(factors, codes.shape[-1] // factors.shape[-1], axis=-1)
+
+
+def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Floats]:
+    """(scales, what to multiply by) of groups with these largest magnitudes."""
+    target, kind = quantisation.dtype, quantisation.scales
+    assert target is not None and kind is not None
+    if target == FP4:
+        tensor_scale = np.float32(quantisation.scale)
+        with np.errstate(all="ignore"):
+            scales = round_to(maxima / _E2M1_MAX / tensor_scale, kind)
+            return scales, _inverse(scales.astype(np.float32) * tensor_scale)
+    if kind == E8M0:
+        bound = np.float32(quantisation.upper_bound)
+        scales = _e8m0(np.where(bound < maxima, bound, maxima), target)
+        with np.errstate(all="ignore"):
+            return scales, np.float32(1) / scales.astype(np.float32)
+    return _of_rows(maxima, quantisation.upper_bound, target, kind)
+
+
+def _e8m0(limit: Floats, target: DType) -> NDArray:
+    """The least power of two that is not below limit / fp8_max, from 2^-127 on: of a float its exponent, and one more
+    where its mantissa exceeds that of fp8_max."""
+    exponent_of_max = math.frexp(target.fp8_max or 0)[1] - 1
+    stored = bits(np.asarray(limit, np.float32)).astype(np.int64)
+    rounded_up = (stored + (0x7FFFFF - _MANTISSA_OF_MAX)) >> 23
+    codes = np.where(np.isnan(limit), _E8M0_NAN, np.maximum(rounded_up - exponent_of_max, 0))
+    return codes.astype(np.uint8).view(dtypes.get(E8M0).numpy)
+
+
+def _inverse(scales: Floats) -> Floats:
+    with np.errstate(all="ignore"):
+        inverse = np.float32(1) / scales
+    return np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
+
+
+def pack_fp4(values: Floats) -> NDArray:
+    """float32 `values` [..., columns] as e2m1 codes, two to a byte: the nearest, ties to even, saturated; NaN as +6."""
+    import ml_dtypes
+
+    within = np.where(np.isnan(values), _E2M1_MAX, np.clip(values, -_E2M1_MAX, _E2M1_MAX))
+    codes = within.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 0xF
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def unpack_fp4(packed: NDArray) -> Floats:
+    """The float32 values of the e2m1 codes in bytes [..., columns / 2]."""
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    table = np.concatenate([magnitudes, -magnitudes])
+    packed = np.asarray(packed).view(np.uint8)
+    pairs = np.stack([table[packed & 0xF], table[packed >> 4]], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], -1)
+
+
+def arrange(scales: NDArray, quantisation: Quantisation) -> NDArray:
+    """Scales [..., groups] in the layout of the quantisation, padding being 0."""
+    if quantisation.layout == "row":
+        return scales
+    rows, groups = math.prod(scales.shape[:-1]), scales.shape[-1]
+    shape = quantisation.scales_shape(scales.shape[:-1], groups * quantisation.group)
+    assert shape is not None
+    stored = np.zeros(math.prod(shape), scales.dtype)  # bytes of 0, of E8M0 too
+    stored[_places(quantisation, rows, groups)] = scales.reshape(rows, groups)
+    return stored.reshape(shape)
+
+
+def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Sequence[int], columns: int) -> NDArray:
+    """The scales [*rows_shape, groups] that an op has written in the layout of the quantisation."""
+    rows, groups = math.prod(rows_shape), quantisation.groups(columns)
+    if quantisation.layout == "row":
+        return scales.reshape(*rows_shape, groups)
+    return scales.reshape(-1)[_places(quantisation, rows, groups)].reshape(*rows_shape, groups)
+
+
+def _places(quantisation: Quantisation, rows: int, groups: int) -> NDArray:
+    """Where the scale of each row and group lies in the array of a "column" or "tiles" layout, taken as flat."""
+    row, group = np.arange(rows)[:, None], np.arange(groups)[None, :]
+    if quantisation.layout == "column":
+        return group * (-(-rows // 4) * 4) + row
+    tile = row // 128 * (-(-groups // 4)) + group // 4
+    return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + group % 4

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of the norm on one device runs where the emulated driver does; its times mean nothing there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import drvfuse as df
+from drvfuse.__main__ import main
+from drvfuse.bench import rmsnorm_fp8
+
+pytestmark = pytest.mark.emulated
+
+ELEMENT = {"row": 3, "row, residual": 7, "group": 3 + 4 / 128, "MXFP8": 3 + 1 / 32, "NVFP4": 2.5 + 1 / 16}
+
+
+def test_a_shape_gives_all_figures_and_floors_are_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
+    monkeypatch.setattr(rmsnorm_fp8, "_ROTATED_BYTES", 4)
+    monkeypatch.setattr(rmsnorm_fp8, "FORMS", {name: rmsnorm_fp8.FORMS[name] for name in ("row", "NVFP4")})
+    rows, columns = 128, 256
+    with df.emu.Machine(devices=1, sm_count=8) as machine:
+        result = rmsnorm_fp8.measure(df.device(0, driver=machine), rows, columns, bandwidth=2.0)
+        assert not machine.reports
+    for name in rmsnorm_fp8.FORMS:
+        rest = 2 * result[name]["floor_us"] - ELEMENT[name] * rows * columns
+        assert 0 <= rest <= 4 * rows + 2 * columns and result[name]["us"] > 0  # scales of rows, gamma
+    assert [len(line) for line in rmsnorm_fp8.lines(result)] == [len(rmsnorm_fp8.HEAD)] * 2
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_groups_that_do_not_divide_the_columns_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
+    monkeypatch.setattr(rmsnorm_fp8, "_ROTATED_BYTES", 4)
+    monkeypatch.setattr(rmsnorm_fp8, "FORMS", {name: rmsnorm_fp8.FORMS[name] for name in ("row", "group")})
+    with df.emu.Machine(devices=1, sm_count=8) as machine:
+        result = rmsnorm_fp8.measure(df.device(0, driver=machine), 2, 64, bandwidth=2.0)
+    assert "row" in result and "group" not in result and len(rmsnorm_fp8.lines(result)) == 1
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    figures = {name: {"us": 3.0, "spread": 0.1, "floor_us": 2.0, "compiled_us": 4.0} for name in rmsnorm_fp8.FORMS}
+    rmsnorm_fp8.plot([{"rows": 4, "columns": 32, **figures}], tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_that_are_too_long_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "rmsnorm-fp8", "--shape", "2x16385"]) == 2
+    assert "at most 16384 columns" in capsys.readouterr().err

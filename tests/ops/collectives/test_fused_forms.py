@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerNorm, normed outputs, gammas and residuals in float32, and heads, bit for bit by every algorithm."""
+
+from __future__ import annotations
+
+import pytest
+from collective_support import (
+    ALL_ALGOS,
+    PULL,
+    assert_bits,
+    garbage,
+    place,
+    private_array,
+    random_inputs,
+    ranks,
+    replicate,
+)
+from multimem_support import Arrays, exact_inputs
+
+import drvfuse as df
+from drvfuse import reference
+
+EVERYTHING = {"norm": "layer", "beta": "float32", "gamma": "float32", "normed": True}
+FORMS = {
+    "layer": EVERYTHING,
+    "residual": {"residual": "float32", "gamma": "float32", "normed": True},
+}
+
+
+def check(
+    group,
+    rng,
+    shape,
+    algo="auto",
+    *,
+    dtype="bfloat16",
+    gamma=None,
+    beta=None,
+    residual=None,
+    normed=False,
+    hosts=None,
+    xs=None,
+    **options,
+):
+    """Run the op and compare all results with the reference; gamma, beta and residual are dtypes."""
+    columns = options.get("head_columns") or shape[-1]
+    rows = (*shape[:-1], shape[-1] // columns) if "head_columns" in options else shape[:-1]
+    hosts = random_inputs(rng, group.size, shape, dtype) if hosts is None else hosts
+    weights = random_inputs(rng, 1, columns, gamma or dtype)[0]
+    shifts = random_inputs(rng, 1, columns, beta)[0] if beta else None
+    added = random_inputs(rng, 1, shape, residual)[0] if residual else None
+    kinds = {name: options.pop(name) for name in ("norm", "head_columns", "weight_offset") if name in options}
+    result = df.allreduce_rmsnorm_fp8(
+        group,
+        place(group, hosts) if xs is None else xs,
+        replicate(group, weights),
+        epsilon=1e-5,
+        betas=replicate(group, shifts) if beta else None,
+        residuals=replicate(group, added) if residual else None,
+        residual_outputs=garbage(group, shape, residual) if residual else None,
+        outputs=garbage(group, shape, "float8_e4m3fn"),
+        scales=garbage(group, rows, "float32"),
+        normed_outputs=(normed_outputs := garbage(group, shape, dtype)) if normed else None,
+        algo=algo,
+        **kinds,
+        **options,
+    )
+    group.synchronize()  # a wait that was given up may leave the right bits
+    kinds |= {"beta": shifts, "residual": added, "multimem": options.get("use_multimem", False), "nodes": group.nodes}
+    expected = reference.allreduce_rmsnorm_fp8(hosts, weights, 1e-5, **kinds)
+    what = f"{algo} {shape}"
+    assert_bits(result.output, expected.output, what)
+    assert_bits(result.scales, expected.scales, "scales of " + what)
+    if residual:
+        assert_bits(result.residual, expected.residual, "residual of " + what)
+    if normed:
+        unquantised = reference.allreduce_rmsnorm_fp8(hosts, weights, 1e-5, out_dtype=dtype, **kinds)
+        assert_bits(normed_outputs, unquantised.output, "normed rows of " + what)
+
+
+@pytest.mark.gpus(3)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_every_algorithm_in_few_and_many_rows_and_chunks(open_group, rng, algo, form):
+    group = open_group(3)
+    for rows in (1, 4, 17):
+        check(group, rng, (rows, 264), algo, **FORMS[form])
+    check(open_group(3, workspace_bytes=16384), rng, (29, 264), algo, **FORMS[form])
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
+def test_ragged_rows(open_group, rng, algo):
+    for rows in (1, 5):
+        check(open_group(2), rng, (rows, 61), algo, **EVERYTHING, weight_offset=1.0)
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize(("algo", "columns"), [("push_one_shot", 8192), ("one_stage", 16384)])
+def test_layer_norm_of_rows_that_several_blocks_or_packs_hold(open_group, rng, algo, columns):
+    check(open_group(2), rng, (3, columns), algo, norm="layer", beta="bfloat16")
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_heads_are_rows_of_their_own(open_group, rng, algo):
+    check(open_group(2), rng, (2, 3, 512), algo, head_columns=64)
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("algo", PULL)
+def test_inputs_that_peers_cannot_read(open_group, rng, algo):
+    group = open_group(2, workspace_bytes=16384)
+    hosts = random_inputs(rng, 2, (23, 264), "float16")
+    private = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
+    form = FORMS["layer" if algo == "one_stage" else "residual"]
+    check(group, rng, (23, 264), algo, dtype="float16", hosts=hosts, xs=[array for array, _ in private], **form)
+    group.synchronize()
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("where", ["staged", "direct"])
+def test_multicast_memory(rng, where, form):
+    with df.emu.Machine(devices=3, race=True) as machine:
+        for nbytes in (1 << 18, 16384):
+            with df.Group.local(3, driver=machine, max_blocks=4, workspace_bytes=nbytes) as group:
+                hosts = exact_inputs(rng, 3, (23, 264), "bfloat16")
+                xs = Arrays(group, hosts, where).inputs
+                check(group, rng, (23, 264), hosts=hosts, xs=xs, use_multimem=True, **FORMS[form])
+        assert not machine.reports
+
+
+@pytest.mark.emulated
+def test_several_nodes(rng):
+    with df.emu.Machine(devices=4, race=True) as machine:
+        for nbytes in (1 << 18, 16384):
+            with df.Group.local(4, driver=machine, nodes=2, max_blocks=4, workspace_bytes=nbytes) as group:
+                check(group, rng, (23, 264), **EVERYTHING)
+        assert not machine.reports
+
+
+@pytest.mark.parametrize("n", ranks(1))
+def test_calls_with_other_arrays_repeat_the_first(open_group, rng, n):
+    for _ in range(3):
+        check(open_group(n), rng, (4, 264), "one_stage", **EVERYTHING, residual="float32")
+
+
+def test_bad_input_is_named(open_group, refused):
+    group = open_group(1)
+    x, gamma = [group.ranks[0].zeros(shape, "float16") for shape in ((4, 24), 24)]
+
+    def call(**changes):
+        given = {"gammas": gamma, "epsilon": 1e-5, **changes}
+        return lambda: df.allreduce_rmsnorm_fp8(group, x, **given)
+
+    def zeros(shape, dtype):
+        return group.ranks[0].zeros(shape, dtype)
+
+    refused(call(norm="batch"), "norm", "'rms', 'layer'")
+    refused(call(betas=gamma), "betas", 'None, as norm is "rms"')
+    refused(call(norm="layer", betas=zeros(23, "float16")), "betas", "(24,)")
+    refused(call(norm="layer", betas=zeros(24, "float32")), "betas", "float16, as the inputs require")
+    refused(call(gammas=zeros(24, "bfloat16")), "gammas", "float16 or float32")
+    refused(call(residuals=zeros((4, 24), "bfloat16")), "residuals", "float16 or float32")
+    wide = zeros((4, 24), "float32")
+    refused(call(residuals=wide, residual_outputs=zeros((4, 24), "float16")), "residual_outputs", "float32")
+    refused(call(normed_outputs=wide), "normed_outputs", "float16")
+    refused(call(normed_outputs=x), "normed_outputs", "overlapping inputs")
+    refused(call(out_dtype="float16", normed_outputs=zeros((4, 24), "float16")), "normed_outputs", "quantised")
+    for heads in (0, 5, 48, 2.0, True):
+        refused(call(head_columns=heads), "head_columns")
+    refused(call(head_columns=12), "gammas", "(12,)")
+    refused(call(head_columns=12, gammas=zeros(12, "float16"), scales=zeros((4,), "float32")), "scales", "(4, 2)")
+    wider = zeros((1, 1 << 15), "float16")
+    refused(lambda: df.allreduce_rmsnorm_fp8(group, wider, gamma, epsilon=1.0), "inputs", "16384")
+    refused(lambda: df.allreduce_rmsnorm_fp8(group, wider, gamma, epsilon=1.0, head_columns=1 << 15), "head_columns")
