@@ -37,7 +37,6 @@ def plain(text: str) -> str:
     return re.sub(r"0x[0-9a-f]{5,}", "0x...", text).strip()
 
 
-@pytest.mark.emulated
 PAGES = {
     "algorithms": 1,
     "arrays": 1,
@@ -57,6 +56,7 @@ PAGES = {
 """Pages whose examples print something, and how many of them do."""
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name,outputs", PAGES.items(), ids=PAGES)
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()

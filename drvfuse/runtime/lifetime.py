@@ -14,6 +14,7 @@ allocation or synchronisation that happens outside `launch_group()` and while no
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
@@ -29,14 +30,19 @@ _open_groups: list[None] = []
 _holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 
+enter_launches: Callable[[], None] = functools.partial(_open_groups.append, None)
+leave_launches: Callable[[], None] = _open_groups.pop
+"""What `launch_group` does, for the path of every call, where a context manager written in Python takes 0.2 us."""
+
+
 class launch_group:
     """For the launches of all ranks of one collective: no queued free runs inside the block, on any thread."""
 
     def __enter__(self) -> None:
-        _open_groups.append(None)
+        enter_launches()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        _open_groups.pop()
+        leave_launches()
 
 
 def hold(owner: object) -> None:

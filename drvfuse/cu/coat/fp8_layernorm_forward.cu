@@ -16,6 +16,9 @@
 // teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
 // which is a product with the approximate reciprocal, as div.full computes it.
 // NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
+//
+// PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after it
+// (early_trigger) or after the last store.
 #include "coat/kernel.cuh"
 #include "coat/teams.cuh"
 #include "coat/tile.cuh"
@@ -116,9 +119,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     Team team;
     const float count = float(p.columns);
 
+    if constexpr (PARAMETERS) {
+        prefetch_weights(p.weight, 0, p.columns);
+        prefetch_weights(p.bias, 0, p.columns);
+    }
+    if (threadIdx.x == 0) found = 0;
     enter_stream(p);
     ScratchUse use(p.scratch, gridDim.x > 1);
-    if (threadIdx.x == 0) found = 0;
     __syncthreads();
 
     // Phase 1.

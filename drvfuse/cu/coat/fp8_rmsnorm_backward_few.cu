@@ -10,8 +10,8 @@
 // Order of dw: slot s adds the rows s, s + SLOTS, ... in turn (fma), strand i of WARPS adds the slots i, i + WARPS, ...
 // and the strands are added in turn; one rounding. c1 and dx as there. All operations are IEEE.
 //
-// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store. Plain
-// launch.
+// PDL: nothing is read before the wait, but L2 is asked for w; the trigger is right after it (early_trigger) or after the
+// last store. Plain launch.
 #include "coat/backward_dx.cuh"
 
 constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;
@@ -92,6 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH, rows = p.segment_rows, jump = gridDim.x * TEAMS;
 
+    if (WEIGHTED) prefetch_weights(p.weight, 0, p.columns);
     enter_stream(p);
     int at = team * gridDim.x + blockIdx.x;
     Row row;

@@ -13,6 +13,9 @@
 // Global bytes an element with groups of QB: read twice 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the
 // scale of its 16); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile and row
 // of lanes in phase 2.
+//
+// PDL: nothing in global memory is read before the wait, but L2 is asked for the weights; the trigger is right after it
+// (early_trigger) or after the last store.
 #include "coat/forward_meeting.cuh"
 
 // TC columns of four rows and the rows' scales; what does not exist is 0.
@@ -70,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         load_weight_pack(weights, p, lane_column());
     };
 
+    prefetch_weights(p.weight, 0, p.columns);
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);

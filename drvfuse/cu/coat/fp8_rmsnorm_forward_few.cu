@@ -27,8 +27,8 @@
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
 //
-// PDL: nothing in global memory is read before the wait; the trigger is right after it (early_trigger) or after the last
-// store.
+// PDL: nothing in global memory is read before the wait, but L2 is asked for the weights; the trigger is right after it
+// (early_trigger) or after the last store.
 #include "coat/forward.cuh"
 #include "common/cluster_exchange.cuh"
 
@@ -140,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
         exchange.init();
         exchange.expect_pairs(0, segments * BLOCK_ROWS);
     }
+    prefetch_weights(p.weight, first * SEGMENT, min((first + SEGMENTS) * SEGMENT, p.columns));
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
 

@@ -259,3 +259,52 @@ def test_bytes_of_rows_that_blocks_keep(rng, driver):
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)
     assert read <= counted.local_read <= read + 512 * plan.grid
     assert 2 * elements + 4 * rows <= counted.local_written <= 2 * elements + 4 * rows + 64 * plan.grid
+
+
+@pytest.fixture
+def holder(monkeypatch):
+    """A device of which each block has 64 rows, and 1024 of their columns in registers."""
+    with df.emu.Machine(devices=1, sm_count=2, race=True) as machine:
+        altered(monkeypatch, holds=True, resident_columns=512)
+        yield df.device(0, driver=machine)
+        assert not machine.reports
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    "shape,flag,QB,fp8,w",
+    [
+        ((128, 1536), False, 16, "float8_e4m3fn", "bfloat16"),
+        ((99, 1536), False, 16, "float8_e4m3fn", "bfloat16"),
+        ((2, 53, 1536), True, 128, "float8_e5m2", "float32"),
+    ],
+)
+def test_columns_that_registers_hold(holder, rng, shape, flag, QB, fp8, w):
+    values = case(rng, shape, QB, fp8, w)
+    plan = forward_plan(limits(holder), int(np.prod(shape[:-1])), shape[-1], QB)
+    assert (plan.block_rows, plan.parts, plan.groups + plan.longer) == (64, 1, 1)
+    x, s_x, weight, _ = place(holder, values)
+    check_forward(
+        holder, values, df.coat.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5, flag), QB, transpose_output_2d=flag
+    )
+
+
+@pytest.mark.emulated
+def test_special_values_in_columns_that_registers_hold(holder, rng):
+    """A NaN in x, one in w, and a maximum that an estimate does not decide."""
+    for change in ("x", "w", "huge w"):
+        values = case(rng, (99, 1536))
+        if change == "x":
+            values.x[70, 900] = np.nan
+        else:
+            values.w[700] = np.nan if change == "w" else 2.0**40
+        x, s_x, w, _ = place(holder, values)
+        check_forward(holder, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8192, 8000, 7999])
+def test_all_of_x_on_the_chip(device, rng, rows):
+    values = case(rng, (rows, 4096))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
