@@ -109,8 +109,8 @@ class Barrier(Structure):
     "u32 kind[4], registers[4]",  # for A, B, C and D: the MatrixKind, and the registers per lane
 )
 class Product(Structure):
-    """A matrix product. Behind it are tables for A, B, C and D: for each element of each register of each lane its 16-bit
-    place in the matrix. Places in A, C and D count by rows, those in B by columns.
+    """A matrix product. Behind it are tables for A, B, C and D: for each element of each register of each lane its
+    16-bit place in the matrix. Places in A, C and D count by rows, those in B by columns.
     """
 
 
