@@ -41,6 +41,7 @@ PAGES = {
     "algorithms": 1,
     "arrays": 1,
     "checking": 4,
+    "collectives": 3,
     "embedding": 1,
     "emulated-graphs": 1,
     "findings": 30,

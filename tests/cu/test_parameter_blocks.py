@@ -40,7 +40,7 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
-from drvfuse.ops.collectives.move_kernels import Move, Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
 from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.collectives.scatter_kernels import (
     FusedScatterParams,
@@ -175,7 +175,6 @@ BLOCKS = [
         "FusedScatterPushParams",
         _FUSED | _PUSH,
     ),
-    Block(Move, "collectives/moves.cuh", "Move", _MOVES),
     Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
     Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
     Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
