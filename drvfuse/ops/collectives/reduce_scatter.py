@@ -96,7 +96,8 @@ def reduce_scatter(
         pairs = in_place(sources, targets, starts)
         used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
         operands.no_overlap(used, targets, pairs)
-    algos = algorithms(group, algo)
+    received = (group.size - 1) * parts.largest * plans.PACK_BYTES
+    algos = algorithms(group, algo, received, sources)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shapes, dtype, queues)
 
