@@ -126,8 +126,16 @@ class FusedCall:
             total += traffic.adding_residual(name, ranks, elements * self.residual_dtype.itemsize) + written
         else:
             total += traffic.writing_results(name, ranks, result)
+            if name == "push_two_shot":
+                total += traffic.sending_words(ranks, self.rows * self._padding())
         joined = self.group.link
         return total if joined is None else traffic.of_nodes(self.group.nodes, total, elements, joined.places)
+
+    def _padding(self) -> int:
+        """By how much a row of results and its scales grow when they are sent in whole packs and words."""
+        sent = self._kernel().work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
+        own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
+        return sent - own + self.scale_bytes // self.scales_dtype.itemsize * 4 - self.scale_bytes
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
         inputs = [of_rank.input for of_rank in arrays]
