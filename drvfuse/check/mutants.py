@@ -397,6 +397,13 @@ _ALL = (
         (*WRONG, *HANGS),
     ),
     Mutant(
+        "codes-without-marks",
+        "eight FP4 codes of -6, whose word means that nothing is there yet, are sent as they are",
+        "push protocols for data that may hold the word of an empty slot",
+        partial(near_push_rows, shape=(9, 512), form="nvfp4", timeout=0.002),
+        HANGS,
+    ),
+    Mutant(
         "epoch-by-one-thread",
         "one thread advances the epoch, and warps that have not read it yet take the other half of the slots",
         "prototypes of push protocols, which hung",
