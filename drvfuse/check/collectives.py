@@ -19,11 +19,14 @@ from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
 from ..dtypes import DType
+from ..ops.call.epilogue import Epilogue, float32
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_many import allreduce_many
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.epilogue import Epilogue, float32
+from ..ops.collectives.reduce_scatter import reduce_scatter
+from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
@@ -72,9 +75,10 @@ class Calls:
             inputs = _multicast(group, shape, dtype)
         shared = inputs if in_place else _multicast(group, shape, dtype) if multicast == BOTH else None
         vectors = [rank.array(first.vector) for rank in group]
-        residuals = None
+        residuals: list[Array] | None = None
         if first.residual is not None:
-            residuals = [rank.empty(shape, dtypes.get(first.residual.dtype)) for rank in group]
+            kind = dtypes.get(first.residual.dtype)
+            residuals = [rank.empty(problems[0].own(first.residual, rank.index).shape, kind) for rank in group]
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
         options["use_multimem"] = problems[0].multimem
         if problems[0].epilogue:
@@ -88,11 +92,17 @@ class Calls:
             if problem.form == "nvfp4":
                 kinds[0] = dtypes.get(dtypes.FP4)
             outputs = [
-                [rank.empty(array.shape, kind) for rank in group]
+                [rank.empty(problem.own(array, rank.index).shape, kind) for rank in group]
                 for array, kind in zip(solution.outputs, kinds, strict=True)
             ]
             call: Prepared[Any]
-            if problem.op == "allreduce":
+            if problem.op == "reduce_scatter":
+                options.pop("use_multimem", None)
+                call = reduce_scatter.prepare(group, inputs, outputs[0], splits=problem.splits, **options)
+            elif problem.op == "allreduce_many":
+                options.pop("use_multimem", None)
+                call = allreduce_many.prepare(group, _cut(inputs), _cut(outputs[0]), **options)
+            elif problem.op == "allreduce":
                 call = allreduce.prepare(group, inputs, shared or outputs[0], **options)
                 if shared:
                     self._after[number] = [self._copying(*pair) for pair in zip(shared, outputs[0], strict=True)]
@@ -101,12 +111,17 @@ class Calls:
                 if residuals is not None and solution.residual is not None:
                     options |= {"residuals": residuals, "residual_outputs": outputs[2]}
                     for rank, launches, target in zip(group, produce, residuals, strict=True):
-                        launches.append(self._copying(rank.array(solution.residual), target))
+                        launches.append(self._copying(rank.array(problem.own(solution.residual, rank.index)), target))
                 if problem.form == "layer":
                     options |= {"norm": "layer", "betas": vectors, "normed_outputs": outputs[-1]}
                 elif problem.form:
                     options["quantisation"] = QUANTISATIONS[problem.form]
-                call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                if problem.op == "allreduce_rmsnorm_fp8":
+                    call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                else:
+                    options.pop("use_multimem", None)
+                    options["splits"] = problem.splits
+                    call = reduce_scatter_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
             self._produce.append(produce)
             self._calls.append(call)
             self.outputs.append(outputs)
@@ -142,7 +157,13 @@ class Calls:
             for which, expected in zip(outputs, solved(problem).outputs, strict=True):
                 for rank, array in enumerate(which):
                     what = f"{problem.op} {call.algo} {problem.shape} {problem.dtype}, call {problem.number}"
-                    self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), expected)
+                    own = problem.own(expected, rank)
+                    self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), own)
+
+
+def _cut(arrays: Sequence[Array]) -> list[list[Array]]:
+    """The rows of each array as three tensors."""
+    return [[array[:1], array[1:4], array[4:]] for array in arrays]
 
 
 def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:
@@ -188,7 +209,7 @@ def repeated(
         multicast = run.choice(("", INPUTS, BOTH)) if multicast is None else multicast
         private = False
     private = not naive and (run.chance(0.3) if private is None else private)
-    residual = op != "allreduce" and (run.chance() if residual is None else residual)
+    residual = "rmsnorm" in op and (run.chance() if residual is None else residual)
     tight = run.chance(0.3) if tight is None else tight
     graph = run.chance(0.25) if graph is None else graph
     pdl = run.choice(PDL) if pdl is None else pdl

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .. import dtypes, reference
 from ..plans.quantisation import Quantisation
+from ..plans.scatter import split_rows
 
 Host = npt.NDArray[Any]
 
@@ -27,7 +28,8 @@ class Problem:
     """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed.
 
     With `multimem` the sums of its inputs are exact in any order. `form` is "" or one of FORMS; the codes of "nvfp4"
-    are 6 and -6 alone, in blocks of eight, of which those of -6 are words of 0xFFFFFFFF.
+    are 6 and -6 alone, in blocks of eight, of which those of -6 are words of 0xFFFFFFFF. `splits` are the rows of each
+    rank, of an op that leaves rows to their owners.
     """
 
     op: str
@@ -40,11 +42,24 @@ class Problem:
     multimem: bool = False
     nodes: int = 1
     form: str = ""
+    splits: tuple[int, ...] | None = None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the results are sums, and not rows that are normalised."""
+        return "rmsnorm" not in self.op
+
+    def own(self, result: Host, rank: int) -> Host:
+        """What a rank gets of a result of all rows."""
+        if not self.op.startswith("reduce_scatter"):
+            return result
+        rows = self.splits or split_rows(self.shape[0], self.ranks)
+        return result[sum(rows[:rank]) : sum(rows[: rank + 1])]
 
 
 class Solution(NamedTuple):
     """`hosts`: one input per rank. `vector`: gamma, beta or the epilogue's bias, the same for all problems of a shape.
-    `outputs`: what every rank must get; of the form "layer" the normed rows come last."""
+    `outputs`: the results of all rows (`Problem.own`); of the form "layer" the normed rows come last."""
 
     hosts: list[Host]
     vector: Host
@@ -71,7 +86,7 @@ def solved(problem: Problem) -> Solution:
         hosts = [(signs * (1 + rank)).astype(np.float32).astype(element) for rank in range(problem.ranks)]
     vector = values(np.random.default_rng(problem.shape), problem.shape[1])
     order: dict[str, Any] = {"multimem": problem.multimem, "nodes": problem.nodes}
-    if problem.op == "allreduce":
+    if problem.reduces:
         added = vector.astype(np.float32)
         after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
         return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, **order)])

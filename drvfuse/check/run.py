@@ -41,11 +41,11 @@ class Finding:
 class Run:
     """What a case gets: `seed`, `random` numbers that depend on the case and the seed, and `findings` to add to.
 
-    `race` is the detector's profile, "hardware" or "strict". Odd seeds start dependent launches as early as they may;
-    of every eight seeds two delay stores.
+    `race` is the detector's profile, "hardware" or "strict", or False for none. Odd seeds start dependent launches as
+    early as they may; of every eight seeds two delay stores.
     """
 
-    def __init__(self, name: str, seed: int, race: str = "hardware") -> None:
+    def __init__(self, name: str, seed: int, race: bool | str = "hardware") -> None:
         self.seed, self.race = seed, race
         self.random = np.random.default_rng([seed, *name.encode()])
         self.findings: list[Finding] = []
@@ -123,7 +123,7 @@ _images: dict[str, Any] = {}  # translated modules, which all machines of this p
 Case = Callable[[Run], None]
 
 
-def explore(name: str, case: Case, seed: int, race: str = "hardware") -> list[Finding]:
+def explore(name: str, case: Case, seed: int, race: bool | str = "hardware") -> list[Finding]:
     """What `case` finds under `seed`; the same each time."""
     run = Run(name, seed, race)
     try:

@@ -34,7 +34,9 @@ OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 
 @dataclass
 class Check:
-    """One collective by one algorithm: what differed from numpy, bytes moved by all ranks, and its time if measured."""
+    """One collective by one algorithm: how many elements differ from numpy, the bytes moved by all ranks, and its time
+    if measured.
+    """
 
     op: str
     algo: str
@@ -199,7 +201,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence takes from the rest
+        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence has groups of its own, in the rest
         with (
             Group.local(gpus, driver=driver, max_blocks=blocks) as group,
             progress("compiling and running kernels", show=not arguments.json),

@@ -167,7 +167,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Description:
-    """What a capsule, or an array interface, says. `strides` count elements; None means C-contiguous."""
+    """The description of an array in a capsule or array interface. `strides` count elements; None is C-contiguous."""
 
     ptr: int
     shape: tuple[int, ...]
@@ -186,7 +186,7 @@ class Description:
 
 
 def read(capsule: Any) -> Description:
-    """Description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
+    """The description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
     for versioned, name in _NAMES.items():
         if _is_valid(capsule, name):
             kind: Any = _ManagedVersioned if versioned else _Managed

@@ -10,13 +10,14 @@
 
 namespace ptx {
 
-// ld.global.u16
+// ld.global.u8
 __device__ __forceinline__ u32 load_u8(const void* from) {
     u32 value;
     asm volatile("ld.global.u8 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
     return value;
 }
 
+// ld.global.u16
 __device__ __forceinline__ u16 load_u16(const void* from) {
     u16 value;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");

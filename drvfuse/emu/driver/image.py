@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of code: PTX, alone or in a fat binary; what is refused, and the buffers that are told why."""
+"""Images of code: PTX, alone or in a fat binary; what is refused, and the buffers for error logs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _target(ptx: bytes) -> str:
 
 
 def _needs(ptx: bytes) -> tuple[int, int]:
-    """What a PTX text asks of a device: its capability as one number, and whether for no other."""
+    """The compute capability that a PTX text needs, as one number, and whether it runs on no other."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 
@@ -103,8 +103,8 @@ def file_content(name: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def errors_told(*logs: ErrorLog | None) -> Iterator[None]:
-    """What a call fails with inside this is written to the first buffer of errors that there is."""
+def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
+    """Write the failure of a call inside the block to the first of the buffers for errors that was given."""
     try:
         yield
     except Failure as failure:

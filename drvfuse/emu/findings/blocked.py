@@ -30,7 +30,9 @@ _WAITS = (
 
 @dataclass(frozen=True)
 class Blocked:
-    """A thread that waits. `address` and `seen` are those of the word it polls; `mbarrier` is what is pending there."""
+    """A thread that waits. `address` and `seen` are those of the word that it polls; `mbarrier` describes an mbarrier
+    there.
+    """
 
     block: Index
     thread: Index
@@ -43,13 +45,13 @@ class Blocked:
 
 
 def blocked(launch: structs.Launch, identity: Identity, window: Window, undecided: int = 0) -> list[Blocked]:
-    """What each live thread of a launch waits for. `undecided`: after so many polls registers still changed, which is
-    why it is not certain that the threads that poll wait for ever.
+    """All live threads of a launch, and what each waits for. `undecided` is the number of polls after which registers
+    still changed, so that it is not certain that these threads wait for ever.
     """
     found = []
     for block in resident(launch):
         for field, text, t in _waiting(launch, block):
-            status, address, seen, told = text, None, None, None
+            status, address, seen, mbarrier = text, None, None, None
             if field == "barrier":
                 status = f"at barrier {t.op_a}"
             elif field == "cluster":
@@ -64,9 +66,9 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
                 nbytes = min(int(t.op_size), 16)
                 if window.contains(address, nbytes):
                     seen = int.from_bytes(bytes(window.view(address, nbytes)), "little")
-                    told = mbarriers.told(identity.sites[_polled_by(block, t)].opcode, seen)
+                    mbarrier = mbarriers.describe(identity.sites[_polled_by(block, t)].opcode, seen)
             status += identity.callers(t.site)
-            item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, told)
+            item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, mbarrier)
             found.append(((block.index, t.linear), item))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
 

@@ -13,7 +13,7 @@ from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
-_PLACES = 3  # that a hint names
+_PLACES = 3  # how many lines a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 
@@ -36,7 +36,7 @@ class Lent:
         return f"the {self.owner}'s {self.nbytes} bytes of {self.what}"
 
     def holding(self, address: int) -> str | None:
-        """Where in a piece an address lies, if in one."""
+        """The place of an address inside a piece, in words; None if it is in none."""
         number, at = divmod(address - self.first, max(self.stride, 1))
         if not 0 <= number < self.count or at >= self.nbytes:
             return None
@@ -83,7 +83,7 @@ class Record:
 
     @property
     def reaches_cluster(self) -> bool:
-        """May the instruction access the shared memory of other blocks?"""
+        """Whether the instruction may access the shared memory of other blocks."""
         return self.launch.cluster_size > 1 and self.flags >> SPACE_SHIFT & 0xF != Space.SHARED
 
     @property
@@ -94,7 +94,7 @@ class Record:
 
     @property
     def where(self) -> str:
-        """What the address lies in or near."""
+        """The memory that the address lies in or near, in words."""
         text = self.window.nearest(self.addr)
         if self.space is Kind.DEVICE:
             return text
@@ -102,13 +102,15 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            if found is not None and found.kind is lent.kind and lent.nbytes:  # what was meant is not certain
+            if found is not None and found.kind is lent.kind and lent.nbytes:  # the meant memory is uncertain
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text
 
     @property
     def shared_writers(self) -> list[str]:
-        """Where the launch has written shared memory so far, or, if nowhere yet, where its kernel does: some places."""
+        """Some source lines at which the launch has written shared memory so far or, if there are none, at which its
+        kernel does.
+        """
         launch, sites = self.launch, self.identity.sites
         stores = [n for n, s in enumerate(sites) if s.opcode.split(".")[0] in ("st", "atom", "red")]
         rows = (structs.Site * len(sites)).from_address(launch.sites) if launch.sites else ()
@@ -126,17 +128,17 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """Where the other ones are: `flags` is their site."""
+        """The line at which the other threads are: `flags` is their site."""
         return self.identity.place(self.flags)[1]
 
     @property
     def joining(self) -> int | str:
-        """How many threads this one takes part in a barrier of."""
+        """The number of threads of the barrier that this thread takes part in."""
         return self.value or "all"
 
     @property
     def others(self) -> int | str:
-        """How many threads the barrier is of at which others wait."""
+        """The number of threads of the barrier at which other threads wait."""
         return self.flags or "all"
 
     @property
@@ -155,7 +157,7 @@ class Record:
 
     @property
     def assertion(self) -> str:
-        """What a thread has asserted; `value` is where its frame is."""
+        """The assertion that failed; `value` is the address of the thread's frame."""
         t = structs.Thread.from_address(self.value)
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a timeline: events that say the same are one row, and rows that repeat one another stand there once."""
+"""The rows of a timeline: equal events share a row, and repeated rows are shown once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
     the same, as long as nobody does anything but load.
     """
     groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # the value that each load saw, and its row
     for e in events:
         if e.kind == "load":
             word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
@@ -92,7 +92,7 @@ def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
 
 
 def _key(members: Sequence[Event]) -> tuple[Any, ...]:
-    """What two rows have in common that say the same, but for the time and who came last to a barrier."""
+    """The part of a row by which repetitions are recognised: all but the time and who came last to a barrier."""
     e = members[0]
     who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
     number = e.value if e.kind == "barrier" else 0

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .work import Op
 
 EngineModule = loader.NativeModule
-_IDENTITIES = 1 << 16  # of operations that are remembered
-_RESUMES = 20_000  # of a run that ends after a number of them
+_IDENTITIES = 1 << 16  # how many operations are remembered
+_RESUMES = 20_000  # length of a run that is bounded by resumes and not by time
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
 
@@ -94,7 +94,7 @@ class Engine:
 
     @functools.cached_property
     def copies(self) -> np.ndarray:
-        """Where the native runtime keeps asynchronous copies that are pending, of all launches."""
+        """The native table of pending asynchronous copies, of all launches."""
         return _zeroed(loader.runtime().function("rt_copy_bytes", ctypes.c_uint64)())
 
     @property
@@ -106,7 +106,7 @@ class Engine:
         return int(self._state.event_count)
 
     def history(self, until: int | None = None) -> np.ndarray:
-        """The last events that are kept, oldest first, up to `until` of all."""
+        """The events in the ring, oldest first, without those after the `until`th."""
         return events.recent(self._events, self.event_count, until)
 
     @property
@@ -115,7 +115,7 @@ class Engine:
         return int(self._state.loop_limit) if self._state.undecided else 0
 
     def notices(self) -> list[Report]:
-        """What was found wrong since the last call and has ended nothing; a place may come again."""
+        """The notices since the last call: findings that have ended no launch. A place may appear again."""
         state = self._state
         taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
         state.notices = 0
@@ -127,7 +127,7 @@ class Engine:
         return loader.load(ptx)
 
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
-        """Remember what an operation is, for reports; the last ones."""
+        """Remember what an operation is, for reports. Only the last operations are kept."""
         if launch is None:
             context = op.command.context
             title = op.command.title
@@ -140,7 +140,7 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """What the threads of a launch that has ended, or is stopped, knew: a reference to a clock."""
+        """The knowledge of the threads of a launch that has ended or is stopped: a reference to a clock."""
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
         for reference in (launch.start, launch.primary):
@@ -160,7 +160,7 @@ class Engine:
         self.idle = self._native(self._run, live, budget, then=(0,)) == RunEnd.IDLE
 
     def count_resumes(self) -> None:
-        """From now on."""
+        """Let `run` end after a number of resumes, and not after some time, from now on."""
         self._state.counted = 1
 
     def advance_clock(self) -> bool:
@@ -371,7 +371,7 @@ class EngineLaunch:
 
     @property
     def done(self) -> bool:
-        """True when every block has run to its end."""
+        """True when every block has ended."""
         return bool(self._struct.state == LaunchState.DONE)
 
     @property
@@ -388,14 +388,14 @@ class EngineLaunch:
         self._struct.gdc_open = int(value)
 
     def primary_ended(self, primary: Op) -> None:
-        """griddepcontrol.wait passes from now on."""
+        """The primary has ended: griddepcontrol.wait passes from now on."""
         if self.engine.detector is not None:
             self._struct.primary = self.engine.detector.share(primary.known)
         self.gdc_open = True
 
     @property
     def counters(self) -> Counters:
-        """What it has asked of memory so far."""
+        """The counts of memory accesses so far."""
         if self._counters is not None:
             return self._counters
         s = self._struct
@@ -420,8 +420,8 @@ class EngineLaunch:
         return int(self._struct.finished)
 
     def allow(self, resident: int) -> None:
-        """At most this many blocks are resident from now on (rounded down to whole clusters). May only grow, after the
-        first call, which comes before the launch is first run.
+        """Set how many blocks may be resident (rounded down to whole clusters). The first call comes before the launch
+        is first run; later ones may only raise the number.
         """
         s = self._struct
         groups = min(resident // s.cluster_size, len(self._groups))
@@ -439,13 +439,13 @@ class EngineLaunch:
         return blocked.blocked(self._struct, self.identity, self.engine.window, self.engine.undecided)
 
     def abandon(self) -> None:
-        """Stop here: nothing of it runs again."""
+        """Stop the launch: none of its threads runs again."""
         if self.running:
             self._struct.state = LaunchState.FAULTED
             self.settle()
 
     def settle(self) -> None:
-        """It has ended: keep what there is to tell, give back its memory."""
+        """The launch has ended: keep its counts and clock, and give its memory back."""
         if self._counters is None:
             if self.engine._end_delay is not None:
                 self.engine._end_delay(ctypes.addressof(self.engine._state), self.address)
@@ -463,7 +463,7 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """How the counters of a launch on this device class an owner."""
+    """The class in which the counters of a launch on this device count each owner of memory."""
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE
     classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = MemoryOf.HOST, MemoryOf.SHARED

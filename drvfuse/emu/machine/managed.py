@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program says about its use of managed memory. It moves nothing here; it is kept, and told again."""
+"""Advice on managed memory. It moves nothing here: it is kept, and returned to queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Place(NamedTuple):
-    """Where memory is: the CUmemLocationType and the number of a device or of a NUMA node."""
+    """A location of memory: the CUmemLocationType and the number of a device or of a NUMA node."""
 
     kind: int
     number: int
@@ -23,7 +23,7 @@ class Piecewise(Generic[Value]):
         self._starts, self._values = [0], [value]
 
     def set(self, start: int, end: int, value: Value) -> None:
-        """From byte `start` to byte `end`, exclusively."""
+        """Set the value from byte `start` up to byte `end`, which is excluded."""
         for at in (start, end):
             i = bisect.bisect_right(self._starts, at) - 1
             if self._starts[i] != at:
@@ -40,7 +40,7 @@ class Piecewise(Generic[Value]):
 
 
 class Advice:
-    """Of one allocation, by byte: the advice of cuMemAdvise, and where cuMemPrefetchAsync was last told to bring it.
+    """The advice of cuMemAdvise on each byte of an allocation, and the last target of cuMemPrefetchAsync.
 
     attach  the CUmemAttach_flags, of which none restricts an access here
     """

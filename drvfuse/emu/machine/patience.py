@@ -29,11 +29,11 @@ MOMENT_S = 0.02
 
 
 class Patience:
-    """Of one call, of `process`."""
+    """The patience of one call of `process`."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine
-        self._queued, self._since = -1, 0.0  # when nothing could move for the first time after so much had been queued
+        self._queued, self._since = -1, 0.0  # since when nothing could move, and how much had been queued by then
 
     def wait(self) -> bool:
         """Wait a moment, in which others may come in; False if nobody is left to wait for."""
@@ -52,7 +52,7 @@ class Patience:
         return now >= self._since + GRACE_S and now >= self._since + self._host_wait()
 
     def _host_wait(self) -> float:
-        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
+        """The seconds that another thread has to write host memory that a kernel polls; 0 if none polls any."""
         machine = self._machine
         found = [machine.window.find(address) for address in machine.progress.polled()]
         return machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0

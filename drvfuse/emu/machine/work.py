@@ -29,9 +29,9 @@ Dim = tuple[int, int, int]
 
 
 class Op(Ordered):
-    """One queued command, the machine's `number`th. `primary` is the kernel in front of it that it may overlap
-    (programmatic launch); `call` is the driver function that queued it; `allocations` tells what the addresses of the
-    command meant when it was queued (`MachineMemory.identify`).
+    """One queued command, the `number`th of its machine. `primary` is the kernel in front of it that it may overlap
+    (programmatic launch); `call` is the driver function that queued it; `allocations` are those that the addresses of
+    the command meant when it was queued (`ProcessMemory.identify`).
     """
 
     __slots__ = (
@@ -62,14 +62,14 @@ class Op(Ordered):
         self.launch: Any = None
         self.room = 0
         self.time = 0
-        self.at = 0  # how many of its values were written or found
+        self.at = 0  # how many of its writes and waits for values are done
 
     def __lt__(self, other: Op) -> bool:
         return self.order < other.order
 
 
 class Access(NamedTuple):
-    """What a copy or a fill does to a range."""
+    """A read or a write of a range by a copy or a fill."""
 
     address: int
     nbytes: int
@@ -78,17 +78,19 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """Does nothing by itself: a marker or a join. `context` decides whether it still runs after a fault."""
+    """A command. This base class does nothing, as a marker or a join does. `context` decides whether it still runs
+    after a fault.
+    """
 
     context: Context
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return type(self).__name__.lower()
 
     def run(self, machine: Machine) -> None:
-        """Do it; everything but a kernel and a host function is done at once."""
+        """Execute the command at once. Kernels and host functions are executed elsewhere."""
 
     def accesses(self) -> tuple[Access, ...]:
         """Ranges that hold all memory that `run` reads and writes."""
@@ -122,8 +124,8 @@ class Copy(Command):
 
 
 class End(NamedTuple):
-    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said
-    of it, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """One end of a copy of rows: its first byte, and the distances of rows and layers. `given` are the fields of the
+    call, by the names of CUDA_MEMCPY3D without "src" or "dst".
     """
 
     address: int
@@ -132,11 +134,11 @@ class End(NamedTuple):
     given: Mapping[str, Any]
 
     def rows(self, height: int, depth: int) -> Iterator[int]:
-        """Where the rows of so many layers begin."""
+        """The addresses at which the rows of this many layers begin."""
         return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
     def span(self, width: int, height: int, depth: int) -> int:
-        """Bytes from the first to the last one of so many rows."""
+        """The bytes from the first byte to the last byte of this many rows."""
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width
 
 
@@ -227,7 +229,7 @@ class Release(Command):
 
 @dataclass(frozen=True, eq=False)
 class Leave(Command):
-    """Use another process's memory no more."""
+    """End the use of another process's memory."""
 
     view: Allocation
 
@@ -263,7 +265,7 @@ class HostCall(Command):
 
 @dataclass(frozen=True, eq=False)
 class Callback(HostCall):
-    """A host function that is told the stream, and what went wrong before it: it runs after a fault too."""
+    """A host function that is given the stream and its error (cuStreamAddCallback). It runs after a fault too."""
 
     stream: int = 0
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class ErrorLogs:
-    """Those of calls, which are known while the call is under way, and those of links, until they are destroyed."""
+    """The error buffers of calls, during the call, and those of links, until they are destroyed."""
 
     def __init__(self) -> None:
         self._links: dict[int, ErrorLog] = {}
 
     def failed(self, call: Call, refusal: Report | None) -> None:
-        """Write what the machine says of a call that failed."""
+        """Write the machine's report on a failed call into the buffer."""
         log = _named(call)
         if log is None and "state" in (p.name for p in call.signature.given):
             log = self._links.get(call.value("state"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How copies of rows and of batches travel: with the host memory of theirs that the machine does not know."""
+"""Copies of rows and of batches in messages, together with host memory that the machine does not know."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Side(NamedTuple):
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width if all(self.shape) else 0
 
     def rows(self) -> Iterator[int]:
-        """Where rows begin, from the first byte on."""
+        """The offsets of the rows from the first byte."""
         _, height, depth = self.shape
         return (z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
@@ -61,7 +61,7 @@ def side_of(p: Any, end: str) -> Side:
 
 
 def _operand(p: Any, end: str) -> Side:
-    """Of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
+    """One end of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
     operand, extent = getattr(p, end), p.extent
     at, shape = operand.op.ptr, (extent.width, extent.height, extent.depth)
     pitch = at.rowLength or extent.width
@@ -97,7 +97,7 @@ def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
 
 
 def _take(p: Any, sides: tuple[Side, Side], incoming: Incoming, run: Run) -> bytes:
-    """What `_put` has written behind the structure, which then names memory of the machine's end."""
+    """The structure that `_put` has written, which then names memory of the machine's end."""
     rows, lent = incoming.view(), incoming.word()
     here = None if rows is None else run.memory(rows), None if lent == NONE else run.lend(lent)
     for side, address in zip(sides, here, strict=True):
@@ -143,7 +143,7 @@ class RowsArray(StructArray):
 
 
 def _scatter(target: Side) -> Callable[[Any], None]:
-    """What lies between the rows is not the copy's to write."""
+    """Write the rows, and not the bytes between them, which the copy must leave alone."""
 
     def store(content: Any) -> None:
         width = target.shape[0]

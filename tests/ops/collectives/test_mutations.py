@@ -58,18 +58,17 @@ MUTATIONS: dict[str, Mutation] = {
     "abort is read at entry": ("abort-not-read-at-entry", ONE_TIMEOUT),
     "abort reaches the peers": ("abort-of-own-rank-only", ONE_TIMEOUT),
 }
-for _op in scenarios.OPS:
-    for _algo in (*kernels.ALGOS, *(name for form, name in NAMES.items() if _op == "allreduce" or form == "two_stage")):
-        _start = partial(scenarios.dependent_starts_at_once_if_it_may, _op, _algo)
-        _end = partial(scenarios.dependent_starts_before_the_end, _op, _algo, PDLLevel.ON)
-        MUTATIONS |= {
-            f"{_op} {_algo}: trigger at entry": (
-                "no-trigger-at-entry",
-                partial(_start, PDLLevel.OVERLAP_AT_BEGINNING),
-            ),
-            f"{_op} {_algo}: no trigger at entry": ("trigger-always-at-entry", partial(_start, PDLLevel.ON)),
-            f"{_op} {_algo}: trigger at the end": ("no-trigger-at-end", _end),
-        }
+KERNELS = [
+    (op, algo)
+    for op in scenarios.OPS
+    for algo in (*kernels.ALGOS, *(name for form, name in NAMES.items() if op == "allreduce" or form == "two_stage"))
+]
+for _op, _algo in KERNELS:
+    _start = partial(scenarios.dependent_starts_at_once_if_it_may, _op, _algo)
+    MUTATIONS |= {
+        f"{_op} {_algo}: trigger at entry": ("no-trigger-at-entry", partial(_start, PDLLevel.OVERLAP_AT_BEGINNING)),
+        f"{_op} {_algo}: no trigger at entry": ("trigger-always-at-entry", partial(_start, PDLLevel.ON)),
+    }
 MUTATIONS |= {
     "arrays are freed after the call": (
         Substitution(order, "mark_used", nothing),
@@ -86,3 +85,11 @@ def test_mutation_is_noticed(name):
     planted = fault.made() if isinstance(fault, Substitution) else faults.in_kernels(fault)
     with planted, pytest.raises(AssertionError):
         scenario()
+
+
+@pytest.mark.parametrize(("op", "algo"), KERNELS)
+def test_a_missing_trigger_at_the_end_is_noticed(op, algo):
+    """Under the schedules up to the first one that lets the dependent of a right kernel start before the end."""
+    seeds = scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON)
+    with faults.in_kernels("no-trigger-at-end"), pytest.raises(AssertionError, match="the dependent never starts"):
+        scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON, seeds)

@@ -72,7 +72,7 @@ def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
     """Of two shots a rank may wait for results of one that waits for the missing one itself: that is not named."""
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
-        call, check = prepared(group, op, random_inputs(rng, 3, (7, 264), "bfloat16"), algo)
+        call, check = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), algo)
     for rank in range(3):
         if rank != missing:
             call.launch(rank=rank)
@@ -111,7 +111,7 @@ def test_of_three_ranks_the_one_that_sleeps_is_named(new_group, rng, driver, op,
     """Others wait for results of ranks that wait for its inputs, and must not be the first to give up."""
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
-        call, check = prepared(group, op, random_inputs(rng, 3, (7, 264), "bfloat16"), "push_two_shot")
+        call, check = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), "push_two_shot")
     if driver == "cuda":
         fill_late(group, group[sleeper].empty(8, "bfloat16"), 0, ns=300_000_000)(group[sleeper].stream)
         call.launch()
@@ -257,7 +257,7 @@ def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, alg
 @pytest.mark.parametrize("algo", PUSH)
 def test_calls_after_the_timeout_end_at_once(new_group, rng, algo, op):
     group = new_group(3)
-    call, _ = prepared(group, op, random_inputs(rng, 3, (7, 264), "bfloat16"), algo)
+    call, _ = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), algo)
     for _ in range(4):
         call.launch(rank=0)
         call.launch(rank=1)

@@ -215,7 +215,7 @@ def mask(op: Opcode) -> Action:
 
 
 def _picks(mode: str, i: int) -> int:
-    """The selector that a mode of prmt stands for with a number from 0 to 3."""
+    """The byte selector of a mode of prmt for a number from 0 to 3."""
     picks = {
         "f4e": [i, i + 1, i + 2, i + 3],
         "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],
@@ -240,7 +240,7 @@ def prmt(op: Opcode) -> Action:
         selector = "" if isinstance(c, Imm) else g.word(c, 32)
         if mode and isinstance(c, Imm):
             c = Imm(_picks(mode, c.value & 3), "int")
-        elif mode:  # one of four selectors
+        elif mode:  # the selector is chosen by two bits of the third operand
             which = g.op(f"and i32 {selector}, 3")
             shift = g.op(f"zext i32 {g.op(f'shl i32 {which}, 4')} to i64")
             table = sum(_picks(mode, i) << 16 * i for i in range(4))
