@@ -17,8 +17,15 @@ from .ops.call.epilogue import float32 as float32
 from .ops.call.epilogue import int32 as int32
 from .ops.call.options import PDLLevel as PDLLevel
 from .ops.call.scratch import check_device as check_device
+from .ops.collectives.all_gather import Gathered as Gathered
+from .ops.collectives.all_gather import all_gather as all_gather
+from .ops.collectives.all_to_all import all_to_all as all_to_all
 from .ops.collectives.allreduce import allreduce as allreduce
+from .ops.collectives.allreduce_many import allreduce_many as allreduce_many
 from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
+from .ops.collectives.broadcast import broadcast as broadcast
+from .ops.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+from .ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
 from .ops.norm.rmsnorm_fp8 import rmsnorm_fp8 as rmsnorm_fp8
 from .plans.quantisation import Quantisation as Quantisation

@@ -98,6 +98,19 @@ def _add_benchmarks(benchmarks: Any) -> None:
         "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
     )
     fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
+    moves = argparse.ArgumentParser(add_help=False)
+    moves.add_argument(
+        "--kib", nargs="+", type=_positive, metavar="N", help="of the larger of input and output (default: 1 to 131072)"
+    )
+    moves.add_argument("--algos", nargs="+", metavar="NAME", help="(default: all that move as many bytes)")
+    moves.add_argument(
+        "--peers", action=argparse.BooleanOptionalAction, help="NCCL (default: where torch is installed)"
+    )
+    moves.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
+    moves.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    scatters = "reduce-scatter", "reduce-scatter-rmsnorm-fp8"
+    for name in ("all-gather", "all-to-all", "allreduce-many", "broadcast", *scatters):
+        benchmarks.add_parser(name, parents=[gpus, moves, out], help=f"{name}, beside the wire and NCCL")
     processes = benchmarks.add_parser(
         "processes", parents=[gpus, shapes, out], help="collectives with a process for each GPU, beside one process"
     )
@@ -114,8 +127,10 @@ def _add_benchmarks(benchmarks: Any) -> None:
 
 
 def _add_emulator(commands: Any) -> None:
-    emu = commands.add_parser("emu", help="emulated GPUs").add_subparsers(dest="emu_command", required=True)
-    serve = emu.add_parser("serve", help="hold a machine that several processes use, each with DRVFUSE_EMU_MACHINE")
+    emu = commands.add_parser("emu", description="emulated GPUs for programs that were written for cuda-python")
+    emu = emu.add_subparsers(dest="emu_command", metavar="COMMAND", required=True)
+    held = "hold a machine that several processes use, each with DRVFUSE_EMU_MACHINE"
+    serve = emu.add_parser("serve", help=held, description=held)
     serve.add_argument("--devices", type=_positive, default=8, help="emulated GPUs, up to 8 (default: 8)")
     serve.add_argument("--arch", default="sm_90a", help="what they are (default: sm_90a)")
     serve.add_argument("--seed", type=_natural, default=0, help="of the order in which work runs (default: 0)")
@@ -154,12 +169,34 @@ def _add_emulator(commands: Any) -> None:
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a script and its arguments")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="drvfuse", description="Fused multi-GPU collectives on the CUDA driver API.")
-    parser.add_argument("--version", action="version", version=f"drvfuse {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+_GROUPS = {
+    "try it, and find out what is wrong with a machine": ("demo", "doctor"),
+    "run programs": ("run", "emu"),
+    "check and watch kernels": ("check", "trace"),
+    "measure, on real GPUs": ("bench", "tune"),
+}
 
-    demo = commands.add_parser("demo", help="run the collectives on random data and compare with numpy")
+
+def _overview(commands: Any) -> str:
+    """The first part of `drvfuse --help`: all commands, in groups."""
+    lines = ["Fused multi-GPU collectives on the CUDA driver API, and an emulated driver for machines without a GPU."]
+    for title, names in _GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:8}{commands.choices[name].description}" for name in names)]
+    return "\n".join((*lines, "", "drvfuse COMMAND --help has the options of a command."))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="drvfuse",
+        usage="drvfuse [--help] [--version] COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"drvfuse {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, prog="drvfuse", help=argparse.SUPPRESS
+    )
+
+    demo = commands.add_parser("demo", description="run the collectives on random data and compare with numpy")
     demo.add_argument(
         "--gpus", type=_positive, default=None, help="GPUs to use (default: 4, or all real ones if fewer)"
     )
@@ -171,12 +208,12 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_emulator(commands)
 
-    doctor = commands.add_parser("doctor", help="what is installed, which devices see each other, what is wrong")
+    doctor = commands.add_parser("doctor", description="what is installed, which devices see each other, what is wrong")
     doctor.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
 
     check = commands.add_parser(
-        "check", help="run every kernel under many emulated schedules, and faults that must be found"
+        "check", description="run every kernel under many emulated schedules, and faults that must be found"
     )
     check.add_argument("--seeds", type=_positive, default=None, help="schedules of each case (default: 20)")
     check.add_argument("--seed", type=_natural, default=None, help="the first seed; alone, the only one")
@@ -185,11 +222,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
     bench = commands.add_parser(
-        "bench", help="time ops on real GPUs beside their floors and their peers, and the emulated driver"
+        "bench", description="time ops on real GPUs beside their floors and their peers, and the emulated driver"
     )
-    _add_benchmarks(bench.add_subparsers(dest="benchmark", required=True))
+    _add_benchmarks(bench.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True))
 
-    trace = commands.add_parser("trace", help="show what the blocks of an op do when")
+    trace = commands.add_parser("trace", description="show what the blocks of an op do when")
     trace.add_argument(
         "op", choices=("allreduce", "allreduce_rmsnorm_fp8", "gemv"), help="gemv: gemv_partial_norm, on one device"
     )
@@ -207,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
 
-    run = commands.add_parser("run", help="start processes of a program, one for each rank of a group")
+    run = commands.add_parser("run", description="start processes of a program, one for each rank of a group")
     run.add_argument("-n", type=_positive, required=True, metavar="RANKS", help="processes, one for each device")
     run.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     run.add_argument(
@@ -217,10 +254,11 @@ def _parser() -> argparse.ArgumentParser:
         "program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a Python script and its arguments"
     )
 
-    tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')
+    tune = commands.add_parser("tune", description='measure the constants by which algo="auto" chooses, and store them')
     tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
     tune.add_argument("--remove", action="store_true", help="go back to the built-in constants")
     tune.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+    parser.description = _overview(commands)
     return parser
 
 

@@ -79,12 +79,13 @@ def _driver(value: Any) -> Any:
 
 
 def _default_cache_dir() -> str:
+    """`drvfuse` in `XDG_CACHE_HOME`, or else in `~/.cache`"""
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drvfuse")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how its text or value is read, its default, and what it means."""
+    """One setting: how its text or value is read, its default, what a value must be, and what it means."""
 
     parse: Callable[[Any], Any]
     default: Any
@@ -94,60 +95,85 @@ class Setting:
 
 SETTINGS: Mapping[str, Setting] = {
     "driver": Setting(
-        _driver, "cuda", '"cuda" or "emu" (in code also a drvfuse.emu.Machine)', "driver used where none is given"
+        _driver, "cuda", '"cuda" or "emu" (in code also a drvfuse.emu.Machine)', "The driver used where none is given."
     ),
-    "cache_dir": Setting(_text, _default_cache_dir, "a directory", "where compiled kernels are kept"),
-    "cache": Setting(_boolean, True, "0 or 1", "keep compiled kernels on disk"),
+    "spin_timeout": Setting(
+        _seconds, 10.0, "seconds, above 0 and below 1e9", "How long a kernel waits for a peer before it gives up."
+    ),
+    "check_calls": Setting(
+        _boolean,
+        False,
+        "0 or 1",
+        "1: a kernel in front of each collective compares the calls of all ranks. Read when a group is made.",
+    ),
+    "multicast": Setting(
+        _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then."
+    ),
+    "store_port": Setting(
+        _whole(1, 65535), 29683, "a port, 1 to 65535", "Where rank 0 listens to the ranks on other hosts (TCP)."
+    ),
+    "tuning": Setting(
+        _text, "", "the path of a file", 'The constants of `drvfuse tune`; by default "tuning.json" in `cache_dir`.'
+    ),
+    "cache_dir": Setting(_text, _default_cache_dir, "a directory", "Where compiled kernels are kept."),
+    "cache": Setting(_boolean, True, "0 or 1", "0: compiled kernels are not kept on disk."),
     "cache_limit": Setting(
         _bytes,
         2 << 30,
         'a size such as "2 GiB", or a number of bytes, above 0',
-        "bytes of compiled kernels on disk, beyond which those go that were not used for the longest time",
+        "Size of the compiled kernels on disk, above which those that were unused for the longest time are deleted.",
     ),
-    "tuning": Setting(
-        _text, "", "the path of a file", 'the constants of `drvfuse tune`; by default "tuning.json" in `cache_dir`'
-    ),
+    "nvrtc": Setting(_text, "", "a path", "The NVRTC library to load instead of the one that matches the driver."),
     "trace_driver": Setting(
-        _text, "ring", '"off", "ring", "stderr" or a file path', "driver call record; a path gets JSON lines"
+        _text,
+        "ring",
+        '"off", "ring", "stderr" or a file path',
+        "The record of driver calls: none, the last ones in memory, every call on stderr, or JSON lines in a file.",
     ),
-    "spin_timeout": Setting(
-        _seconds, 10.0, "seconds, above 0 and below 1e9", "bound of every device-side wait for a peer"
-    ),
-    "check_calls": Setting(
-        _boolean, False, "0 or 1", "1: new groups compare each call on all ranks before it moves data"
-    ),
-    "multicast": Setting(
-        _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
-    ),
-    "store_port": Setting(
-        _whole(1, 65535), 29683, "a port, 1 to 65535", "where rank 0 listens to the ranks on other hosts (TCP)"
-    ),
-    "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
     "emu_machine": Setting(
         _text,
         "",
         'an address such as "unix:@NAME" or "unix:/PATH"',
-        "the emulated machine of another process (`drvfuse emu serve`) that this one uses in place of its own",
+        "The emulated machine of another process (`drvfuse emu serve`), which this process uses instead of its own.",
     ),
-    "emu_devices": Setting(_whole(1, 8), 8, "a whole number, 1 to 8", "devices of the default emulated machine"),
-    "emu_arch": Setting(_text, "sm_90a", 'an architecture such as "sm_90a"', "what these devices are"),
-    "emu_seed": Setting(_whole(0, (1 << 64) - 1), 0, "a whole number of at least 0", "the order in which it runs work"),
-    "emu_race": Setting(_race, False, '0, 1, "hardware" or "strict"', "report data races on the default machine"),
-    "emu_delay_stores": Setting(_boolean, False, "0 or 1", "let its stores come late where nothing orders them"),
+    "emu_devices": Setting(
+        _whole(1, 8),
+        8,
+        "a whole number, 1 to 8",
+        "Devices of the default emulated machine. This and the next four are read when that is made.",
+    ),
+    "emu_arch": Setting(_text, "sm_90a", 'an architecture such as "sm_90a"', "Architecture of these devices."),
+    "emu_seed": Setting(
+        _whole(0, (1 << 64) - 1),
+        0,
+        "a whole number of at least 0",
+        "Decides the order in which the machine runs blocks, warps and queued work.",
+    ),
+    "emu_race": Setting(
+        _race, False, '0, 1, "hardware" or "strict"', "Report data races; 1 is the profile `hardware`."
+    ),
+    "emu_delay_stores": Setting(
+        _boolean, False, "0 or 1", "1: stores reach other blocks late where no release or fence orders them."
+    ),
     "emu_window_gib": Setting(
-        _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
+        _whole(1, 1024),
+        64,
+        "a whole number of GiB, 1 to 1024",
+        "Address space that the emulated driver reserves; only touched pages cost memory.",
     ),
     "emu_loop_limit": Setting(
         _whole(1, (1 << 60) - 1),
         100_000_000,
         "a whole number above 0",
-        "loop rounds of an emulated thread after which it counts as endless",
+        "Accesses, or rounds of loops without accesses, that an emulated thread may make between two places where it "
+        "can wait; beyond that it is reported as `endless`. Read when a machine is made.",
     ),
     "emu_host_wait": Setting(
         _seconds,
         10.0,
         "seconds, above 0 and below 1e9",
-        "how long an emulated kernel that polls host memory may wait for another host thread",
+        "How long an emulated kernel that polls host memory waits for another host thread to write it, before that "
+        "counts as a deadlock. Read when a machine is made.",
     ),
 }
 

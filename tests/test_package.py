@@ -234,9 +234,3 @@ def test_a_dtype_equals_what_names_it_and_nothing_else(name: str) -> None:
     others = ["int8" if name != "int8" else "int16", np.dtype("complex64"), "V2", "f4,(", "", None, 5, [], {}, object()]
     for other in others:
         assert dtype != other and other != dtype
-
-
-def test_every_setting_is_documented() -> None:
-    page = (ROOT.parent / "docs" / "debugging.md").read_text()
-    for name in config.SETTINGS:
-        assert f"| `DRVFUSE_{name.upper()}` |" in page

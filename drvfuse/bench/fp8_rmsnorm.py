@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 RMSNorm forward and backward beside the memory floor, torch.compile and COAT's stored times.
 
-Inputs are random and rotated over enough sets that L2 does not serve them. The floor is the bytes that must move (x and
-its scales, qy, qy_t and rstd; x, its scales, g, dx, rstd and dw) over the bandwidth of a large copy in the same run.
+Inputs are random and rotated over enough sets that L2 does not serve them. "chain" is one of dependent launches, with
+`PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the bytes that must move (x and its scales, qy, qy_t and rstd; x, its
+scales, g, dx, rstd and dw) over the bandwidth of a large copy in the same run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..ops.call.options import PDLLevel
 from ..ops.coat.rmsnorm_backward import fp8_rmsnorm_backward
 from ..ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
 from ..runtime.device import Device
@@ -60,7 +61,7 @@ def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torc
     x, s_x, w, g = inputs(rows, columns)
     weight = device.array(w)
     sets = min(64, max(3, _ROTATED_BYTES // max(1, elements)))
-    calls: dict[str, list[Callable[[], object]]] = {way: [] for way in WAYS}
+    calls: dict[str, list[partial[Any]]] = {way: [] for way in WAYS}
     for _ in range(sets):
         values, scales, gradient = device.array(x), device.array(s_x), device.array(g)
         rstd = device.empty(rows, "float32")
@@ -79,6 +80,8 @@ def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torc
     least = 20 if elements >= 1 << 24 else 60
     for way in WAYS:
         result[f"{way}_us"], result[f"{way}_spread"] = microseconds_per_call(device, calls[way], least)
+        chain = [partial(call, pdl_level=PDLLevel.OVERLAP_AT_BEGINNING) for call in calls[way]]
+        result[f"{way}_chain_us"] = microseconds_per_call(device, chain, least).median
     scale_bytes = 2 * rows * -(-columns // QB)
     result["forward_floor_us"] = (3 * elements + scale_bytes + 4 * rows) / bandwidth
     result["backward_floor_us"] = (5 * elements + scale_bytes + 4 * rows + 4 * columns) / bandwidth
@@ -97,14 +100,14 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     """The lines of the table for one shape, which is one; `HEAD` is its head."""
     cells = [f"{result['rows']}x{result['columns']}"]
     for way in WAYS:
-        us, floor = result[f"{way}_us"], result[f"{way}_floor_us"]
+        us, floor, chain = (result[f"{way}_{figure}"] for figure in ("us", "floor_us", "chain_us"))
         peers = (result[f"{way}_coat_us"], result[f"{way}_torch_us"])
-        cells += [f"{us:.2f}", f"{result[f'{way}_spread']:.2f}", f"{us / floor:.2f}"]
+        cells += [f"{us:.2f}", f"{result[f'{way}_spread']:.2f}", f"{us / floor:.2f}", f"{chain:.2f}"]
         cells += ["" if peer is None else f"{peer:.1f}" for peer in peers]
     return [cells]
 
 
-_FIGURES = ("us", "spread", "x floor", "COAT", "torch")
+_FIGURES = ("us", "spread", "x floor", "chain", "COAT", "torch")
 HEAD, TEXT_COLUMNS = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for what in _FIGURES)], 1
 
 

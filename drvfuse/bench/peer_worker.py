@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from . import move_worker, sum_worker
 from .torch_graph import torch_times
 
 Reduce = Callable[[Any], Any]
@@ -48,12 +49,27 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
     import torch
     import torch.distributed as dist
 
-    ranks, bf16 = plan["ranks"], torch.bfloat16
+    ranks = plan["ranks"]
     torch.cuda.set_device(rank)
     wait = timedelta(seconds=plan["seconds"])
     store = dist.FileStore(str(Path(plan["folder"]) / "store"), ranks)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=wait, device_id=device)
+    if plan["op"] in move_worker.OPS:
+        move_worker.measure(rank, plan, write, first_line)
+    elif plan["op"] in sum_worker.OPS:
+        sum_worker.measure(rank, plan, write, first_line)
+    else:
+        _measure_sums(rank, plan, write)
+    torch.cuda.synchronize()
+    store.set(f"done {rank}", "")
+    store.wait([f"done {other}" for other in range(ranks)], wait)  # nobody's memory goes while a peer may use it
+
+
+def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:
+    import torch
+
+    ranks, bf16 = plan["ranks"], torch.bfloat16
     most = max(rows * cols for rows, cols in plan["shapes"])
     inputs, reduce = _PEERS[plan["peer"]](most, plan["sets"])
     gamma = {cols: torch.ones(cols, dtype=bf16, device="cuda") for _, cols in plan["shapes"]}
@@ -66,7 +82,7 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
                     x.normal_()
                 call = reduce
                 if plan["op"] != "allreduce":
-                    norm = _norm(torch.randn_like(sets[0]) if residual else None, gamma[cols], plan["epsilon"])
+                    norm = compiled_norm(torch.randn_like(sets[0]) if residual else None, gamma[cols], plan["epsilon"])
                     call = _after(norm, reduce)
                 weights = [torch.randn(cols, k, dtype=bf16, device="cuda") for _ in sets]
                 gemv = _gemv(torch.randn(1, k, dtype=bf16, device="cuda"))
@@ -82,9 +98,6 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
                 )
             except Exception as error:  # of this shape; a device that is lost fails the others too
                 write(rows=rows, cols=cols, residual=residual, failed=first_line(error))
-    torch.cuda.synchronize()
-    store.set(f"done {rank}", "")
-    store.wait([f"done {other}" for other in range(ranks)], wait)  # nobody's memory goes while a peer may use it
 
 
 def _screen(reduce: Reduce, x: Any, rank: int, ranks: int, reduces: bool) -> None:
@@ -114,7 +127,7 @@ def _gemv(act: Any) -> Callable[[Any, Any], Any]:
     return lambda x, weight: torch.mm(act, weight.t(), out=x[:1])
 
 
-def _norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
+def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
     """Residual where there is one, RMSNorm, and FP8 by row, compiled."""
     import torch
 

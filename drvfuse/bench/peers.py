@@ -32,7 +32,7 @@ Key = tuple[int, int, bool]
 """Rows, columns, and whether there is a residual."""
 
 Figures = dict[str, Any]
-"""Of a peer at a `Key`: `us`, `spread` and `adds_us`, or `failed` with the first line of the error."""
+"""Of a peer at a `Key`: `us`, `spread` and for sums `adds_us`, or `failed` with the first line of the error."""
 
 
 def names(op: str) -> tuple[str, ...]:
@@ -74,12 +74,15 @@ def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
     present = [record for record in records if record is not None]
     if len(present) < len(records):
         return {"failed": reason or "a process gave no times"}
-    us, gemv, chain = ([max(of_ranks) for of_ranks in zip(*(r[k] for r in present), strict=True)] for k in _TIMES)
-    adds = statistics.median(chain) - statistics.median(gemv)
-    return {"us": statistics.median(us), "spread": max(us) - min(us), "adds_us": adds}
 
+    def slowest(key: str) -> list[float]:
+        return [max(of_ranks) for of_ranks in zip(*(record[key] for record in present), strict=True)]
 
-_TIMES = ("us", "gemv", "chain")
+    us = slowest("us")
+    found = {"us": statistics.median(us), "spread": max(us) - min(us)}
+    if "chain" in present[0]:
+        found["adds_us"] = statistics.median(slowest("chain")) - statistics.median(slowest("gemv"))
+    return found
 
 
 def _records(path: Path) -> dict[Key | None, dict[str, Any]]:

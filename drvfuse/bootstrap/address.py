@@ -43,17 +43,17 @@ class Address:
 
     @property
     def targets(self) -> list[Target]:
-        """Where this process can reach it, the nearest first."""
+        """The addresses at which this process can reach the board, the nearest first."""
         here = not self.host or self.host == host_identity()
         return [*([self.unix] if here else []), *self.tcp]
 
     def to_notice(self) -> bytes:
-        """It in bytes, for `of_notice`. Contains the secret."""
+        """This address as bytes, which `of_notice` reads. They contain the secret."""
         return json.dumps({**asdict(self), "secret": self.secret.hex()}).encode()
 
 
 def of_notice(notice: bytes) -> Address:
-    """Raises ValueError if that is no notice."""
+    """The address in the bytes of `to_notice`. Raises ValueError for other bytes."""
     try:
         found = json.loads(notice)
         tcp = tuple((str(host), int(port)) for host, port in found["tcp"])

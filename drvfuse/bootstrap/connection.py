@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's end of its connection to the server of a board, shared by the boards that come of it.
+"""A rank's end of its connection to the server of a board, shared by the boards that are split from it.
 
 A daemon thread reads: answers wake whoever waits for them, and ranks that have ended are put into the dictionaries that
 the boards show. Nothing that waits here waits without bound: a server that does not answer within `_GRACE` seconds of
@@ -34,7 +34,7 @@ class AnotherGroup(Exception):
 def greet(connected: socket.socket, group: str, rank: int, size: int, secret: bytes, seconds: float) -> Unpacker:
     """Both ends prove that they know `secret`; see `handshake`. The socket stays the caller's.
 
-    Returns what else has come on it.
+    Returns the bytes that arrived behind the handshake.
 
     Raises AnotherGroup, GroupMismatch if the secrets, versions or sizes differ or the rank is there already, and
     OSError if the server has gone or does not answer within `seconds`.
@@ -101,7 +101,7 @@ class Connection:
         threading.Thread(target=self._read, name=f"drvfuse board, rank {rank}", daemon=True).start()
 
     def open(self, board: int, members: tuple[int, ...]) -> dict[int, str]:
-        """A board of that number is used. Returns the dictionary of its ended ranks, which the thread fills."""
+        """Begin to use the board of that number. Returns the dictionary of its ended ranks, which the thread fills."""
         with self._news:
             self._members[board] = members
             return self._ended.setdefault(board, {})
@@ -156,7 +156,7 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                self.sever()  # part of a frame may have gone; the thread reads what has come, and tells whoever waits
+                self.sever()  # part of a frame may be sent; the thread reads what has arrived, and tells whoever waits
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE
@@ -197,7 +197,7 @@ class Connection:
             lost = "its process sent what is no message of a board"
         with self._news:
             self._lost = self._failure or lost
-            for board, members in self._members.items():  # what the server's process was itself
+            for board, members in self._members.items():  # the ranks whose process was the server's
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)
             self._news.notify_all()

@@ -170,7 +170,7 @@ def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> sock
 
 
 def _receive(listener: socket.socket, token: bytes, board: Board, received: dict[int, list[int]], until: float) -> None:
-    """Fill `received` with what every peer has sent. Raises OSError, also where something is missing."""
+    """Fill `received` with the descriptors that every peer has sent. Raises OSError, also where some are missing."""
     while len(received) < board.size - 1:
         listener.settimeout(max(until - time.monotonic(), 0.001))
         connected, _ = listener.accept()
@@ -197,7 +197,7 @@ def _receive(listener: socket.socket, token: bytes, board: Board, received: dict
 
 @contextlib.contextmanager
 def closing(*received: Iterable[int]) -> Iterator[None]:
-    """Close what was received, at the end."""
+    """Close the received descriptors at the end of the block."""
     try:
         yield
     finally:

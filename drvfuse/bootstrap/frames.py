@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over the sockets of a board: frames of one JSON object and bytes, both bounded.
+"""The messages on the sockets of a board: frames of one JSON object and bytes, both bounded.
 
 A frame is two 32-bit lengths in network order, a JSON object in UTF-8, and bytes that nobody interprets.
 """
@@ -20,7 +20,7 @@ _LARGEST_MESSAGE = 1 << 20
 
 
 NOT_A_MESSAGE = (KeyError, TypeError, ValueError, OverflowError)
-"""What reading a message raises that is not as it should be. OverflowError: JSON has numbers that no int can hold."""
+"""What reading a malformed message raises. OverflowError: JSON has numbers that no int can hold."""
 
 
 class Malformed(Exception):

@@ -32,13 +32,13 @@ def nonce() -> str:
 
 
 def proof(secret: bytes, role: str, theirs: str, own: str, group: str, rank: int, size: int) -> str:
-    """What only a holder of `secret` can say; `role` is that of who says it, "server" or "rank"."""
+    """An HMAC that only a holder of `secret` can compute; `role` is that of the sender, "server" or "rank"."""
     text = "\0".join((f"drvfuse board {VERSION}", role, theirs, own, group, str(rank), str(size)))
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: object, expected: str) -> bool:
-    """Whether the other end's proof is right. Takes equally long wherever they differ."""
+    """Whether the other end's proof is right. The comparison takes equally long for all wrong ones."""
     return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server of a board decides: who meets whom, and what each rank is told. No sockets, threads or clocks.
+"""What the server of a board decides: which step is complete, and what each rank is answered.
+
+This module has no sockets, threads or clocks.
 
 A rank that takes a step has one request on that board. A step is complete when every member of the board has a request
 there; all are answered together, with the values, or with the difference if their steps differ. There is no number of
@@ -75,7 +77,7 @@ class Meetings:
         return before
 
     def suspect(self, rank: int, text: str) -> None:
-        """Say `text` of that rank if it does not come."""
+        """Mention `text` in the error if that rank does not come."""
         if rank in self._boards[0].members:
             self._suspects[rank] = text
 

@@ -3,8 +3,9 @@
 
 It ends by itself when every rank's connection has gone, or by `stop`. It listens until it ends, so that a process that
 comes as a rank that is there already is told so, on sockets of one host; a TCP port is given back as soon as all ranks
-have come. Whoever does not complete the handshake within a few seconds is dropped, and strangers have few bytes and few
-connections; a stranger who names a rank but has the wrong secret is named in the time-out of that rank.
+have come. A connection that does not complete the handshake within a few seconds is dropped; until it does, it may
+send few bytes, and there may be few such connections. One that names a rank but has the wrong secret is mentioned in
+the time-out of that rank.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores and communicators of others, by which rank 0 tells the other ranks where its board is, and nothing else.
+"""Stores and communicators of other libraries, by which rank 0 tells the other ranks where its board is, and no more.
 
 `Store` is what anyone's key-value store must do. `notice_board` makes a `Notices` of such a store, of an mpi4py
 communicator, or of a store or process group of torch.distributed. None of these packages is imported here.
@@ -24,7 +24,7 @@ _POLL = 0.005
 
 @runtime_checkable
 class Store(Protocol):
-    """Values by key, the same for all processes of a job; what they are is not looked at.
+    """Values by key, the same for all processes of a job. The store does not interpret them.
 
     `set` replaces the value of a key. `get` returns the value that was set last by any process, and waits for it at
     most `timeout` seconds if there is none; what it raises or returns then is up to it. Values have less than 4 KiB.
@@ -78,7 +78,7 @@ def _has(store: object, *methods: str) -> bool:
 
 
 class _Keyed:
-    """A notice under one key. When it has been read it is replaced by nothing, so that the next group can tell."""
+    """A notice under one key. When all ranks have read it, an empty value replaces it, which the next group expects."""
 
     place: tuple[int, int] | None = None
 
@@ -119,7 +119,7 @@ def _torch_get(store: Any, seconds: float) -> object:
 
 
 def _of_process_group(group: Any) -> Notices:
-    """By the store that the group itself was made by, under a prefix of its own."""
+    """A notice in the store that the process group itself was made with, under a prefix of its own."""
     if not callable(getattr(group, "get_group_store", None)):
         raise Unsupported(
             "this torch does not tell the store of a process group; pass a torch.distributed store as `store`"
@@ -163,4 +163,4 @@ class _Communicator:
 
 
 _sending: list[tuple[Any, bytes]] = []
-"""Messages that may not have gone, with their bytes: MPI wants these to stay where they are until then."""
+"""Messages that may not be sent yet, with their bytes, which MPI needs to stay where they are until then."""

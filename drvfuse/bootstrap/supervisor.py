@@ -40,7 +40,7 @@ class Process:
         self.ended = False
 
     def signal(self, number: int) -> None:
-        """To its whole group, while it has not ended: later another group may have its number."""
+        """Send a signal to its whole process group, unless it has ended: then another group may have its number."""
         if self.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)
@@ -93,7 +93,7 @@ class Supervisor:
 
         def tie() -> None:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the kernel was told
+            if os.getppid() != parent:  # this process died before PR_SET_PDEATHSIG took effect
                 os._exit(1)
 
         popen = subprocess.Popen(

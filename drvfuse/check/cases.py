@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, fp8, gemv, norm, push
+from . import differing, fp8, gemv, moves, norm, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -25,6 +25,10 @@ CASES: dict[str, Case] = {
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
+    "fused-layer-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", form="layer"),
+    "fused-layer-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot", form="layer"),
+    "fused-mxfp8-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", form="mxfp8"),
+    "fused-nvfp4-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot", form="nvfp4"),
     "allreduce-nodes": partial(repeated, op="allreduce", algo="two_stage", nodes=2),
     "fused-nodes": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", nodes=2),
     "push-changing": push.changing,
@@ -48,7 +52,17 @@ CASES: dict[str, Case] = {
     "norm-rows": norm.rows,
     "norm-few": norm.few,
     "gemv": gemv.partial_norm,
+    "moves": moves.moves,
+    "moves-rounds": moves.moves_in_rounds,
     "mixed": mixed,
+    "many-push_two_shot": partial(repeated, op="allreduce_many", algo="push_two_shot", side=False),
+    "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),
+    "scatter-pull": partial(repeated, op="reduce_scatter", algo="pull"),
+    "scatter-naive": partial(repeated, op="reduce_scatter", algo="naive"),
+    "scatter-changing": scatter.changing_parts,
+    "scatter-fused-push": partial(repeated, op="reduce_scatter_rmsnorm_fp8", algo="push"),
+    "scatter-fused-pull": partial(repeated, op="reduce_scatter_rmsnorm_fp8", algo="pull"),
+    "scatter-fused-changing": partial(scatter.changing_parts, op="reduce_scatter_rmsnorm_fp8"),
     "calls-equal": differing.compared,
     "calls-differing": differing.differing,
 }

@@ -23,17 +23,21 @@ from ..ops.call.epilogue import Epilogue, float32
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_many import allreduce_many
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.reduce_scatter import reduce_scatter
+from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
-from .problems import EPSILON, MAIN, Problem, solved
+from .problems import EPSILON, MAIN, QUANTISATIONS, Problem, solved
 from .run import Run
 
 AMPLE, TIGHT = 256 << 10, 20 << 10
 TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
+TIGHT_FORMS = 40 << 10  # the same with residuals of float32
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 INPUTS, BOTH = "inputs", "both"
@@ -71,7 +75,10 @@ class Calls:
             inputs = _multicast(group, shape, dtype)
         shared = inputs if in_place else _multicast(group, shape, dtype) if multicast == BOTH else None
         vectors = [rank.array(first.vector) for rank in group]
-        residuals = [rank.empty(shape, dtype) for rank in group] if first.residual is not None else None
+        residuals: list[Array] | None = None
+        if first.residual is not None:
+            kind = dtypes.get(first.residual.dtype)
+            residuals = [rank.empty(problems[0].own(first.residual, rank.index).shape, kind) for rank in group]
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
         options["use_multimem"] = problems[0].multimem
         if problems[0].epilogue:
@@ -81,9 +88,21 @@ class Calls:
             solution = solved(problem)
             sources = [rank.array(host) for rank, host in zip(group, solution.hosts, strict=True)]
             produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
-            outputs = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in solution.outputs]
+            kinds = [dtypes.get(array.dtype) for array in solution.outputs]
+            if problem.form == "nvfp4":
+                kinds[0] = dtypes.get(dtypes.FP4)
+            outputs = [
+                [rank.empty(problem.own(array, rank.index).shape, kind) for rank in group]
+                for array, kind in zip(solution.outputs, kinds, strict=True)
+            ]
             call: Prepared[Any]
-            if problem.op == "allreduce":
+            if problem.op == "reduce_scatter":
+                options.pop("use_multimem", None)
+                call = reduce_scatter.prepare(group, inputs, outputs[0], splits=problem.splits, **options)
+            elif problem.op == "allreduce_many":
+                options.pop("use_multimem", None)
+                call = allreduce_many.prepare(group, _cut(inputs), _cut(outputs[0]), **options)
+            elif problem.op == "allreduce":
                 call = allreduce.prepare(group, inputs, shared or outputs[0], **options)
                 if shared:
                     self._after[number] = [self._copying(*pair) for pair in zip(shared, outputs[0], strict=True)]
@@ -92,8 +111,17 @@ class Calls:
                 if residuals is not None and solution.residual is not None:
                     options |= {"residuals": residuals, "residual_outputs": outputs[2]}
                     for rank, launches, target in zip(group, produce, residuals, strict=True):
-                        launches.append(self._copying(rank.array(solution.residual), target))
-                call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                        launches.append(self._copying(rank.array(problem.own(solution.residual, rank.index)), target))
+                if problem.form == "layer":
+                    options |= {"norm": "layer", "betas": vectors, "normed_outputs": outputs[-1]}
+                elif problem.form:
+                    options["quantisation"] = QUANTISATIONS[problem.form]
+                if problem.op == "allreduce_rmsnorm_fp8":
+                    call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                else:
+                    options.pop("use_multimem", None)
+                    options["splits"] = problem.splits
+                    call = reduce_scatter_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
             self._produce.append(produce)
             self._calls.append(call)
             self.outputs.append(outputs)
@@ -129,7 +157,13 @@ class Calls:
             for which, expected in zip(outputs, solved(problem).outputs, strict=True):
                 for rank, array in enumerate(which):
                     what = f"{problem.op} {call.algo} {problem.shape} {problem.dtype}, call {problem.number}"
-                    self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), expected)
+                    own = problem.own(expected, rank)
+                    self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), own)
+
+
+def _cut(arrays: Sequence[Array]) -> list[list[Array]]:
+    """The rows of each array as three tensors."""
+    return [[array[:1], array[1:4], array[4:]] for array in arrays]
 
 
 def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:
@@ -161,28 +195,29 @@ def repeated(
     multicast: str | None = None,
     shape: tuple[int, int] = MAIN,
     nodes: int = 1,
+    form: str = "",
 ) -> None:
     """Two calls, of 64 KiB per rank unless told otherwise, on 4 GPUs, with options as drawn by the seed where None.
 
     `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
     holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
     With `multimem` what `multicast` says lies in multicast memory: "", INPUTS or BOTH inputs and outputs. The GPUs form
-    so many `nodes`.
+    so many `nodes`. The two calls are of that `form`.
     """
     naive = algo == "naive"
     if multimem:
         multicast = run.choice(("", INPUTS, BOTH)) if multicast is None else multicast
         private = False
     private = not naive and (run.chance(0.3) if private is None else private)
-    residual = op != "allreduce" and (run.chance() if residual is None else residual)
+    residual = "rmsnorm" in op and (run.chance() if residual is None else residual)
     tight = run.chance(0.3) if tight is None else tight
     graph = run.chance(0.25) if graph is None else graph
     pdl = run.choice(PDL) if pdl is None else pdl
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
-    small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
+    small = TIGHT if algo != "push_two_shot" else TIGHT_FORMS if form else TIGHT_SLOTS
     with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         kind: dict[str, Any] = {"residual": residual, "multimem": multimem, "nodes": nodes}
-        problems = [Problem(op, 4, shape, number=number, **kind) for number in range(2)]
+        problems = [Problem(op, 4, shape, number=number, form=form, **kind) for number in range(2)]
         options: dict[str, Any] = {"private": private, "multicast": multicast or ""}
         calls = [Calls(run, group, problems, algo, **options, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
@@ -303,6 +338,7 @@ def near_32_bits(
     op: str = "allreduce",
     algo: str = "two_stage",
     shape: tuple[int, int] = (9, 520),
+    form: str = "",
     timeout: float = 10.0,
     pdl: PDLLevel = PDLLevel.OFF,
 ) -> None:
@@ -315,7 +351,7 @@ def near_32_bits(
         for pointer, rank in zip(group.workspace.pointers, group, strict=True):
             word = view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
             word.copy_from(np.array([(2**32 - 1 - int(run.seed % 4)) * workspace.EPOCH_UNIT], np.uint64))
-        problems = [Problem(op, 4, shape, number=number) for number in range(3)]
+        problems = [Problem(op, 4, shape, number=number, form=form) for number in range(3)]
         with config.override(spin_timeout=timeout):
             calls = Calls(run, group, problems, algo, pdl=pdl)
         streams = [rank.stream for rank in group]

@@ -21,15 +21,15 @@ from .mutants import MUTANTS, Verdict, hunt
 from .run import Finding, explore
 
 MUTANT_SEEDS = 12
-"""Seeds that a mutant has to be found in."""
+"""The number of seeds within which a mutant must be found."""
 
 PROFILE = "strict"
-"""The race detector's, for the cases: their kernels rely on nothing beyond the PTX model. A mutant has to be found by
-the profile that accepts more."""
+"""The profile of the race detector for cases, whose kernels rely on nothing beyond the PTX model. A mutant has to be
+found by the profile that accepts more."""
 
 _PR_SET_PDEATHSIG = 1
-_TASKS_PER_JOB = 4  # that the pool has at a time: with all of them at once its pipes could fill up
-_INTERRUPT_SECONDS = 0.2  # within which Ctrl-C takes effect
+_TASKS_PER_JOB = 4  # tasks that the pool has at a time: with all of them at once its pipes could fill up
+_INTERRUPT_SECONDS = 0.2  # seconds within which Ctrl-C takes effect
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Outcome:
 
 
 Task = tuple[str, Sequence[int]]
-"""A case with one seed, or a mutant with the seeds to hunt it in."""
+"""A case with one seed, or a mutant with the seeds to try."""
 
 
 def tasks(names: Sequence[str], seeds: Sequence[int], mutant_seeds: Sequence[int]) -> list[Task]:
-    """Everything to do, seed by seed, so that processes compile different kernels at first."""
+    """All tasks, seed by seed, so that processes compile different kernels at first."""
     found: list[Task] = [(name, (seed,)) for seed in seeds[:1] for name in names if name in CASES]
     found += [(name, mutant_seeds) for name in names if name in MUTANTS]
     return found + [(name, (seed,)) for seed in seeds[1:] for name in names if name in CASES]
@@ -73,14 +73,14 @@ def _unlogged() -> Iterator[None]:
 
 
 def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
-    """Results in the order of their ends; with one job, in this process. Closing the iterator ends all processes.
+    """The results, in the order in which tasks end. One job is this process. Closing the iterator ends all processes.
 
     Raises DrvfuseError if a process of the pool is killed.
     """
     if jobs == 1:
         yield from map(perform, todo)
         return
-    context = multiprocessing.get_context("spawn")  # a machine does not survive a fork
+    context = multiprocessing.get_context("spawn")  # `spawn`, as a machine does not survive a fork
     pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context, initializer=_start)
     others = set(multiprocessing.active_children())
     waiting = iter(todo)
@@ -114,7 +114,7 @@ def _interrupts_held() -> Iterator[None]:
     KeyboardInterrupt, which is raised between any two bytecodes of the main thread, could leave a lock taken that the
     threads of the pool need, and the exit of the process waits for these threads.
     """
-    if threading.current_thread() is not threading.main_thread():  # Python runs no signal handler there
+    if threading.current_thread() is not threading.main_thread():  # which alone runs Python's signal handlers
         yield
         return
     noted: list[int] = []
@@ -130,7 +130,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start() -> None:
-    """In a process of the pool: take no interrupts, and end with the process that started it, however that ends."""
+    """In a process of the pool: ignore SIGINT, and end when the process that started it ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl: Callable[..., int] = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -20,6 +20,7 @@ from ..bench import (
     fp8_siblings,
     gemv,
     host,
+    moves,
     processes,
     rmsnorm_fp8,
     stored_peers,
@@ -39,7 +40,7 @@ from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
 
 Started = tuple[str, Iterator[dict[str, Any]]]
-"""What is printed over the table, and the results, each of which is measured when it is asked for."""
+"""The heading of the table, and its rows: an iterator, which measures each row when it is asked for it."""
 
 
 _Shape = TypeVar("_Shape", bound=tuple[int, ...])
@@ -63,10 +64,10 @@ def _real(multicast: bool = False) -> Iterator[None]:
     if multicast:
         refuse_vetoed()
     else:
-        os.environ.update(VETOES)  # of this process, before a peer is loaded that would create multicast objects
+        os.environ.update(VETOES)  # set before a peer is loaded that would create multicast objects
     try:
         yield
-    except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
+    except DriverUnavailable as error:  # its advice to use emulated GPUs does not help here
         why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
         raise DriverUnavailable(why) from error
 
@@ -155,6 +156,31 @@ def _collectives(arguments: argparse.Namespace) -> Started:
     return note if installed else f"{note}; peers need torch, which is not installed", results()
 
 
+def _moves(arguments: argparse.Namespace) -> Started:
+    op = arguments.benchmark.replace("-", "_")
+    known = moves.algorithms(op)
+    algos = [one_of("--algos", algo, known) for algo in arguments.algos or known]
+    emulated = arguments.driver == "emu"
+    installed = importlib.util.find_spec("torch") is not None
+    if arguments.peers and emulated:
+        raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
+    if arguments.peers:
+        _require("--peers", "torch")
+    with_peers = arguments.peers is not False and installed and not emulated
+    with contextlib.nullcontext() if emulated else _real():
+        driver = _driver_of(arguments, least=2)
+        blocks = arguments.max_blocks or min(MAX_BLOCKS, device(0, driver=driver).sm_count)
+        group = Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
+
+    def results() -> Iterator[dict[str, Any]]:
+        with group:
+            settings = EMULATED if emulated else Settings(calls=40)
+            yield from moves.measure(group, op, arguments.kib or moves.KIB, algos, settings, with_peers)
+
+    note = f"{op}, {group.size} x {group[0].device.name}{_meaning(driver)}"
+    return note if installed else f"{note}; peers need torch, which is not installed", results()
+
+
 def _trace_cost(arguments: argparse.Namespace) -> Started:
     return _on_group(arguments, trace_cost.measure)
 
@@ -201,8 +227,12 @@ def _emulator(arguments: argparse.Namespace) -> Started:
 
 
 _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
+    "all-gather": (moves, _moves),
+    "all-to-all": (moves, _moves),
     "allreduce": (collectives_report, _collectives),
+    "allreduce-many": (moves, _moves),
     "allreduce-rmsnorm-fp8": (collectives_report, _collectives),
+    "broadcast": (moves, _moves),
     "emulator": (emulator, _emulator),
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
     "fp8-siblings": (fp8_siblings, _siblings),
@@ -210,6 +240,8 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "host": (host, _host),
     "processes": (processes, _processes),
     "rmsnorm-fp8": (rmsnorm_fp8, _rmsnorm_fp8),
+    "reduce-scatter": (moves, _moves),
+    "reduce-scatter-rmsnorm-fp8": (moves, _moves),
     "trace-cost": (trace_cost, _trace_cost),
 }
 

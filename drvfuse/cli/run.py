@@ -45,10 +45,10 @@ def run_ranks(program: Sequence[str], size: int, driver: str) -> int:
 
 
 def _environment(size: int, driver: str) -> dict[str, str]:
-    """Variables that all ranks have. Those that a launcher around this one has set do not count."""
+    """The environment of all ranks, without the variables of another launcher that has started this process."""
     others = ("TORCHELASTIC_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    with socket.socket() as probe:  # nobody listens there; torch may, and jobs are told apart by it
+    with socket.socket() as probe:  # a free port: torch may listen there, and its number tells jobs apart
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return environment | {

@@ -32,14 +32,14 @@ from .. import config
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
-_TEMPORARY = "~"  # which no label begins with
-_USE_SECONDS = 60  # a use is noted at most so often
+_TEMPORARY = "~"  # begins the names of temporary directories, and no label of an entry
+_USE_SECONDS = 60  # the last use of an entry is recorded at most this often
 _ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
-_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # for so long, and so often, a process looks whether another one has finished
-_SPARED = 0.9  # of the limit is left when entries go, so that not every later entry looks for some to go
+_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # how long, and how often, a process polls for the entry of another
+_SPARED = 0.9  # the share of the limit that remains after a clean-up, so that not every later entry needs one
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
-_unwritable: set[Path] = set()  # folders that were warned of
-_sizes: dict[Path, int] = {}  # bytes in a folder, as this process knows: what it found once and what it has added
+_unwritable: set[Path] = set()  # folders for which a warning was logged
+_sizes: dict[Path, int] = {}  # bytes per folder: those at the last look, and those added since
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -119,12 +119,12 @@ def building(entry: Path) -> Iterator[bool]:
     finally:
         if file is not None:
             with contextlib.suppress(OSError):
-                path.unlink()  # who waits for this file goes on with it, and finds the entry
+                path.unlink()  # a process that waits for this lock gets it, and finds the entry
             os.close(file)
 
 
 def _taken(file: int) -> bool:
-    """Whether another process has the lock of a file; if not, this one has it now."""
+    """Try to lock a file. Returns whether another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -174,7 +174,7 @@ def _publish(building: Path, entry: Path) -> None:
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry, by a rename first, so that no reader sees half of it go."""
+    """Remove an entry. It is renamed first, so that no reader finds a part of it."""
     gone = _temporary(entry.parent)
     with contextlib.suppress(FileNotFoundError):  # another process was first
         os.rename(entry, gone)
@@ -182,14 +182,14 @@ def _remove(entry: Path) -> None:
 
 
 def _keep_limit(folder: Path, added: int) -> None:
-    """Account for `added` bytes. Beyond the limit, look at what is there, and let go what was used the longest ago."""
+    """Account for `added` bytes. Above the limit, delete the entries that were unused for the longest time."""
     limit = config.get("cache_limit")
     if folder in _sizes and _sizes[folder] + added <= limit:
         _sizes[folder] += added
         return
     found = []  # (time of the last use, bytes, entry)
     for entry in list(os.scandir(folder)):
-        with contextlib.suppress(OSError):  # it may go meanwhile
+        with contextlib.suppress(OSError):  # another process may delete it meanwhile
             used = entry.stat().st_mtime
             if entry.name.startswith(_TEMPORARY):
                 if time.time() - used > _ABANDONED_SECONDS:

@@ -28,7 +28,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Output:
-    """What one compilation gave; `lowered` maps name expressions to symbols, `cubin` is None if none was asked for."""
+    """The result of a compilation; `lowered` maps name expressions to symbols, `cubin` is None if not asked for."""
 
     cubin: bytes | None
     ptx: str

@@ -52,8 +52,8 @@ def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: boo
         return tiles
     if rows * ceil_div(columns, _SEGMENT) > _SHARED_SUMS and rows <= _FEW_WITHOUT_TEAMS * limits.sm_count:
         return None
-    plan = ManyRows(limits, rows, columns, QB, layer=True)
-    return None if affine and plan.rereads else plan  # with w and b x is looked at three times in phase 1
+    plan = ManyRows(limits, rows, columns, QB, layer=True, affine=affine)
+    return None if affine and plan.rereads else plan
 
 
 class _Plan:
@@ -164,7 +164,7 @@ class HeldTiles(_Plan):
             0 < self.resident * self.threads <= 512
             and self.grid <= MAX_WORD_BLOCKS
             and self.strips * _STRIP_WORDS <= MAX_WORD_ROWS
-            and 2 * self.strips * self.pairs <= MAX_WORD_SUMS
+            and 4 * self.strips * self.pairs <= MAX_WORD_SUMS  # LayerNorm's two rounds
         )
 
     def defines(self, aligned: bool) -> Defines:
@@ -220,10 +220,14 @@ class ManyRows(_Plan):
     kernel = "fp8_norm_forward_rows"
     warps = 16
 
-    def __init__(self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False) -> None:
+    def __init__(
+        self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False, affine: bool = False
+    ) -> None:
+        """With `layer` of LayerNorm, then with `affine` of one that has w and b, whose blocks have whole rows."""
         self._row_bytes = 8 if layer else 4  # rstd, and of LayerNorm mean
         segments = ceil_div(columns, _SEGMENT)
-        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= _SHARED_SUMS else 1
+        shared = rows * segments <= _SHARED_SUMS and not affine
+        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
         self._share_out(limits, rows, columns, QB, widest)
         if self.parts > 1 and not self.known:  # its blocks would all write, and read again, the rstd of the same rows
             self._share_out(limits, rows, columns, QB, 1)

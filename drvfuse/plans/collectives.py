@@ -121,7 +121,7 @@ def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
         each = 2 * PACK_BYTES
     else:
         return 1
-    return _chunk(packs, each, payload_bytes, "16-byte pack of every rank")
+    return chunk_of(packs, each, payload_bytes, "16-byte pack of every rank")
 
 
 def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> int:
@@ -138,7 +138,7 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
         each = 2 * row_bytes
     else:
         return 1
-    return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
+    return chunk_of(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
 
 
 def result_bytes(row_bytes: int) -> int:
@@ -164,7 +164,8 @@ def _multimem_slot(work: Work, columns: int) -> int:
     return result + scales + normed
 
 
-def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
+def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
+    """Items of a chunk: `wanted`, or as many of `each` bytes as the payload holds. ArgumentError if that is none."""
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:
         raise ArgumentError(

@@ -67,13 +67,13 @@ def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
     """For `count` >= 1 elements. ArgumentError for slots that do not hold a pack of every thread of a block."""
     packs = ceil_div(count, work.width)
     two_shot = work.algo == "push_two_shot"
-    threads = _threads_of_unit(packs)
+    threads = threads_of_unit(packs)
     peers = work.ranks - 1
     if two_shot:
         step, per_step = work.ranks * threads, peers * threads * (PACK_BYTES + work.width * work.out_itemsize)
     else:
         step, per_step = 1, peers * PACK_BYTES
-    chunk, rounds = _rounds(packs, step, per_step, workspace_bytes)
+    chunk, rounds = rounds_of(packs, step, per_step, workspace_bytes)
     return PushShape(
         units=ceil_div(min(packs, chunk), threads),
         threads=threads,
@@ -109,7 +109,7 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
         )
     else:
         step, per_step = 1, (work.ranks - 1) * row_bytes
-    chunk, rounds = _rounds(rows, step, per_step, workspace_bytes)
+    chunk, rounds = rounds_of(rows, step, per_step, workspace_bytes)
     return PushShape(
         units=min(rows, chunk),
         threads=threads,
@@ -124,13 +124,14 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
     )
 
 
-def trace_phases(work: Work, shape: PushShape, blocks: int) -> int:
+def trace_phases(shape: PushShape, blocks: int) -> int:
     """The most phases that a traced block notes."""
     each = shape.rounds * (ceil_div(shape.units * shape.cluster, blocks) + 2 * shape.depth)
     return 2 + 5 * each
 
 
-def _threads_of_unit(packs: int) -> int:
+def threads_of_unit(packs: int) -> int:
+    """Of a unit of a pack per thread, in a call of so many packs."""
     return 256 if packs > 1 << 16 else 64
 
 
@@ -161,7 +162,7 @@ def _threads_of_row(row_packs: int, most: int, threads: int) -> tuple[int, int, 
     return most, ceil_div(ceil_div(row_packs, most * packs), 32) * 32, packs
 
 
-def _rounds(total: int, step: int, per_step: int, workspace_bytes: int) -> tuple[int, int]:
+def rounds_of(total: int, step: int, per_step: int, workspace_bytes: int) -> tuple[int, int]:
     """(items of a round, rounds) for `total` items, of which `step` take `per_step` bytes of a half.
 
     Rounds are as few as the slots allow.

@@ -9,7 +9,7 @@ MAX_GRID = 512  # blocks that such a barrier joins
 
 MAX_WORD_BLOCKS = 256
 MAX_WORD_ROWS = 2048
-MAX_WORD_SUMS = 1 << 15
+MAX_WORD_SUMS = 1 << 16
 WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_WORD_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
 
 # What the backward leaves lies behind what the other ops have in a workspace: these words are 0 between launches.

@@ -22,8 +22,9 @@ class Param:
 class KernelInfo:
     """What is known of a kernel without loading it.
 
-    `name` is what it was asked for as, `lowered` its symbol. `has_pdl_wait` and `has_pdl_trigger` say whether it, or a
-    function it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads` comes from __launch_bounds__.
+    `name` is the name that it was asked for by, `lowered` its symbol in PTX. `has_pdl_wait` and `has_pdl_trigger` say
+    whether it, or a function it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads` comes from
+    __launch_bounds__.
     """
 
     name: str
@@ -60,7 +61,7 @@ def _kind(v: Var) -> str:
 def _reached(module: Module, fn: Function) -> list[Function]:
     """The function and those that it calls, directly or not."""
     found = [fn]
-    for function in found:  # grows meanwhile
+    for function in found:  # the list grows while it is read
         names = {o.name for ins in _instructions(function, "call") for o in ins.operands if isinstance(o, Sym)}
         callees = (module.functions[name] for name in sorted(names) if name in module.functions)
         found += [callee for callee in callees if callee not in found]

@@ -29,7 +29,7 @@ class FatbinError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One image. `content` is its bytes, perhaps compressed; `size` what they are when they are not."""
+    """One image. `content` is its bytes, perhaps compressed; `size` is how many there are after decompression."""
 
     ptx: bool
     arch: int
@@ -38,7 +38,7 @@ class Entry:
     size: int
 
     def text(self) -> bytes:
-        """The content of PTX, without what pads it. Raises FatbinError where it cannot be decompressed."""
+        """The PTX without its padding. Raises FatbinError where it cannot be decompressed."""
         content = self.content
         if self.flags & _LZ4:
             content = _lz4(content, self.size)
@@ -79,7 +79,7 @@ def _lz4(block: bytes, size: int) -> bytes:
             out += block[at : at + literals]
             at += literals
             if at >= len(block):
-                break  # the last sequence has literals alone
+                break  # the last sequence has literals and no copy
             back = block[at] | block[at + 1] << 8
             count, at = _lz4_length(block, at + 2, token & 15)
             start = len(out) - back
@@ -87,7 +87,7 @@ def _lz4(block: bytes, size: int) -> bytes:
                 raise FatbinError("a compressed entry refers to what is not there")
             if len(out) + count > size:
                 raise FatbinError(f"a compressed entry has more than the {size} bytes that it should have")
-            for i in range(start, start + count + 4):  # what is copied may begin in what is copied
+            for i in range(start, start + count + 4):  # the source may overlap the bytes that this very copy writes
                 out.append(out[i])
     except IndexError:
         raise FatbinError("a compressed entry is cut off") from None
@@ -97,7 +97,7 @@ def _lz4(block: bytes, size: int) -> bytes:
 
 
 def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """(a length, where what follows it begins): 15 is continued in the next bytes, of which the last is not 255."""
+    """(a length, the offset behind it). To a nibble of 15 bytes are added, up to and with one that is not 255."""
     if length == 15:
         while True:
             length += block[at]

@@ -3,7 +3,7 @@
 
 A fragment is described by its registers: `fragment[lane][register]` are the (row, column) pairs of the elements in that
 lane's register, lowest bits first. The layouts of `mma` are those of its section of the PTX manual. PTX leaves those of
-`wmma` open; they are an H200's, which makes a fragment of those of `mma`.
+`wmma` open; these are an H200's, on which a fragment of `wmma` consists of fragments of `mma`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shape:
 
     @staticmethod
     def parse(text: str) -> Shape:
-        """Of "m16n8k16"."""
+        """The shape that a text such as "m16n8k16" names."""
         m, _, rest = text[1:].partition("n")
         n, _, k = rest.partition("k")
         return Shape(int(m), int(n), int(k))
@@ -39,7 +39,7 @@ class Shape:
         return f"m{self.m}n{self.n}k{self.k}"
 
     def of(self, which: str) -> tuple[int, int]:
-        """Rows and columns of matrix "a", "b", "c" or "d"."""
+        """How many rows and columns matrix "a", "b", "c" or "d" has."""
         return {"a": (self.m, self.k), "b": (self.k, self.n)}.get(which, (self.m, self.n))
 
 
@@ -58,7 +58,7 @@ def of_mma(which: str, shape: Shape, kind: str, layout: str = "") -> Fragment:
     if quads(shape) == 4:
         return tuple(_quad_pair(which, kind, layout, lane) for lane in range(LANES))
     rows, columns = shape.of(which)
-    count = 32 // WIDTHS[kind]  # elements of a register
+    count = 32 // WIDTHS[kind]  # elements in one register
     if which in ("c", "d"):
         return tuple(tuple(_accumulators(rows, kind, lane)) for lane in range(LANES))
     found = []
@@ -75,7 +75,7 @@ def of_mma(which: str, shape: Shape, kind: str, layout: str = "") -> Fragment:
 
 
 def _accumulators(rows: int, kind: str, lane: int) -> list[Register]:
-    """Of an accumulator with eight columns: two neighbours of a row, for each eight rows."""
+    """The fragment of an accumulator with eight columns: for each eight rows, two neighbours of a row per lane."""
     group, member = divmod(lane, 4)
     pairs = [[(top + group, 2 * member + e) for e in range(2)] for top in range(0, rows, 8)]
     return [tuple(pair) for pair in pairs] if WIDTHS[kind] == 16 else [(cell,) for pair in pairs for cell in pair]

@@ -58,7 +58,7 @@ class PtxError(DrvfuseError):
 
 
 class NotEmulated(PtxError):
-    """PTX that is right, and that is refused by name."""
+    """Valid PTX that the emulator does not support; the error names the instruction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +150,7 @@ class Negated:
 
 @dataclass(slots=True, frozen=True)
 class Unread:
-    """An operand of an instruction that is not emulated, as it stands in the text."""
+    """An operand of an instruction that is not emulated, kept as text."""
 
     text: str
 
@@ -161,7 +161,7 @@ class Tuple:
 
 
 class Sink:
-    """`_`: a destination nobody reads."""
+    """`_`: a destination that is not written."""
 
 
 SINK = Sink()

@@ -11,6 +11,7 @@ module.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from .ir import PtxError
 from .parser import head, without_comments
 
 BUILTIN = frozenset({"vprintf", "__assertfail", "malloc", "free"})
-"""Functions that every module may call and none defines."""
+"""Functions that every module may call and no module defines."""
 
 _FUNCTION = re.compile(r"(?:\.(?:visible|extern|weak|common)\s*)*\.(entry|func)\b\s*(?:\([^()]*\)\s*)?([\w$%]+)")
 _VARIABLE = re.compile(r"[^=]*?\.\w+\s+([\w$%]+)\s*(?:\[[^=]*)?(?:=|\Z)", re.S)
@@ -50,17 +51,14 @@ class _Item:
         return not self.function and ".shared" in self.text.split(self.name, 1)[0]
 
     @property
-    def nbytes(self) -> int:
-        """Of a `.common` variable, up to the size of its type: what its dimensions say."""
-        found = 1
-        for size in re.findall(r"\[\s*(\d+)\s*\]", self.text):
-            found *= int(size)
-        return found
+    def elements(self) -> int:
+        """How many elements a `.common` variable has."""
+        return math.prod(int(size) for size in re.findall(r"\[\s*(\d+)\s*\]", self.text))
 
 
 @dataclass
 class Unit:
-    """One module: `name` is what messages call it."""
+    """One module. `name` is its name in messages."""
 
     name: str
     version: tuple[int, int]
@@ -70,7 +68,7 @@ class Unit:
 
     @classmethod
     def of(cls, name: str, ptx: str) -> Unit:
-        """Take the text of a module apart. Raises PtxError."""
+        """Split the text of a module into its functions and variables. Raises PtxError."""
         version, target = head(ptx)
         unit = cls(name, version, target)
         text = without_comments(ptx)
@@ -82,7 +80,7 @@ class Unit:
             at = unit._take(text, found.start())
 
     def _take(self, text: str, start: int) -> int:
-        """Take the directive that begins at `start`; where it ends."""
+        """Read the directive that begins at `start`. Returns where it ends."""
         word = _WORD.match(text, start)
         if word is None:
             raise _error(text, start, "a directive is expected here")
@@ -121,7 +119,7 @@ class Unit:
         self.items.append(_Item(name, part, function is not None, entry, "visible" if entry else linkage, defined))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Give names another one, wherever they are in this module."""
+        """Rename symbols everywhere in this module."""
 
         def renamed(match: re.Match[str]) -> str:
             return names.get(match[0], match[0])
@@ -132,7 +130,7 @@ class Unit:
 
 
 def link(units: Sequence[Unit]) -> str:
-    """The modules as one. Raises LinkError for a symbol that nobody defines, or two do."""
+    """The linked module. Raises LinkError for a symbol that no module defines, or two modules do."""
     wrong: list[str] = []
     kept = _kept(units, wrong)
     defined = {item.name: item for _, item in kept.values()}
@@ -170,7 +168,7 @@ def link(units: Sequence[Unit]) -> str:
 
 
 def _kept(units: Sequence[Unit], wrong: list[str]) -> dict[str, tuple[Unit, _Item]]:
-    """Of each symbol the definition that stays, and its module."""
+    """Symbol -> the definition that is kept, and its module."""
     kept: dict[str, tuple[Unit, _Item]] = {}
     for unit in units:
         for item in unit.items:
@@ -188,12 +186,12 @@ def _kept(units: Sequence[Unit], wrong: list[str]) -> dict[str, tuple[Unit, _Ite
 
 def _stronger(item: _Item, other: _Item) -> bool:
     if item.linkage == other.linkage:
-        return item.linkage == "common" and item.nbytes > other.nbytes
+        return item.linkage == "common" and item.elements > other.elements
     return item.linkage == "visible" or other.linkage == "common"
 
 
 def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
-    """New names for those of a module alone that another one has used. `taken` grows by all of them."""
+    """New names for the private symbols of a module that another module uses too. All of them are added to `taken`."""
     names: dict[str, str] = {}
     for name in dict.fromkeys(item.name for item in unit.items if not item.linkage):
         new, number = name, 1
@@ -207,12 +205,12 @@ def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
 
 
 def _moved(places: dict[int, int]) -> Callable[[re.Match[str]], str]:
-    """The numbers of files in the whole, in place of those in their module."""
+    """A line with the file numbers of the linked module in place of those of its own module."""
     return lambda match: f"{match[1]}{places.get(int(match[2]), int(match[2]))}"
 
 
 def _target(units: Sequence[Unit]) -> str:
-    """The most demanding target. That they all fit a device is for who loads them to see."""
+    """The newest target of all modules. Whether it fits a device is checked when the result is loaded."""
 
     def demand(target: str) -> tuple[int, int]:
         found = _TARGET.fullmatch(target)
@@ -229,7 +227,7 @@ def _after(text: str, start: int, end: str) -> int:
 
 
 def _body_end(text: str, brace: int) -> int:
-    """Where the body ends that begins with a brace."""
+    """The offset behind the body whose opening brace is at `brace`."""
     depth = 0
     for found in re.compile(r'"(?:\\.|[^"\\])*"|[{}]').finditer(text, brace):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PTX text -> `ir.Module`.
 
-Names of `{ }` scopes are made unique here (registers, labels, variables), so what follows sees one flat function.
-What an opcode means is not known here; an unknown one is refused by the translator (`emu.translate`).
+The parser makes the names of `{ }` scopes unique (registers, labels, variables), so its users see one flat function. It
+does not know what opcodes mean; the translator (`emu.translate`) refuses those that it does not know.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def without_comments(ptx: str) -> str:
-    """A PTX text without its comments, in which everything stays in its line."""
+    """A PTX text without its comments, with the same line numbers."""
     return _COMMENT.sub(_blank, ptx.rstrip("\0"))
 
 
@@ -120,7 +120,7 @@ class _Parser:
         return PtxError(self.line(pos), self.text[pos : end if end >= 0 else None][:200], reason)
 
     def located(self, error: PtxError) -> PtxError:
-        """The error, with the place in the source whose PTX was being read."""
+        """The error with the source position of the line of PTX that was being read."""
         location = self.module.locations[self.loc]
         if self.loc and location.file != "?":
             error.source = (location.file, location.line)
@@ -313,7 +313,7 @@ class _Parser:
         self.pos = pos
 
     def skim(self, fn: Function) -> None:
-        """Pass over a body. Of its instructions, only those of `_SKIMMED` are kept, with the names in them."""
+        """Skip a body. Only the instructions of `_SKIMMED` are kept, with the names in them."""
         text, match, pos, depth = self.text, _BODY.match, self.pos, 1
         fn.body = []
         while depth:
@@ -523,7 +523,7 @@ def _integer(text: str) -> int:
 
 
 def _head(ptx: str) -> tuple[tuple[int, int], str, int]:
-    """(.version, .target, where they end) of a text; (0, 0) and "" for what it does not begin with."""
+    """(.version, .target, the offset behind them) of a text; (0, 0) and "" where it does not begin with these."""
     version, target, end = (0, 0), "", 0
     while (found := _HEAD.match(ptx, end)) is not None:
         end = found.end()
@@ -536,7 +536,7 @@ def _head(ptx: str) -> tuple[tuple[int, int], str, int]:
 
 
 def head(ptx: str) -> tuple[tuple[int, int], str]:
-    """(.version, .target) of a PTX text, without a parse of the rest; (0, 0) and "" for what it does not begin with."""
+    """(.version, .target) of a PTX text, whose rest is not parsed; (0, 0) and "" where it does not begin with these."""
     return _head(ptx)[:2]
 
 

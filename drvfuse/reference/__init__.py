@@ -17,6 +17,9 @@ from .collectives import allreduce as allreduce
 from .collectives import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
 from .collectives import sum_bounds as sum_bounds
 from .collectives import sum_ranks as sum_ranks
+from .moves import all_gather as all_gather
+from .moves import all_to_all as all_to_all
+from .moves import broadcast as broadcast
 from .norms import normalise as normalise
 from .norms import row_sum as row_sum
 from .norms import row_sum_of_squares as row_sum_of_squares
@@ -26,3 +29,5 @@ from .quantised import quantisation as quantisation
 from .quantised import quantise as quantise
 from .quantised import scales_by_row as scales_by_row
 from .rows import rmsnorm_fp8 as rmsnorm_fp8
+from .scatter import reduce_scatter as reduce_scatter
+from .scatter import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8

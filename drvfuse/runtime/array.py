@@ -62,7 +62,7 @@ class Array:
         return self.shape[0]
 
     def __getitem__(self, index: SupportsIndex | slice) -> Array:
-        """The same memory from one index of the first dimension, which is dropped, or from a slice of step 1.
+        """A view: at one index of the first dimension, without that dimension, or over a slice of it with step 1.
 
         IndexError for an int outside the first dimension, ArgumentError for any other index.
         """
@@ -82,7 +82,7 @@ class Array:
         return self._view(start * element_count(self.shape[1:]), shape)
 
     def _view(self, start: int, shape: tuple[int, ...]) -> Array:
-        """The memory from element `start` on with another shape, in the same order; keeps alive what owns it."""
+        """A view of another shape from element `start` on, which keeps the owner of the memory alive."""
         ptr = self.ptr + start * self.dtype.itemsize if element_count(shape) else 0
         return Array(ptr, shape, self.dtype, self.device, self.stream, self)
 
@@ -92,7 +92,7 @@ class Array:
 
     @property
     def layout(self) -> tuple[Device, str, tuple[int, ...], int]:
-        """Device, dtype, shape, and how far the address is from a multiple of 16 bytes."""
+        """Device, dtype, shape, and the address modulo 16 bytes."""
         found = self._layout
         if found is None:
             found = self._layout = self.device, self.dtype.name, self.shape, self.ptr % 16
@@ -116,13 +116,13 @@ class Array:
     def reshape(self, shape: ShapeLike) -> Array:
         """The same memory with another shape of as many elements; the result keeps it alive.
 
-        One length may be -1: it is what the others leave.
+        One length may be -1: it follows from the others.
         """
         lengths = _integers(shape)
         if -1 in lengths:
             rest = element_count(tuple(n for n in lengths if n != -1))
             if lengths.count(-1) > 1 or not rest or self.size % rest:
-                raise ArgumentError("shape", lengths, f"a shape of {self.size} elements, with one -1 that can be told")
+                raise ArgumentError("shape", lengths, f"a shape of {self.size} elements, with at most one -1")
             lengths = tuple(self.size // rest if n == -1 else n for n in lengths)
         new = check_shape(lengths)
         if element_count(new) != self.size:

@@ -57,7 +57,7 @@ class LaunchFacts(NamedTuple):
     structures: dict[int, type[ctypes.Structure]]
 
 
-LaunchNote = tuple[LaunchFacts, int, bytes]  # these, the stream's handle, and the arguments packed
+LaunchNote = tuple[LaunchFacts, int, bytes]  # the facts, the handle of the stream, and the packed arguments
 
 
 def code_name(code: Any) -> str:
@@ -83,7 +83,7 @@ def format_value(value: Any) -> str:
         shown = ", ".join(format_value(item) for item in value[:4])
         return f"[{shown}{', ...' if len(value) > 4 else ''}]"
     kind = type(value).__name__
-    if kind == "CUlaunchConfig":  # its stream is left out: its owner may have changed it since
+    if kind == "CUlaunchConfig":  # without its stream, which the owner of the structure may have changed since
         grid = f"{value.gridDimX}x{value.gridDimY}x{value.gridDimZ}"
         block = f"{value.blockDimX}x{value.blockDimY}x{value.blockDimZ}"
         return f"<grid {grid} block {block} smem {value.sharedMemBytes}>"
@@ -130,7 +130,7 @@ def _parameter_text(param: Param, packed: bytes, structure: type[ctypes.Structur
 
 
 def format_args(args: tuple[Any, ...]) -> str:
-    """What a call was made with, as the record has it: its arguments, or a `LaunchNote`."""
+    """The arguments of a call as text. The record has them as they were passed, or a `LaunchNote`."""
     return ", ".join(_texts(args))
 
 
@@ -169,7 +169,7 @@ def _stderr(name: str, function: Callable[..., Any], args: tuple[Any, ...], show
 
 
 class _JsonLines:
-    """Appends one JSON object a call: time (s), thread, call, args, result, values, us."""
+    """Appends one JSON object per call: time (s), thread, call, args, result, values, us."""
 
     def __init__(self, path: str) -> None:
         try:

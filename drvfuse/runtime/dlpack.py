@@ -186,7 +186,7 @@ class Description:
 
 
 def read(capsule: Any) -> Description:
-    """Description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
+    """The description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
     for versioned, name in _NAMES.items():
         if _is_valid(capsule, name):
             kind: Any = _ManagedVersioned if versioned else _Managed

@@ -149,8 +149,8 @@ class Driver(Owner):
         self.devices: dict[int, Device] = {}
         self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # see lifetime.Owned
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
-        self.abandoned: list[Any] = []  # what could not be freed safely; it goes with the driver
-        self.lost = False  # an error that says that a context is lost was raised
+        self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept until the driver is gone
+        self.lost = False  # whether an error was raised that says that a context is lost
         self.lock = threading.RLock()
         self._functions = functions
         mode = config.get("trace_driver")
@@ -164,7 +164,7 @@ class Driver(Owner):
         if not name.startswith("cu"):
             raise AttributeError(f"Driver has no attribute {name!r}")
         call = self._checked(name, self._raw(name))
-        self.__dict__[name] = call  # later look-ups do not come here
+        self.__dict__[name] = call  # so that later look-ups do not call __getattr__
         return call
 
     def _raw(self, name: str) -> Callable[..., Any]:
@@ -233,7 +233,7 @@ class Driver(Owner):
         return call
 
     def unrecorded(self, name: str) -> Callable[..., None]:
-        """A checked call that returns nothing and stays out of the ring; written traces have it all the same."""
+        """A checked call that returns nothing and is not recorded in the ring. Written traces have it."""
         if self._sink is not None:
             return getattr(self, name)
         function = self._raw(name)
@@ -247,7 +247,7 @@ class Driver(Owner):
 
     @functools.cached_property
     def capture_status(self) -> Callable[..., tuple[Any, ...]]:
-        """cuStreamIsCapturing, which every launch asks for: like `result`, but it stays out of the ring."""
+        """cuStreamIsCapturing, which every launch calls: like `result`, but not recorded in the ring."""
         name = "cuStreamIsCapturing"
         function, sink = self._raw(name), self._sink
 
@@ -329,7 +329,7 @@ class Driver(Owner):
         return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
 
     def _report(self, number: int) -> Any:
-        """What the emulated machine says of the failed call, or found last on the lost context's device."""
+        """The emulated machine's report on the failed call, or the last one on the device whose context is lost."""
         if self.machine is None:
             return None
         if number not in _CONTEXT_LOST:

@@ -137,7 +137,7 @@ class Graph(Owned):
         self.queue(stream)
 
     def admit(self, stream: Stream) -> None:
-        """The first half of `launch`: order `stream` after what the graph depends on, and raise what is against it."""
+        """The first half of `launch`: order `stream` after what the graph depends on, or refuse by raising."""
         self._require_executable()
         for check in self._checks:
             check(stream)

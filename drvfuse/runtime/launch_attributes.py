@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LaunchAttribute:
-    """Base of all attributes. `suffix` is the CUlaunchAttributeID without its prefix, `member` what it sets."""
+    """Base of all attributes. `suffix` is the CUlaunchAttributeID without its prefix, `member` the value's member."""
 
     suffix: str
     member: str
@@ -33,7 +33,7 @@ class LaunchAttribute:
         setattr(value, self.member, self.setting(types))
 
     def setting(self, types: Any) -> Any:
-        """What the member becomes: a flag's 1, unless the attribute has a value."""
+        """The value of the member: 1, as of a flag, unless the attribute has a value."""
         return 1
 
 
@@ -71,7 +71,7 @@ class PreferredCluster(_Blocks):
 
 @dataclass(frozen=True)
 class ClusterScheduling(LaunchAttribute):
-    """How clusters are spread: "DEFAULT", "SPREAD" or "LOAD_BALANCING"."""
+    """How clusters are distributed over the device: "DEFAULT", "SPREAD" or "LOAD_BALANCING"."""
 
     policy: str
     suffix, member = "CLUSTER_SCHEDULING_POLICY_PREFERENCE", "clusterSchedulingPolicyPreference"
@@ -180,7 +180,7 @@ class SynchronizationPolicy(LaunchAttribute):
 
 @dataclass(frozen=True)
 class SharedMemoryCarveout(LaunchAttribute):
-    """Share of the on-chip memory preferred as shared memory, in percent; -1 leaves it to the driver."""
+    """Percentage of the on-chip memory that is preferably shared memory; -1 leaves it to the driver."""
 
     percent: int
     suffix, member = "PREFERRED_SHARED_MEMORY_CARVEOUT", "sharedMemCarveout"

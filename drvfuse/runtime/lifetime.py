@@ -14,6 +14,7 @@ allocation or synchronisation that happens outside `launch_group()` and while no
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
@@ -29,23 +30,28 @@ _open_groups: list[None] = []
 _holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 
+enter_launches: Callable[[], None] = functools.partial(_open_groups.append, None)
+leave_launches: Callable[[], None] = _open_groups.pop
+"""What `launch_group` does, for the path of every call, where a context manager written in Python takes 0.2 us."""
+
+
 class launch_group:
-    """Around the launches of all ranks of one collective: nothing that was queued is freed inside, on any thread."""
+    """For the launches of all ranks of one collective: no queued free runs inside the block, on any thread."""
 
     def __enter__(self) -> None:
-        _open_groups.append(None)
+        enter_launches()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        _open_groups.pop()
+        leave_launches()
 
 
 def hold(owner: object) -> None:
-    """Nothing that was queued is freed until `release(owner)`, or until `owner` is collected."""
+    """Let no queued free run until `release(owner)`, or until `owner` is collected."""
     _holders.add(owner)
 
 
 def release(owner: object) -> None:
-    """Take `hold(owner)` back. Harmless without one."""
+    """End `hold(owner)`. Does nothing if there is none."""
     _holders.discard(owner)
 
 
@@ -55,7 +61,7 @@ def retire(driver: Driver, free: Callable[..., None], *args: Any) -> None:
 
 
 def flush(driver: Driver) -> None:
-    """Free what was queued, if nothing forbids it now; what a capture uses stays queued."""
+    """Run the queued frees, unless a hold or a launch group forbids it; frees of what a capture uses stay queued."""
     queue = driver.retired
     if driver.closed:
         queue.clear()
@@ -65,13 +71,13 @@ def flush(driver: Driver) -> None:
     for _ in range(len(queue)):
         try:
             free, args = queue.popleft()
-        except IndexError:  # another thread flushes as well
+        except IndexError:  # another thread has taken the rest
             return
         try:
             free(driver, *args)
         except CaptureError:
             queue.append((free, args))
-        except DrvfuseError as error:  # e.g. the context was lost: whoever allocates or synchronises is told so
+        except DrvfuseError as error:  # e.g. a lost context, which the caller's own driver call reports
             _log.debug("freeing a collected object: %s", error)
             driver.lost = lost_before
 

@@ -29,9 +29,9 @@ from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocat
 if TYPE_CHECKING:
     from .driver import Driver
 
-_ANY_SIZE = 2 << 20  # for a query of the granularity, whose answer does not depend on it
+_ANY_SIZE = 2 << 20  # size of the query for the granularity, whose answer does not depend on it
 NOT_READY = 802
-"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. The one failure that may pass by itself."""
+"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. Only here may a retry help."""
 
 _MEANINGS = {
     1: "a size, an offset or an address is not a multiple of the multicast granularity, or the fabric's multicast "
@@ -63,11 +63,11 @@ class _Bound(NamedTuple):
     device: Device
     offset: int
     nbytes: int
-    memory: PhysicalMemory | None = None  # kept as long as it is bound
+    memory: PhysicalMemory | None = None  # kept alive as long as it is bound
 
 
 class _Made(NamedTuple):
-    """What a Multicast has made and must undo, in the order in which it was made."""
+    """The driver objects that a Multicast has made and must undo, in the order of their creation."""
 
     handle: Any
     bound: list[_Bound]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Argument: TypeAlias = "Array | SupportsIndex | float | bytes | bytearray | memoryview | ctypes.Structure | np.generic"
-"""What a kernel's parameter is given: see `Arguments`."""
+"""The value of a kernel's parameter: see `Arguments`."""
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream-ordered device memory: one driver pool a device. A dropped array only queues its block: see `lifetime`."""
+"""Stream-ordered device memory: one driver pool per device. A dropped array only queues its block: see `lifetime`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Block:
             return
         known = self.users.get(key)
         if known is not None and known is not stream and known.closed:
-            self.users[id(known)] = known  # the driver gave its handle to a new stream; both count
+            self.users[id(known)] = known  # the driver gave the handle to a new stream; the block waits for both
         self.users[key] = stream
 
 
@@ -117,7 +117,7 @@ class Pool(Owned):
         weakref.finalize(owner, _dropped, weakref.ref(self), block.ptr).atexit = False
 
     def flush(self) -> None:
-        """Free what is queued, each block after the work of every stream it was used on. See `lifetime.flush`."""
+        """Free the queued blocks, each after the work of every stream that used it. See `lifetime.flush`."""
         flush(self.device.driver)
 
     def _free(self, block: Block) -> None:

@@ -88,7 +88,7 @@ class Stream(Owned):
     `handle` is the CUstream as an int. Any object with `__cuda_stream__` is accepted by `wrap`, and this is one.
     """
 
-    _default = False  # a stream of whatever context is current, so every call on it needs the device's context
+    _default = False  # a default stream is that of the current context, so every call on it needs the device's context
     foreign = False
     """Whether this wraps a stream of somebody else, who may destroy it at any time."""
 
@@ -195,8 +195,8 @@ class Stream(Owned):
     def mark(self) -> Event:
         """An event after what is queued so far on this foreign stream, which may be gone when the event is waited for.
 
-        Not in a capture. There is one event a handle, recorded anew each time. A new stream may have got the handle of
-        a destroyed one, so it waits first for what the event marked: the event only ever moves forward.
+        Not in a capture. There is one event per handle, recorded anew each time. A new stream may have got the handle
+        of a destroyed one, so it waits first for what the event marked: the event only ever moves forward.
         """
         event = self.device.marks.get(self.handle)
         if event is not None:
@@ -244,11 +244,11 @@ class Stream(Owned):
         if self._finalizer is not None and self._finalizer.alive and self.device._use is not None:
             code, *values = self.device.driver.result("cuStreamGetCaptureInfo", self.handle)
             if not code and int(values[0]) == 0:
-                told = self.device.driver.lost
+                lost_before = self.device.driver.lost
                 try:
                     self._last = self.record()
-                except DriverError:  # after a fault nothing orders anything; destroying comes first
-                    self.device.driver.lost = told
+                except DriverError:  # after a fault no event can be recorded; the stream is destroyed all the same
+                    self.device.driver.lost = lost_before
         super().close()
 
     def last_event(self) -> Event | None:

@@ -195,13 +195,13 @@ class MappedMemory(Owned):
 
     @classmethod
     def imported(cls, device: Device, descriptor: int, nbytes: int) -> MappedMemory:
-        """Memory of another process, see `ImportedMemory`, read and written by `device` of this one."""
+        """The memory of another process (`ImportedMemory`), mapped for `device` of this process."""
         self = cls.__new__(cls)
         self._map(ImportedMemory(device, descriptor, nbytes), [device])
         return self
 
     def _map(self, memory: PhysicalMemory | ImportedMemory, users: Sequence[Device]) -> None:
-        """Map `memory`, and own it."""
+        """Map `memory` and take ownership of it."""
         driver = memory.device.driver
         with Undo() as undo:
             undo.append(memory.close)
@@ -263,7 +263,7 @@ class SymmetricBuffer(Owned):
         multicast: Owned | None = None,
         multicast_ptr: int | None = None,
     ) -> SymmetricBuffer:
-        """The buffer made of parts, by rank, which it owns now, as it does what puts the multicast address over them.
+        """A buffer of these parts, by rank. It owns them, and the objects that map the multicast address.
 
         Those of the ranks `own` are on devices of this process."""
         self = cls.__new__(cls)
@@ -272,7 +272,7 @@ class SymmetricBuffer(Owned):
         return self
 
     def _take(self, parts: Sequence[MappedMemory], own: Sequence[int], *users: Owned) -> None:
-        """Own `parts`, and `users` of them, which are closed before."""
+        """Take ownership of `parts`, and of their `users`, which are closed first."""
         self._own = tuple(own)
         self.devices = tuple(parts[rank].device for rank in own)
         self.nbytes = parts[0].nbytes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .run import Reports, Run
 
 OPTIONS = ("devices", "race", "seeds", "arch", "peers", "sm_count", "memory_bytes", "check_initialised", "delay_stores")
-"""What the mark takes: `seeds`, and options of `drvfuse.emu.Machine`."""
+"""The arguments of the mark: `seeds`, and options of `drvfuse.emu.Machine`."""
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
@@ -58,8 +58,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def _keep_as_written(pluginmanager: pytest.PytestPluginManager) -> None:
-    """pytest compiles all modules of a distribution that has a plugin anew, with an `assert` of its own. Those of
-    drvfuse gain nothing by it, and it takes seconds. There is no public way to say so; without this one it is slower.
+    """Let pytest import drvfuse's modules as they are.
+
+    pytest rewrites the `assert` statements of all modules of a distribution that has a plugin. Here that takes seconds
+    and gains nothing. It has no public switch; should the private one go, tests only start more slowly.
     """
     marked = getattr(getattr(pluginmanager, "rewrite_hook", None), "_must_rewrite", None)
     if isinstance(marked, set):
@@ -98,7 +100,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def marked_options(item: Any) -> dict[str, Any]:
-    """What the marks `emu` of a test, its class and its module say together; the closest one has its way."""
+    """The options of the marks `emu` of a test, its class and its module; for each option the closest mark counts."""
     found: dict[str, Any] = {}
     for mark in item.iter_markers("emu"):
         unknown = [name for name in mark.kwargs if name not in OPTIONS]
@@ -214,7 +216,7 @@ def pytest_runtest_makereport(
     if run is not None:
         if report.failed:
             run.failed = True
-            report.sections.append(("emulated driver", run.told()))
+            report.sections.append(("emulated driver", run.section()))
         if call.when == "teardown":
             del item.stash[_RUN]
     return report

@@ -14,7 +14,7 @@ from .. import emu
 from ..emu import Machine, Report
 
 SHOWN = 20
-"""So many reports are shown with a failure; the others are counted."""
+"""How many reports are shown with a failure; the others are counted."""
 
 
 class Reports:
@@ -32,8 +32,8 @@ class Reports:
 
     @property
     def unexpected(self) -> list[Report]:
-        """Those because of which the test will fail: not yet expected, and not the report of a call that the emulated
-        driver does not have, which its result tells the program.
+        """The reports for which the test will fail: those not yet expected. Refused calls do not count, as their result
+        has told the program.
         """
         return [r for r in self.all if r.finding and not any(r is e for e in self._expected)]
 
@@ -65,7 +65,7 @@ class Run:
         self.failed = False
 
     def check(self) -> None:
-        """Fail for what was reported and not expected."""
+        """Fail the test if there are reports that it has not expected."""
         unexpected = self.reports.unexpected
         if unexpected:
             self.failed = True
@@ -74,15 +74,15 @@ class Run:
             pytest.fail(f"{count} of the emulated driver:{lines}", pytrace=False)
 
     def close(self) -> None:
-        """Close the machine. Fail for what has come since `check`, unless the test has failed already."""
+        """Close the machine. Fail the test for reports since `check`, unless it has failed already."""
         try:
             if not self.failed:
                 self.check()
         finally:
             self.machine.close()
 
-    def told(self) -> str:
-        """How the run is repeated, and all reports with their timelines."""
+    def section(self) -> str:
+        """The text for a failed test: the command that repeats the run, and all reports with their timelines."""
         unexpected = self.reports.unexpected
         lines = [f"{self.machine!r}", f"replay: {self._replay}"]
         reports = self.reports.all

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,4 +50,30 @@ def test_driver_calls_of_a_launch(counted_calls):
             assert counted_calls(driver, case.bare) == launching
             assert counted_calls(driver, case.prepared.launch) == ["cuStreamIsCapturing"] * streams + launching
             assert counted_calls(driver, case.plain) == ["cuStreamIsCapturing"] * streams + launching
+            case.wait()
+
+
+@pytest.mark.emulated
+def test_python_calls_of_a_prepared_launch():
+    """What a prepared launch does besides the bare one, which is what it costs: at most so many calls of functions."""
+    emulator, own = Path(df.emu.__file__).parent, Path(df.__file__).parent
+
+    def counted(call):
+        files = []
+
+        def record(frame, event, argument):
+            if event == "call" and not frame.f_code.co_name.startswith("<"):  # Python 3.12 has no frame for those
+                files.append(Path(frame.f_code.co_filename))
+
+        sys.setprofile(record)
+        call()
+        sys.setprofile(None)
+        return sum(own in file.parents and emulator not in file.parents for file in files)
+
+    with df.emu.Machine(devices=2) as machine, host.cases(get_driver(machine), 2) as cases:
+        for case, most in zip(cases, (24, 24, 9, 9), strict=True):
+            case.plain()
+            for _ in range(2):
+                case.prepared.launch()
+            assert counted(case.prepared.launch) - counted(case.bare) <= most, case.name
             case.wait()

@@ -22,6 +22,7 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
+from drvfuse.ops.collectives.allreduce_many import MOST_TENSORS, AllreduceManyParams, ManyCall
 from drvfuse.ops.collectives.fused_params import FormParams, params_of
 from drvfuse.ops.collectives.kernels import (
     AllreduceMultimemParams,
@@ -39,7 +40,15 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
+from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
 from drvfuse.ops.collectives.norm_form import NormForm
+from drvfuse.ops.collectives.scatter_kernels import (
+    FusedScatterParams,
+    FusedScatterPushParams,
+    RowParts,
+    ScatterParams,
+    ScatterPushParams,
+)
 from drvfuse.ops.gemv.kernel import GemvParams
 from drvfuse.ops.norm.rmsnorm_fp8 import NormParams
 from drvfuse.plans.quantisation import Quantisation
@@ -71,6 +80,7 @@ _COLLECTIVE = {
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
 _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=128)
+_MANY = _defines(MANY=MOST_TENSORS)
 _FUSED = {
     **_COLLECTIVE,
     **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float", RESIDUAL_DTYPE="bf16"),
@@ -78,6 +88,7 @@ _FUSED = {
 }
 _NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
 _FORM = NormForm(normed=True)
+_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -111,7 +122,7 @@ _NORM = {
     **_defines(
         DTYPE="bf16", GAMMA_DTYPE="bf16", RESIDUAL_DTYPE="bf16", RESIDUAL=0, LAYER=0, BETA=0, NORMED=0, RAGGED=0
     ),
-    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32),
+    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32, AHEAD=0),
     **dict(Quantisation.per_row().definitions(dtypes.get("bfloat16"))),
 }
 
@@ -153,6 +164,21 @@ BLOCKS = [
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
+    Block(ManyCall, "collectives/many.cuh", "ManyCall", _COLLECTIVE | _MANY),
+    Block(AllreduceManyParams, "collectives/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
+    Block(ScatterParams, "collectives/scatter_parts.cuh", "ScatterParams", _COLLECTIVE),
+    Block(ScatterPushParams, "collectives/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
+    Block(RowParts, "collectives/scatter_rows.cuh", "RowParts", _FUSED),
+    Block(FusedScatterParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "FusedScatterParams", _FUSED),
+    Block(
+        FusedScatterPushParams,
+        "collectives/reduce_scatter_rmsnorm_fp8_push.cu",
+        "FusedScatterPushParams",
+        _FUSED | _PUSH,
+    ),
+    Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
+    Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
+    Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),

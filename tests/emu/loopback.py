@@ -94,8 +94,8 @@ class LoopbackDriver:
             result = perform(self._machine.own, ENTRIES[name], run.values)
             if result[0]:
                 out = Outgoing()
-                made.write_told(out, run)
-                made.read_told(Incoming(memoryview(b"".join(out.parts)), []), sent)
+                made.write_filled(out, run)
+                made.read_filled(Incoming(memoryview(b"".join(out.parts)), []), sent)
                 return result
             out = Outgoing()
             made.write_result(out, result[1:], run)

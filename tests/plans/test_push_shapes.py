@@ -142,7 +142,7 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
         shape, _ = planned(lambda nbytes: fused_shape(work, *size, nbytes, case[-1]), given)
     blocks = shape.blocks(most)
     each = ceil_div(shape.units, blocks // shape.cluster)
-    assert trace_phases(work, shape, blocks) >= shape.rounds * 3 * each
+    assert trace_phases(shape, blocks) >= shape.rounds * 3 * each
 
 
 def test_few_large_rounds_and_no_more():

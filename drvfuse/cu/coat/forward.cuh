@@ -14,6 +14,12 @@
 // again. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns) and no scale of an x that is not 0 exceeds
 // 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
 // NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
+//
+// LayerNorm's maximum with w and b. While the squares of a = x * s - mean are added up, an estimate takes a guess at rstd,
+// from the sums of x * s and of its square: |fma(a * guess, w, b)|. If the guess is within 2^-20 of rstd, relatively, and
+// no |b| exceeds three times the estimate, then no |y| is farther from its own than 4 * (2^-20 + 5 * 2^-24) times the
+// estimate, which is below 2^-17; what underflows is as above. Else, or where the range of 2^-17 has two scales, blocks
+// look at x once more.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"
@@ -22,6 +28,7 @@
 
 constexpr bool LAYER = DRVFUSE_LAYER;    // LayerNorm
 constexpr bool AFFINE = DRVFUSE_AFFINE;  // of LayerNorm: with w and b
+constexpr bool GUESSED = LAYER && AFFINE;
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
@@ -95,6 +102,21 @@ __device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const Fo
     load_weight_pack(pack, p.weight, p.columns, at);
 }
 
+// Elements 4 * j to 4 * j + 3 of a pack.
+__device__ __forceinline__ void unpack_four(float (&v)[4], const Pack<Weight, PACK>& pack, int j) {
+    constexpr int words = Pack<Weight, 4>::words;
+#pragma unroll
+    for (int k = 0; k < words; ++k) Word<Weight>::unpack(pack.word[words * j + k], v + 4 / words * k);
+}
+
+// `largest` grows to the largest magnitude of a pack, a NaN if one is.
+__device__ __forceinline__ void grow_to(float& largest, const Pack<Weight, PACK>& pack) {
+    float v[PACK];
+    to_float(v, pack);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) largest = ptx::max_nan(largest, fabsf(v[i]));
+}
+
 // One pack of each of BATCH rows; what does not exist is 0.
 struct Batch {
     u32 word[BATCH][4];
@@ -155,18 +177,32 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
     }
 }
 
-// Of row r of a batch: the sum of x * s.
-__device__ __forceinline__ float pack_sum(const Batch& batch, int r) {
-    float sum = 0.0f;
+// Of row r of a batch: the sum of x * s, and where asked about that of its squares.
+__device__ __forceinline__ float pack_sum(const Batch& batch, int r, float* squares = nullptr) {
+    float sum = 0.0f, squared = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float v[4];
         Word<X>::unpack(batch.word[r][j], v);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) sum = __fadd_rn(sum, v[k]);
+        for (int k = 0; k < 4; ++k) {
+            sum = __fadd_rn(sum, v[k]);
+            if (squares != nullptr) squared = __fmaf_rn(v[k], v[k], squared);
+        }
     }
-    return __fmul_rn(sum, bf16{batch.scale[r]});
+    const float scale = bf16{batch.scale[r]};
+    if (squares != nullptr) *squares = squared * scale * scale;
+    return __fmul_rn(sum, scale);
 }
+
+// About 1 / root of the variance, by the sum of squares.
+__device__ __forceinline__ float guess_rstd(const ForwardParams& p, float squares, float mean) {
+    const float variance = fmaxf(ptx::divide_full(squares, float(p.columns)) - mean * mean, 0.0f);
+    return reciprocal_root(variance + p.epsilon);
+}
+
+// Whether it is near enough for an estimate of the maximum.
+__device__ __forceinline__ bool near_enough(float guess, float rstd) { return fabsf(guess - rstd) <= 0x1p-20f * rstd; }
 
 // Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack,
 // and, where asked, the largest magnitude, as bits.
@@ -190,6 +226,37 @@ __device__ __forceinline__ float pack_variance(const Batch& batch, int r, float 
     }
     if (largest != nullptr) *largest = most;
     return sum;
+}
+
+// Of four rows of a batch, `first` and the next: as pack_variance gives it, the sum, and as bits the largest |y| that a
+// guess at rstd gives.
+__device__ __forceinline__ void estimate_quad(float (&squares)[4], u32 (&largest)[4], const Batch& batch, int first,
+                                              const float (&mean)[4], const float (&guess)[4],
+                                              const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
+                                              int valid) {
+    float most[4] = {};
+    clear(squares);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float w[4], b[4];
+        unpack_four(w, weight, j), unpack_four(b, bias, j);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const float scale = bf16{batch.scale[first + r]};
+            float v[4];
+            Word<X>::unpack(batch.word[first + r][j], v);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float away = __fsub_rn(__fmul_rn(v[k], scale), mean[r]);
+                if (ALIGNED ? valid > 0 : 4 * j + k < valid) {
+                    squares[r] = __fadd_rn(squares[r], __fmul_rn(away, away));
+                    most[r] = fmaxf(most[r], fabsf(__fmaf_rn(__fmul_rn(away, guess[r]), w[k], b[k])));
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) largest[r] = __float_as_uint(most[r]);
 }
 
 // The scales of four rows at a column; of rows that do not exist 0.
@@ -224,28 +291,24 @@ __device__ __forceinline__ u32 largest_by_rstd(u32 away, float rstd) {
     return most == most ? __float_as_uint(most) : UNDECIDED;
 }
 
-// LayerNorm's largest |y|, with w and b, of each row of a batch, as bits, over the first `valid` columns of the pack, of
-// which one exists; UNDECIDED if none is a number.
-__device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
-                                                 const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
-                                                 const Pack<Weight, PACK>& bias, int valid) {
-    float most[BATCH];
+// LayerNorm's largest |y|, with w and b, of four rows of a batch, `first` and the next, as bits, over the first `valid`
+// columns of the pack, of which one exists; UNDECIDED if none is a number.
+__device__ __forceinline__ void largest_of_quad(u32 (&largest)[4], const Batch& batch, int first,
+                                                const float (&mean)[4], const float (&rstd)[4],
+                                                const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
+                                                int valid) {
+    float most[4];
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
+    for (int r = 0; r < 4; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        constexpr int words = Pack<Weight, 4>::words;
         float w[4], b[4];
+        unpack_four(w, weight, j), unpack_four(b, bias, j);
 #pragma unroll
-        for (int k = 0; k < words; ++k) {
-            Word<Weight>::unpack(weight.word[words * j + k], w + 4 / words * k);
-            Word<Weight>::unpack(bias.word[words * j + k], b + 4 / words * k);
-        }
-#pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            const float scale = bf16{batch.scale[r]};
+        for (int r = 0; r < 4; ++r) {
+            const float scale = bf16{batch.scale[first + r]};
             float v[4];
-            Word<X>::unpack(batch.word[r][j], v);
+            Word<X>::unpack(batch.word[first + r][j], v);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const float y = fabsf(layer_normalised(v[k], scale, mean[r], rstd[r], w[k], b[k]));
@@ -254,21 +317,30 @@ __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Ba
         }
     }
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
+    for (int r = 0; r < 4; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
 }
 
 // The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
 __device__ __forceinline__ u32 decided_scale(u32 estimate) {
+    constexpr float FAR = GUESSED ? 0x1p-17f : 0x1p-21f;
     const float most = __uint_as_float(estimate);
     if (!(most >= 0x1p-40f && most <= 0x1p100f)) return UNDECIDED;
-    const u32 low = fp8_scale_bits<X>(__fmul_rn(most, 1.0f - 0x1p-21f));
-    const u32 high = fp8_scale_bits<X>(__fmul_rn(most, 1.0f + 0x1p-21f));
+    const u32 low = fp8_scale_bits<X>(__fmul_rn(most, 1.0f - FAR));
+    const u32 high = fp8_scale_bits<X>(__fmul_rn(most, 1.0f + FAR));
     return low == high ? low : UNDECIDED;
 }
 
-// The scale's bits of a maximum that is exact, or UNDECIDED.
-__device__ __forceinline__ u32 settled_scale(u32 maximum) {
+// The scale's bits by what blocks have found at first: an estimate, or of LayerNorm without w and b the maximum itself,
+// unless it is UNDECIDED.
+__device__ __forceinline__ u32 first_scale(u32 maximum) {
+    if constexpr (!LAYER || AFFINE) return decided_scale(maximum);
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
+}
+
+// Whether `best` may be an estimate: no w may be so large that what underflows matters, and with a guess no b so large
+// that what it is off by does.
+__device__ __forceinline__ bool may_estimate(u32 best, float largest_weight, float largest_bias) {
+    return largest_weight <= WEIGHT_LIMIT && (!GUESSED || largest_bias <= 3.0f * __uint_as_float(best));
 }
 
 // 1 / root of the mean of squares; `best` grows to the row's estimate of the largest |y|, as bits.

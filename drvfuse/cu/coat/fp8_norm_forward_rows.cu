@@ -11,14 +11,18 @@
 //   Meeting  the grid's maximum, from which every block computes the one scale.
 //   Phase 2  a warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
 //            still hold them, then those that are.
-// LayerNorm looks at x in phase 1 more than once, from the second time on where it is kept: for the sum, which gives the
-// mean; for the squares of what is left without it, which give the rstd; and with w and b for the largest |y|, which
-// without them is that of what is left, times the rstd.
+// LayerNorm looks at x in phase 1 twice, the second time where it is kept: for the sum, which gives the mean; and for the
+// squares of what is left without it, which give the rstd. Then it has the largest |y|, too: without w and b the rstd
+// times the largest of what is left, with them an estimate by a guess at the rstd. Where that does not decide the scale,
+// blocks look once more.
 //
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns), and what is not resident or KNOWN is read again for each further look and for
 // phase 2; 2 are written. Each row's rstd, and its mean, adds 4. The weights are read once per warp and change of segment
 // in phase 1, and once per tile and row of lanes in phase 2.
+//
+// PDL: nothing in global memory is read before the wait; the trigger is right after the first loads (early_trigger) or
+// after the last store.
 #include "coat/forward_meeting.cuh"
 #include "coat/forward_tiles.cuh"
 
@@ -26,6 +30,7 @@ constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
 constexpr bool LATE =
     LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
+static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 
 // The batches of a chunk of rows that are a warp's, so that it seldom changes segment: one is worked at and one under
 // way. They do not take turns in two sets of registers: then the loads of a round all count on one scoreboard, and each
@@ -71,6 +76,32 @@ __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums
     }
 }
 
+// LayerNorm's largest |y|, with w and b, of what a warp has of the block's rows; UNDECIDED if a pack has no number.
+__device__ __forceinline__ u32 largest_of_all(const Rows& rows, int segments) {
+    const ForwardParams& p = rows.p;
+    u32 best = 0;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32 * BATCH, at = rows.first + int(threadIdx.x) % 32 * PACK; row < rows.count;) {
+        Batch batch;
+        load_batch(batch, p, rows.global(row), at);
+        Pack<Weight, PACK> weight, bias;
+        load_weight_pack(weight, p, at);
+        load_weight_pack(bias, p.bias, p.columns, at);
+        float mean[BATCH], rstd[BATCH];
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) mean[r] = rows.mean_of(row + r), rstd[r] = rows.rstd_of(row + r);
+        u32 most[BATCH];
+        largest_of_quad(most, batch, 0, mean, rstd, weight, bias, p.columns - at);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            const bool exists = WHOLE || rows.global(row + r) < p.rows;
+            if (exists && (WHOLE || at < p.columns)) best = max(best, most[r]);
+        }
+        if ((at += SEGMENT) >= segments * SEGMENT) at -= segments * SEGMENT, row += WARPS * BATCH;
+    }
+    return ptx::warp_max(best);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(const ForwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -86,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float* means = rstds + (KNOWN ? count : 0);
     u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));  // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);               // [all segments, chunk_rows]
+    float* guesses = reinterpret_cast<float*>(products);  // or sums of squares, in place of products
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
@@ -115,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     __syncthreads();
 
     u32 best = 0;
-    float largest_weight = 0.0f;
+    float largest_weight = 0.0f, largest_bias = 0.0f;
     bool given_up = false;
     float w[PACK];
     // What the lanes have of four rows' sums and, unless LAYER adds the mean, of their largest magnitudes.
@@ -174,8 +206,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             }
             if (at < p.columns) keep_batch(batch, rows, from.down, at);
             if constexpr (LAYER) {
+                float squared[BATCH];
 #pragma unroll
-                for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r);
+                for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r, GUESSED ? &squared[r] : nullptr);
+                if constexpr (GUESSED) {  // in any order, as they are for a guess
+                    const float sum = sum_lanes(squared);
+                    float* of_row = guesses + from.down - first + lane / (32 / BATCH);
+                    if (lane % (32 / BATCH) == 0) atomicAdd(of_row, sum);
+                }
             } else {
                 reduce_packs(batch, w, own, most);
             }
@@ -191,17 +229,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 const float mean = ptx::divide_full(total, float(p.columns));
                 if (row < p.rows && part == 0) p.mean[row] = mean;
                 if (KNOWN) means[local] = mean;
+                if constexpr (GUESSED) {
+                    guesses[local - first] = guess_rstd(p, guesses[local - first], mean);
+                }
             });
             run.begin(first, end, segments, again);
             __syncthreads();
+            Pack<Weight, PACK> bias;
             run.each(first, end, again, [&](const Batch& batch, const Place& from) {
                 const int at = column_of(from);
-                float own[BATCH];
+                float own[BATCH], mean[BATCH], guess[BATCH];
                 u32 most[BATCH] = {};
 #pragma unroll
-                for (int r = 0; r < BATCH; ++r) {
-                    const float mean = rows.mean_of(from.down + r);
-                    own[r] = pack_variance(batch, r, mean, p.columns - at, AFFINE ? nullptr : &most[r]);
+                for (int r = 0; r < BATCH; ++r) mean[r] = rows.mean_of(from.down + r);
+                if constexpr (GUESSED) {
+                    if (from.across != held) {
+                        load_weight_pack(raw, p, at);
+                        load_weight_pack(bias, p.bias, p.columns, at);
+                        held = from.across;
+                        grow_to(largest_weight, raw), grow_to(largest_bias, bias);
+                    }
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) guess[r] = guesses[from.down - first + r];
+                    estimate_quad(own, most, batch, 0, mean, guess, raw, bias, p.columns - at);
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) {
+                        if (WHOLE || rows.global(from.down + r) < p.rows) best = max(best, most[r]);
+                    }
+                } else {
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) {
+                        own[r] = pack_variance(batch, r, mean[r], p.columns - at, &most[r]);
+                    }
                 }
                 leave_batch(own, most, !AFFINE, from);
             });
@@ -212,36 +271,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 if (row < p.rows) {
                     if (part == 0) p.rstd[row] = rstd;
                     if (!AFFINE) best = max(best, largest_by_rstd(products[local - first], rstd));
+                    if (AFFINE && !near_enough(guesses[local - first], rstd)) best = UNDECIDED;
                 }
                 if (KNOWN) rstds[local] = rstd;
                 products[local - first] = 0;
             });
-            if constexpr (AFFINE) {
-                run.begin(first, end, segments, again);
-                __syncthreads();
-                int held = -1;
-                Pack<Weight, PACK> bias;
-                run.each(first, end, again, [&](const Batch& batch, const Place& from) {
-                    const int at = column_of(from);
-                    if (from.across != held) {
-                        load_weight_pack(raw, p, at);
-                        load_weight_pack(bias, p.bias, p.columns, at);
-                        held = from.across;
-                    }
-                    float mean[BATCH], rstd[BATCH];
-#pragma unroll
-                    for (int r = 0; r < BATCH; ++r) {
-                        mean[r] = rows.mean_of(from.down + r), rstd[r] = rows.rstd_of(from.down + r);
-                    }
-                    u32 most[BATCH];
-                    largest_of_batch(most, batch, mean, rstd, raw, bias, p.columns - at);
-#pragma unroll
-                    for (int r = 0; r < BATCH; ++r) {
-                        const bool exists = WHOLE || rows.global(from.down + r) < p.rows;
-                        if (exists && (WHOLE || at < p.columns)) best = max(best, most[r]);
-                    }
-                });
-            }
         } else {
             share_sums(0);
             add_segments(rows, sums, first, end, [&](int local, i64 row, float total) {
@@ -259,7 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
         begin_chunk();
         __syncthreads();
     }
-    best = ptx::warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
+    if (GUESSED) best = ptx::warp_max(best);
+    best = ptx::warp_max(may_estimate(best, largest_weight, largest_bias) ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -273,10 +308,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     if (!LATE) near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
-    u32 scale_bits = LAYER ? settled_scale(meetings.estimate.all) : decided_scale(meetings.estimate.all);
+    u32 scale_bits = first_scale(meetings.estimate.all);
     if (scale_bits == UNDECIDED) {
+        bool strange = true;
+        if constexpr (GUESSED) {
+            const u32 most = largest_of_all(rows, segments);
+            strange = __syncthreads_or(most == UNDECIDED);
+            if (!strange && lane == 0) atomicMax(&meetings.exact.own, most);
+        }
         // Whole rows, since only of those it matters whether all y are NaN.
-        for (int local = part + warp * PARTS; local < count; local += WARPS * PARTS) {
+        for (int local = part + warp * PARTS; strange && local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;
             const u32 most = exact_row_maximum(p, row, rows.mean_of(local), rows.rstd_of(local));

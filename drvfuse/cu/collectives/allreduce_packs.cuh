@@ -38,7 +38,8 @@ __device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count,
 // The output pack `index` from its sum.
 __device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
                                                float (&sum)[W] EPILOGUE_REFERENCE) {
-    apply_epilogue(sum, p.first + index * W, p.first + p.count, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
+    const i64 first = p.first + index * W;
+    apply_epilogue(sum, first, first, p.first + p.count, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
     OutPack pack;
     from_float(pack, sum);
     return pack;

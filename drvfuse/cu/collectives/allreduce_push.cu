@@ -8,6 +8,7 @@
 //   push_one_shot  every rank sends each of its packs to every peer, and sums what it receives.
 //   push_two_shot  rank k owns units k, k + ranks, ... of a round. It receives and sums these, and sends the results to
 //                  every peer. A block is DEPTH units ahead in sending of what it sums, and again of what it gathers.
+// DRVFUSE_MANY: the packs are those of several tensors (many.cuh).
 // Slots of a round, after the greetings, in packs:
 //   push_one_shot  [distance - 1][chunk_packs]
 //   push_two_shot  [distance - 1][owned units][threads], then results, likewise
@@ -24,6 +25,12 @@
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/allreduce_packs.cuh"
 #include "collectives/push_packs.cuh"
+#ifdef DRVFUSE_MANY
+#include "collectives/many.cuh"
+constexpr bool MANY = true;
+#else
+constexpr bool MANY = false;
+#endif
 
 constexpr bool EXACT = DRVFUSE_EXACT;
 constexpr int DEPTH = DRVFUSE_DEPTH;
@@ -33,6 +40,33 @@ using Pushing = Push<RANKS, false, false, DRVFUSE_RELAYS>;
 struct AllreducePushParams : AllreduceParams {
     PushCall push;
 };
+
+#ifdef DRVFUSE_MANY
+struct Params : AllreducePushParams {
+    ManyCall many;
+};
+#else
+using Params = AllreducePushParams;
+#endif
+
+// Pack `index` of the own input.
+__device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
+#ifdef DRVFUSE_MANY
+    const int tensor = tensor_of(p.many, index);
+    load_input(pack, p.many.inputs[tensor], index - p.many.first[tensor], p.many.counts[tensor]);
+#else
+    load_input(pack, p.call.input, index, p.count);
+#endif
+}
+
+__device__ __forceinline__ void store_result(const Params& p, i64 index, const OutPack& pack) {
+#ifdef DRVFUSE_MANY
+    const int tensor = tensor_of(p.many, index);
+    store_output(p.many.outputs[tensor], index - p.many.first[tensor], p.many.counts[tensor], pack);
+#else
+    store_output(p.output, index, p.count, pack);
+#endif
+}
 
 // One thread's pack of a unit: which of the round, and of the tensor; `exists` for all threads alike with EXACT.
 struct Place {
@@ -53,15 +87,15 @@ __device__ __forceinline__ Place place(const AllreducePushParams& p, int round, 
     return {in_round, index, EXACT || in_round < packs_of_round(p), EXACT || (index * W < p.count)};
 }
 
-__device__ __forceinline__ InPack input_at(const AllreducePushParams& p, const Place& at) {
+__device__ __forceinline__ InPack input_at(const Params& p, const Place& at) {
     InPack pack = {};
-    if (at.exists && at.inside) load_input(pack, p.call.input, at.index, p.count);
+    if (at.exists && at.inside) load_own(pack, p, at.index);
     return pack;
 }
 
 #if !DRVFUSE_TWO_SHOT
 
-__device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, const Place& at,
+__device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& trace, const Place& at,
                                          const InPack& own EPILOGUE_REFERENCE) {
     const u32 offset = GREETINGS_BYTES + at.in_round * u32(sizeof(InPack));
     const u32 stride = u32(p.chunk_packs) * u32(sizeof(InPack));
@@ -74,8 +108,7 @@ __device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& 
     sum_received(sum, push, own, offset, stride, p.call.rank, at.exists);
     trace.need(sum);
     trace.lap(TraceRole::receive);
-    if (at.exists && at.inside)
-        store_output(p.output, at.index, p.count, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
+    if (at.exists && at.inside) store_result(p, at.index, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
     trace.lap(TraceRole::store);
 }
 
@@ -101,7 +134,7 @@ __device__ __forceinline__ void send_input(const Pushing& push, const Unit& unit
     if (unit.at.exists) push.send(unit.distance, unit.offset + (unit.distance - 1) * unit.stride, own.word);
 }
 
-__device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& push, const Unit& unit,
+__device__ __forceinline__ void reduce(const Params& p, Pushing& push, const Unit& unit,
                                        const InPack& own EPILOGUE_REFERENCE) {
     float sum[W];
     sum_received(sum, push, own, unit.offset, unit.stride, p.call.rank, unit.at.exists);
@@ -110,10 +143,10 @@ __device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& pu
     OutPack pack = {};
     if (unit.at.inside) pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
     send_to_all(push, unit.results + unit.offset, unit.stride, pack.word);
-    if (unit.at.inside) store_output(p.output, unit.at.index, p.count, pack);
+    if (unit.at.inside) store_result(p, unit.at.index, pack);
 }
 
-__device__ __forceinline__ void gather(const AllreducePushParams& p, Pushing& push, const Unit& unit) {
+__device__ __forceinline__ void gather(const Params& p, Pushing& push, const Unit& unit) {
     // The owner is `distance` ahead of this rank, so this rank is RANKS - distance ahead of the owner.
     const u32 offset = unit.results + unit.offset + (RANKS - unit.distance - 1) * unit.stride;
     u32 words[1][OutPack::words];
@@ -121,11 +154,11 @@ __device__ __forceinline__ void gather(const AllreducePushParams& p, Pushing& pu
     OutPack pack;
 #pragma unroll
     for (int i = 0; i < OutPack::words; ++i) pack.word[i] = words[0][i];
-    if (unit.at.exists && unit.at.inside) store_output(p.output, unit.at.index, p.count, pack);
+    if (unit.at.exists && unit.at.inside) store_result(p, unit.at.index, pack);
 }
 
 // `own` is this thread's pack of the block's first unit of the round, which was loaded before.
-__device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, int round,
+__device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& trace, int round,
                                          InPack own EPILOGUE_REFERENCE) {
     const u32 units = (packs_of_round(p) + blockDim.x - 1) / blockDim.x;
     const u32 behind = DEPTH * gridDim.x;
@@ -156,11 +189,11 @@ constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && 
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)
-    DRVFUSE_KERNEL(const __grid_constant__ AllreducePushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    DRVFUSE_KERNEL(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     const Place first = place(p, 0, blockIdx.x);
-    if (first.exists && first.inside)  // warms the address translation
+    if (!MANY && first.exists && first.inside)  // warms the address translation
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     Pushing push(p.call, p.push);
     follow_producer(trace);

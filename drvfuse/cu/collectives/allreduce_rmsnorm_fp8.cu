@@ -39,21 +39,11 @@
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
 #include "collectives/nodes.cuh"
+#include "collectives/whole_row.cuh"
 #include "common/partition.cuh"
 #include "sync/barrier.cuh"
 
 #if !DRVFUSE_TWO_STAGE
-
-// One row: load(pack, source, index) reads a pack of it.
-template <typename Load>
-__device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int row, const Load& load) {
-    float x[PACKS][W];
-    rows.sum(x, load);
-    if constexpr (RESIDUAL)
-        rows.add_residual(x, row,
-                          [&](int at, const ResidualPack& pack) { store_of_row(p.residual_output, row, at, p, pack); });
-    rows.normalise_to_output(x, row);
-}
 
 __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trace& trace) {
 #if !DRVFUSE_STAGED

@@ -4,16 +4,17 @@
 #include "common/epilogue.cuh"
 
 #ifdef DRVFUSE_EPILOGUE
-// The elements first, first + 1, ... of the tensor; those from `count` on do not exist, and the epilogue is not run on
-// them: it may index arrays by i, row or col.
+// The elements first, first + 1, ... of the tensor. On those outside [begin, end) the epilogue is not run: it may index
+// arrays by i, row or col.
 template <int W>
-__device__ __forceinline__ void apply_epilogue(float (&v)[W], i64 first, i64 count, i64 columns, int rank,
+__device__ __forceinline__ void apply_epilogue(float (&v)[W], i64 first, i64 begin, i64 end, i64 columns, int rank,
                                                const EpilogueParams& params) {
     i64 row = first / columns;
     i64 col = first - row * columns;
 #pragma unroll
     for (int i = 0; i < W; ++i) {
-        if (!DRVFUSE_RAGGED || first + i < count) v[i] = epilogue(v[i], first + i, row, col, rank, params);
+        if (!DRVFUSE_RAGGED || (first + i >= begin && first + i < end))
+            v[i] = epilogue(v[i], first + i, row, col, rank, params);
         if (++col == columns) {
             col = 0;
             ++row;
@@ -22,5 +23,5 @@ __device__ __forceinline__ void apply_epilogue(float (&v)[W], i64 first, i64 cou
 }
 #else
 template <int W>
-__device__ __forceinline__ void apply_epilogue(float (&)[W], i64, i64, i64, int) {}
+__device__ __forceinline__ void apply_epilogue(float (&)[W], i64, i64, i64, i64, int) {}
 #endif

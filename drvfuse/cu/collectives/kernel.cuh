@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of all collectives begin with: what they are compiled for, and their place in the stream.
+// What the kernels of the collectives that add begin with: what they are compiled for.
 #pragma once
-#include "common/faults.cuh"
+#include "collectives/place.cuh"
 #include "common/quantise.cuh"
-#include "sync/pdl.cuh"
-#include "sync/workspace.cuh"
-#include "trace/trace.cuh"
 
 using In = DRVFUSE_DTYPE;
 using Out = DRVFUSE_OUT_DTYPE;
@@ -23,20 +20,3 @@ using SourcePack = Pack<float, W>;
 #else
 using SourcePack = InPack;
 #endif
-
-// A kernel's place in its stream, by all threads: `begin` comes first, then what reads nothing that a producer writes, then
-// `follow_producer`, the work, and `end`.
-__device__ __forceinline__ void begin(const Call& call) {
-    if (FAULT("trigger-always-at-entry") || (call.early_trigger && !FAULT("no-trigger-at-entry"))) launch_dependents();
-}
-
-__device__ __forceinline__ void follow_producer(Trace& trace) {
-    if (!FAULT("state-before-pdl-wait")) wait_for_producer();
-    trace.start();
-}
-
-__device__ __forceinline__ void end(const Call& call, Trace& trace) {
-    if (FAULT("state-before-pdl-wait")) wait_for_producer();
-    if (!call.early_trigger && !FAULT("no-trigger-at-end")) launch_dependents();
-    trace.exit();
-}

@@ -75,15 +75,15 @@ __device__ __forceinline__ void store_pack(void* address, const Pack<T, W>& pack
     store_words<Pack<T, W>::words>(address, pack.word);
 }
 
-// The first `valid` elements at `address`, which is aligned to one element only; the others become +0.
+// The elements [first, valid) at `address`, which is aligned to one element only; the others become +0.
 template <typename T, int W>
-__device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* address, i64 valid) {
+__device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* address, i64 valid, i64 first = 0) {
     constexpr int per_word = 4 / sizeof(T);
     const char* at = static_cast<const char*>(address);
     clear(pack.word);
 #pragma unroll
     for (int i = 0; i < W; ++i) {
-        if (i < valid) {
+        if (i >= first && i < valid) {
             u32 bits;
             if constexpr (sizeof(T) == 4) {
                 bits = ptx::load_u32(at + 4 * i);
@@ -97,14 +97,14 @@ __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* addr
     }
 }
 
-// Store the first `valid` elements at `address`, which is aligned to one element only.
+// Store the elements [first, valid) at `address`, which is aligned to one element only.
 template <typename T, int W>
-__device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& pack, i64 valid) {
+__device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& pack, i64 valid, i64 first = 0) {
     constexpr int per_word = 4 / sizeof(T);
     char* at = static_cast<char*>(address);
 #pragma unroll
     for (int i = 0; i < W; ++i) {
-        if (i < valid) {
+        if (i >= first && i < valid) {
             u32 bits = pack.word[i / per_word] >> (8 * sizeof(T) * (i % per_word));
             if constexpr (sizeof(T) == 4) {
                 ptx::store_u32(at + 4 * i, bits);

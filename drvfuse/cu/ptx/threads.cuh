@@ -36,6 +36,13 @@ __device__ __forceinline__ u32 warp_max(u32 value) {
     return result;
 }
 
+// redux.sync.or.b32 over the whole warp
+__device__ __forceinline__ u32 warp_or(u32 value) {
+    u32 result;
+    asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+    return result;
+}
+
 // exit: this thread ends, wherever it is
 __device__ __forceinline__ void exit_thread() { asm volatile("exit;"); }
 

@@ -4,7 +4,7 @@
 #pragma once
 #include "sync/scratch.cuh"
 
-constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 15;
+constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 16;
 
 // drvfuse/plans/coat_forward.py has its size.
 struct GridWords {

@@ -20,13 +20,13 @@ SHADOW_ADDRESSABLE = 1
 SHADOW_INITIALISED = 2
 ACCESS_BASE = 0x2200_0000_0000
 GRANULE_SHIFT = 16
-CELL_BASE = 0x2300_0000_0000  # one u32 a line, for the race detector
+CELL_BASE = 0x2300_0000_0000  # one u32 per line of the window, for the race detector
 LINE_SHIFT = 4
 PIECE_SHIFT = 21  # the granularity of multicast objects: each piece has its own members
-MEMBERS = 8  # places in the table of a piece, one for each device
-POOL_SHIFT = 10  # bytes of the window whose entries of the race detector lie together
+MEMBERS = 8  # entries in the table of a piece, one per device
+POOL_SHIFT = 10  # log2 of the bytes of the window whose race entries lie together
 
-# Of an access word, besides the numbers of devices.
+# Owners in an access word, besides the numbers of devices.
 OWNER_HOST = 0xFF
 OWNER_SHARED = 0xFE
 OWNER_LOCAL = 0xFD
@@ -38,11 +38,11 @@ class Kind(IntEnum):
     """What a granule of the window is: the low bits of the kind field of its access word."""
 
     NONE = 0
-    DEVICE = 1  # alloc
-    MAPPED = 2  # a physical allocation, by map
+    DEVICE = 1  # by a call of `alloc`
+    MAPPED = 2  # a physical allocation, by a call of `map`
     HOST = 3
     GLOBALS = 4  # module variables of one device
-    SHARED = 5  # from here on handed out in pieces by the engine: the shared memory of blocks
+    SHARED = 5  # from here on memory that the engine hands out in pieces: here the shared memory of blocks
     LOCAL = 6
     PARAM = 7
     FREED = 8
@@ -50,8 +50,9 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """Whose memory an access is counted for, seen from the device that makes it; SHARED is shared memory. MULTICAST is
-    that of all devices of a team: what the instruction names, apart from what it does to each of them.
+    """Whose memory an access is counted for, seen from the device that makes it. SHARED is shared memory.
+
+    MULTICAST counts the bytes that the instruction names, once for all devices of the team.
     """
 
     DEVICE, PEER, HOST, SHARED, MULTICAST = range(5)
@@ -59,7 +60,7 @@ class MemoryOf(IntEnum):
 
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
-EVENTS = 1 << 14  # that the engine's ring keeps
+EVENTS = 1 << 14  # entries of the engine's ring of events
 WRITES = 64  # of a thread while the runtime probes
 BARRIERS = 16  # of a block
 CLUSTER_SHIFT = 18  # of a rank in an address of the cluster's shared memory: more bytes than a block can have
@@ -73,7 +74,7 @@ class LaunchState(IntEnum):
 
 
 class RunEnd(IntEnum):
-    """Why rt_run returned; rt_advance too, for MORE."""
+    """Why rt_run returned. rt_advance returns MORE, too."""
 
     EVENT = 0
     IDLE = 1
@@ -82,28 +83,28 @@ class RunEnd(IntEnum):
 
 
 class Status(IntEnum):
-    """What a generated function returns."""
+    """The result of a generated function: why the thread was suspended, or that it has ended."""
 
     EXIT = 0
     YIELD = 1  # before a strong load or an atomic: op_addr, op_size, site
     BARRIER = 2  # op_a id, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
     WARPOP = 3  # op_kind = WarpOp, op_mask, op_a.. -> op_result, op_pred
     GDC_WAIT = 4
-    FAULT = 5  # rt_access has recorded it
+    FAULT = 5  # a fault, which rt_access has recorded
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
     CLUSTER = 8  # before barrier.cluster: op_kind = ClusterBarrier, op_a BARRIERS, the number that no other barrier has
 
 
 class Barrier(IntEnum):
-    """op_kind of BARRIER. ARRIVE also suspends, until its warp has come."""
+    """op_kind of the status BARRIER. ARRIVE suspends too, until all lanes of the warp have arrived."""
 
     SYNC = 0
     ARRIVE = 1
     POPC = 2
     AND = 3
     OR = 4
-    UNALIGNED = 8  # or-ed to the others: the lanes of a warp may come by different instructions
+    UNALIGNED = 8  # or-ed to the others: lanes of one warp may arrive by different instructions
 
 
 class ClusterBarrier(IntEnum):
@@ -111,8 +112,8 @@ class ClusterBarrier(IntEnum):
 
     ARRIVE = 0
     WAIT = 1
-    RELAXED = 2  # or-ed to ARRIVE: it releases nothing
-    UNALIGNED = 8  # or-ed: a lane is not held up until the rest of its warp has come
+    RELAXED = 2  # or-ed to ARRIVE: the arrival is relaxed and releases nothing
+    UNALIGNED = 8  # or-ed: a lane does not wait for the rest of its warp
 
 
 class Trap(IntEnum):
@@ -146,7 +147,7 @@ class WarpOp(IntEnum):
 
 
 class MatrixKind(IntEnum):
-    """What a matrix has for elements."""
+    """The type of a matrix's elements."""
 
     U8, S8, E4M3, E5M2, F16, BF16, F32, TF32, S32 = range(9)
 
@@ -155,12 +156,12 @@ class MatrixMethod(IntEnum):
     """How an H200 computes a matrix product."""
 
     TENSOR = 0  # by steps of the tensor cores
-    FP8 = 1  # likewise, as fp16, and by an addition of C at the end
+    FP8 = 1  # likewise on fp16 values, with C added at the end
     CHAIN = 2  # by fp32 operations of the ordinary cores
     INTEGER, SATURATED = 3, 4
 
 
-EXCHANGE_WORDS = 20  # of the place in a lane's frame for its registers of a matrix instruction
+EXCHANGE_WORDS = 20  # size of the area in a lane's frame for its registers of a matrix instruction
 
 
 class Clock(IntEnum):
@@ -178,19 +179,19 @@ class Access(IntEnum):
     STRONG = 1 << 2
     NC = 1 << 8
     VOLATILE = 1 << 9
-    REDUCTION = 1 << 16  # an atomic without a result
-    SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
-    LATER = 1 << 20  # a write that is made, and marks what it has initialised, at a later time
+    REDUCTION = 1 << 16  # an atomic whose result is not returned
+    SWAP = 1 << 17  # a compare-and-swap: the value to compare with is in op_value, its upper half in op_seen
+    LATER = 1 << 20  # a write that takes effect, and marks its bytes as initialised, at a later time
     BULK = 1 << 21  # the read of shared memory by a bulk copy
-    MULTIMEM = 1 << 23  # of the members behind a multicast address
-    MBARRIER = 1 << 22  # an operation on an mbarrier; plain, it makes the word one, or none any more
+    MULTIMEM = 1 << 23  # an access to the members behind a multicast address
+    MBARRIER = 1 << 22  # an operation on an mbarrier; a plain one is mbarrier.init or .inval
 
 
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # of strong accesses, and with UNREAD: log2 of the number of elements, in two bits
-UNREAD_SHIFT = 24  # of plain loads: a bit for each element that goes to a register which nobody reads
+ELEMENTS_SHIFT = 18  # for strong accesses, and with UNREAD: log2 of the number of elements, in two bits
+UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is never read
 
 
 class Fence(IntEnum):
@@ -224,29 +225,29 @@ class Mbarrier(IntEnum):
 
 
 class HeapCall(IntEnum):
-    """What native code asks of a heap: memory of so many bytes, how many there are at an address (0: it gave none
-    there), that they go.
+    """Calls of native code to a heap: allocate so many bytes; the size of the allocation at an address (0: there is
+    none); free it.
     """
 
     MALLOC, SIZE, FREE = range(3)
 
 
 class Reduce(IntEnum):
-    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and `REDUCES` where 0 is
-    no reduction.
+    """How reductions combine elements. An `Element` and an `Accumulate` stand beside it at their shifts, and `REDUCES`
+    where 0 would be no reduction.
     """
 
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)
 
 
 class Element(IntEnum):
-    """What they combine; of packed types, each half or quarter."""
+    """The type of the elements that are combined; for packed types, of each half or quarter."""
 
     B32, U32, S32, B64, U64, S64, F32, F64, F16, BF16, E4M3, E5M2 = range(12)
 
 
 class Accumulate(IntEnum):
-    """The precision of a sum on its way: that of the element, or more."""
+    """The precision of intermediate sums: that of the element, or a higher one."""
 
     ELEMENT, F16, F32 = range(3)
 
@@ -270,7 +271,7 @@ MBARRIER_VALID = 1 << 63
 
 # Findings -----------------------------------------------------------------------------------------------------------
 class FaultKind(IntEnum):
-    """Why a launch was stopped. What the fields of its record mean is told for each kind in `findings/faults.py`."""
+    """Why a launch was stopped. `findings/faults.py` says for each kind what the fields of its record mean."""
 
     NONE, OUT_OF_BOUNDS, USE_AFTER_FREE, MISALIGNED, NO_ACCESS, READ_ONLY, UNINITIALISED = range(7)
     FOREIGN_SHARED, FOREIGN_LOCAL, TRAP, ASSERT, WARP_LANES, WARP_MISMATCH = range(7, 13)
@@ -287,7 +288,7 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """What goes on without an end, if it is not a thread's plain accesses."""
+    """What repeats without an end, where it is not the plain accesses of a thread."""
 
     ROUNDS, RESUMES = range(2)
 
@@ -320,7 +321,7 @@ NOTICES = 16
 
 
 class EventKind(IntEnum):
-    """What has happened: entries of the engine's ring."""
+    """Kinds of events in the engine's ring."""
 
     START, END = range(2)
     LOAD, STORE, ATOMIC = range(2, 5)
@@ -329,11 +330,11 @@ class EventKind(IntEnum):
     CLUSTER = 11
 
 
-FOUND = 64  # races that the detector keeps until they are told
-DOUBTS = 16  # stores of one access that it cannot tell to be races before it is made
+FOUND = 64  # races that the detector keeps until Python takes them
+DOUBTS = 16  # stores of one access that may be races, which is decided after the access
 CERTAIN = 32
-JOINED = 1 << 8  # the upper eight bits of a hash choose (native/clock.cuh)
-CLASSES = 40  # of sizes: powers of two
+JOINED = 1 << 8  # chosen by the upper eight bits of a hash (native/clock.cuh)
+CLASSES = 40  # classes of sizes: powers of two
 MISSES = 8
 
 

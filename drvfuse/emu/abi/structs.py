@@ -344,7 +344,7 @@ class Race(Structure):
     # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the
     # next fence of at least that scope.
     "Ref fenced[4], held[4]",
-    "Ref late",  # known at its end: reads that relaxed flags told of
+    "Ref late",  # known at its end: reads that precede a relaxed flag
     "u32 aliased",  # a fence.proxy.alias is behind its accesses before this time, which its clock does not tell
 )
 class RaceThread(Structure):
@@ -353,7 +353,7 @@ class RaceThread(Structure):
 
 @layout("u32 op, block, edge, store_site, load_site", "Ref clock")
 class Miss(Structure):
-    """A flag of another block that was seen without learning from it, and what it would have told."""
+    """A flag of another block that was seen without acquiring from it, and what an acquire would have made known."""
 
 
 @layout(

@@ -19,7 +19,7 @@ from .refused import ARRAYS
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
-_END = 1 << 56  # no program has memory at this address or above it
+_END = 1 << 56  # the end of a program's address space
 
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
@@ -42,7 +42,7 @@ def pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Failure, and the capture is spoilt, for a copy of rows of foreign memory, which is here during the call only."""
+    """Fail, and invalidate the capture, for a copy of rows of foreign memory, which is here during the call only."""
     if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
@@ -58,12 +58,12 @@ def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, 
 
 
 def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
-    """The address by which a queued copy finds memory of the caller: in a graph, foreign memory is asked for again."""
+    """The address at which a queued copy finds memory of the caller. A graph fetches foreign memory each time."""
     origin = getattr(given, "origin", None)
     if stream.capture is None or proc.foreign is None or origin is None:
         return address
     if given.keep is not None:
-        given.keep.unused = True  # nothing goes back to the caller now
+        given.keep.unused = True  # nothing is written back to the caller here
     return int(origin) + FOREIGN
 
 
@@ -156,7 +156,7 @@ def cuMemcpyPeer(
 def cuMemcpyPeerAsync(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int, hStream: Any
 ) -> None:
-    """As cuMemcpyPeer. In a capture it is refused, and the capture is spoilt."""
+    """As cuMemcpyPeer. In a capture it is refused, and the capture is invalidated."""
     stream, dst, src = proc.stream(hStream), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -204,7 +204,7 @@ def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
 
 
 def _rows(proc: Process, p: Any) -> None:
-    """Copy rows now."""
+    """Copy rows, and wait until that is done."""
     check(p is not None)
     context = proc.current()
     command = copy_3d(proc, p, context)
@@ -225,7 +225,7 @@ def _rows_async(proc: Process, p: Any, hStream: Any) -> None:
 
 
 def read_now(command: Copy3D) -> Copy3D:
-    """The same copy of what its source holds now."""
+    """The same copy, of the contents that its source has now."""
     source = command.source
     nbytes = source.span(command.width, command.height, command.depth)
     held = ctypes.create_string_buffer(ctypes.string_at(source.address, nbytes), nbytes)
@@ -263,6 +263,6 @@ def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
 
 @entry()
 def cuMemcpy3DPeerAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
-    """As cuMemcpy3DPeer. In a capture it is refused, and the capture is spoilt."""
+    """As cuMemcpy3DPeer. In a capture it is refused, and the capture is invalidated."""
     proc.stream(hStream).refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     _rows_async(proc, pCopy, hStream)

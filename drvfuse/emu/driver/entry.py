@@ -148,7 +148,7 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
 
 @functools.cache
 def _tell_forked(holder: int) -> None:
-    """Say once in this process why its calls fail."""
+    """Log once in this forked process why its calls fail."""
     words = "process %d was forked from process %d, which holds the emulated machine, and has none: start processes by "
     log.warning(words + 'the method "spawn" of multiprocessing', os.getpid(), holder)
 
@@ -193,7 +193,7 @@ def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
 
 
 def unsupported(message: str) -> Failure:
-    """The failure of a call that asks for what is not emulated, which is told once."""
+    """The failure of a call that is not emulated, which is reported once."""
     return Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))
 
 

@@ -64,7 +64,7 @@ def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
 
 @entry(1)
 def cuGraphInstantiateWithParams(proc: Process, hGraph: Any, instantiateParams: Any) -> Any:
-    """`instantiateParams` are told the result, and a node of a cycle if there is one."""
+    """Writes the result, and a node of a cycle if there is one, to `instantiateParams`."""
     p = instantiateParams
     check(p is not None)
     p.result_out, p.hErrNode_out = _RESULT.CUDA_GRAPH_INSTANTIATE_ERROR, T.CUgraphNode(0)

@@ -30,7 +30,7 @@ Where = tuple[Graph, Mapping[Node, Edge]]
 
 
 def add_allocation(proc: Process, where: Where, p: Any) -> Node:
-    """An allocation node as CUDA_MEM_ALLOC_NODE_PARAMS describe it, which are told the address."""
+    """Add an allocation node by CUDA_MEM_ALLOC_NODE_PARAMS, into which the address is written."""
     check(p is not None and where[0].parent is None)
     props = p.poolProps
     check(props.allocType == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED and p.bytesize > 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of code: PTX, alone or in a fat binary; what is refused, and the buffers that are told why."""
+"""Images of code: PTX, alone or in a fat binary; what is refused, and the buffers for error logs."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def file_content(name: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def errors_told(*logs: ErrorLog | None) -> Iterator[None]:
-    """What a call fails with inside this is written to the first buffer of errors that there is."""
+def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
+    """Write the failure of a call inside the block to the first of the buffers for errors that was given."""
     try:
         yield
     except Failure as failure:

@@ -18,7 +18,7 @@ from ..space import mapped
 from ..wire.arguments import Address
 from ..wire.jit_options import ErrorLog
 from .entry import check, entry, present, text, unsupported
-from .image import errors_told, file_content, ptx_of, refused, suits
+from .image import errors_logged, file_content, ptx_of, refused, suits
 from .module import load
 
 _IN = T.CUjitInputType
@@ -54,7 +54,7 @@ def cuLinkAddData(
 ) -> None:
     """Add PTX, or a fat binary with PTX in it; the rest is refused (NOT_SUPPORTED), as is PTX that cannot be read."""
     found = _state(proc, state)
-    with errors_told(ErrorLog.of(options, optionValues), found.log):
+    with errors_logged(ErrorLog.of(options, optionValues), found.log):
         _add(proc, found, typename, present(mapped.copied(data, size)), text(name) or f"input {len(found.units) + 1}")
 
 
@@ -63,7 +63,7 @@ def cuLinkAddFile(
     proc: Process, state: Any, typename: Any, path: bytes, numOptions: int, options: Any, optionValues: Any
 ) -> None:
     found = _state(proc, state)
-    with errors_told(ErrorLog.of(options, optionValues), found.log):
+    with errors_logged(ErrorLog.of(options, optionValues), found.log):
         _add(proc, found, typename, file_content(path), text(path))
 
 
@@ -93,7 +93,7 @@ def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
     does not count. CUDA_ERROR_INVALID_IMAGE where symbols are missing or defined twice, which the report names.
     """
     found = _state(proc, state)
-    with errors_told(found.log):
+    with errors_logged(found.log):
         check(found.image is None)
         if not found.units:
             raise refused(R.CUDA_ERROR_INVALID_IMAGE, "nothing was added to the link")

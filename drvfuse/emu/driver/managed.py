@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory: allocation, advice, prefetches and what was said of a range.
+"""Managed memory: allocation, advice, prefetches and the attributes of ranges.
 
 It is plain memory here, which the host and every device access at the same address at any time, as on devices with
-CONCURRENT_MANAGED_ACCESS. Nothing ever moves: advice and prefetches are kept and told again. It counts as host memory
+CONCURRENT_MANAGED_ACCESS. Nothing ever moves: advice and prefetches are kept for queries. It counts as host memory
 that is initialised, since nobody sees what the host writes.
 """
 
@@ -98,8 +98,8 @@ def _advise(proc: Process, address: Any, count: int, advice: Any, place: Any) ->
         where = place()
         check(where.kind in (int(_KINDS[0]), int(_KINDS[1])), R.CUDA_ERROR_INVALID_DEVICE)
         for kept, start, end in parts:
-            told = kept.accessed_by.setdefault(where, Piecewise(False))
-            told.set(start, end, advice == _ADVICE.CU_MEM_ADVISE_SET_ACCESSED_BY)
+            accessed = kept.accessed_by.setdefault(where, Piecewise(False))
+            accessed.set(start, end, advice == _ADVICE.CU_MEM_ADVISE_SET_ACCESSED_BY)
 
 
 @entry(bindings=12)
@@ -124,7 +124,7 @@ def _prefetch(proc: Process, address: Any, count: int, place: Place, hStream: An
     proc.enqueue(stream, Command(stream.context))
 
 
-# What was said of a range --------------------------------------------------------------------------------------------
+# Attributes of a range ----------------------------------------------------------------------------------------------
 
 
 def _common(pieces: list[tuple[Piecewise[Any], int, int]]) -> Any:
@@ -133,7 +133,7 @@ def _common(pieces: list[tuple[Piecewise[Any], int, int]]) -> Any:
     return found.pop() if len(found) == 1 else None
 
 
-def _told(proc: Process, size: int, attribute: Any, address: Any, count: int) -> Any:
+def _range_attribute(proc: Process, size: int, attribute: Any, address: Any, count: int) -> Any:
     parts = managed_range(proc, address, count)
     if attribute == _RANGE.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
         check(size > 0 and size % 4 == 0)
@@ -159,18 +159,18 @@ def _accessed_by(parts: list[tuple[Advice, int, int]], room: int) -> list[int]:
     """Devices in their order, then the host, then CU_DEVICE_INVALID; as many as there is room for."""
     places = sorted({place for kept, _, _ in parts for place in kept.accessed_by})
     nowhere: Piecewise[bool] = Piecewise(False)
-    told = [
+    devices = [
         _ordinal(place)
         for place in places
         if _common([(kept.accessed_by.get(place, nowhere), start, end) for kept, start, end in parts])
     ]
-    return [*told, *[_NOWHERE] * room][:room]
+    return [*devices, *[_NOWHERE] * room][:room]
 
 
 @entry(1)
 def cuMemRangeGetAttribute(proc: Process, dataSize: int, attribute: Any, devPtr: Any, count: int) -> Any:
     """A number of 4 bytes; for ACCESSED_BY a list of `dataSize` / 4 of them."""
-    return _told(proc, dataSize, attribute, devPtr, count)
+    return _range_attribute(proc, dataSize, attribute, devPtr, count)
 
 
 @entry(1)
@@ -179,7 +179,7 @@ def cuMemRangeGetAttributes(
 ) -> list[Any]:
     pairs = list(zip(dataSizes, attributes, strict=False))[:numAttributes]
     check(pairs)
-    return [_told(proc, size, attribute, devPtr, count) for size, attribute in pairs]
+    return [_range_attribute(proc, size, attribute, devPtr, count) for size, attribute in pairs]
 
 
 @entry()

@@ -26,8 +26,8 @@ def _prefetch(proc: Process, ranges: list[tuple[int, int]], locations: Any, star
     check(0 < count <= len(ranges) and begins[0] == 0)
     check(all(a < b for a, b in zip(begins, [*begins[1:], len(ranges)], strict=True)))
     places = [place_of(proc, location) for location in locations[:count]]
-    told = [managed_range(proc, *one) for one in ranges]
-    for i, parts in enumerate(told):
+    ranges_of = [managed_range(proc, *one) for one in ranges]
+    for i, parts in enumerate(ranges_of):
         for advice, start, end in parts:
             advice.prefetched.set(start, end, places[sum(begin <= i for begin in begins) - 1])
 
@@ -52,7 +52,7 @@ def cuMemPrefetchBatchAsync(
     flags: int,
     hStream: Any,
 ) -> None:
-    """Moves nothing; where memory was to be brought is told again (cuMemRangeGetAttribute)."""
+    """Moves nothing. Queries return the location (cuMemRangeGetAttribute)."""
     stream = batch_stream(proc, hStream)
     _prefetch(proc, _ranges(dptrs, sizes, count, flags), prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
     proc.enqueue(stream, Command(stream.context))

@@ -21,7 +21,7 @@ from ..machine.process import Process
 from ..wire.jit_options import ErrorLog
 from .entry import check, entry, present, text
 from .error import NEWEST_PTX
-from .image import errors_told, file_content, ptx_of, refused, suits
+from .image import errors_logged, file_content, ptx_of, refused, suits
 
 # Loading ------------------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def cuModuleLoadData(proc: Process, image: Any) -> Any:
 def cuModuleLoadDataEx(proc: Process, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
     """The options steer an assembler that does not run here, but for the buffer of errors, which is written."""
     context = proc.current()
-    with errors_told(ErrorLog.of(options, optionValues)):
+    with errors_logged(ErrorLog.of(options, optionValues)):
         return T.CUmodule(_module(proc, context, load(proc, image)).handle)
 
 
@@ -194,7 +194,7 @@ def cuLibraryLoadData(
     libraryOptionValues: Any,
     numLibraryOptions: int,
 ) -> Any:
-    with errors_told(ErrorLog.of(jitOptions, jitOptionsValues)):
+    with errors_logged(ErrorLog.of(jitOptions, jitOptionsValues)):
         return T.CUlibrary(proc.add(Library(load(proc, code))).handle)
 
 
@@ -209,7 +209,7 @@ def cuLibraryLoadFromFile(
     libraryOptionValues: Any,
     numLibraryOptions: int,
 ) -> Any:
-    with errors_told(ErrorLog.of(jitOptions, jitOptionsValues)):
+    with errors_logged(ErrorLog.of(jitOptions, jitOptionsValues)):
         return T.CUlibrary(proc.add(Library(load(proc, file_content(fileName)))).handle)
 
 

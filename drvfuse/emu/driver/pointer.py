@@ -67,8 +67,8 @@ def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
 
 @entry()
 def cuPointerSetAttribute(proc: Process, value: Any, attribute: Any, ptr: Any) -> None:
-    """CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set. It is told again; copies to and from pageable memory and those
-    without a stream wait in any case.
+    """CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set, and is only returned by queries: copies to and from pageable
+    memory, and those without a stream, wait in any case.
     """
     check(attribute == _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
     present(proc.memory.find(ptr)).synchronous = bool(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of streams. All but the priority are hints, which are kept and told again."""
+"""Attributes of streams. All but the priority are hints, which are only kept and returned."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
     found = []
     for block in resident(launch):
         for field, text, t in _waiting(launch, block):
-            status, address, seen, told = text, None, None, None
+            status, address, seen, mbarrier = text, None, None, None
             if field == "barrier":
                 status = f"at barrier {t.op_a}"
             elif field == "cluster":
@@ -64,9 +64,9 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
                 nbytes = min(int(t.op_size), 16)
                 if window.contains(address, nbytes):
                     seen = int.from_bytes(bytes(window.view(address, nbytes)), "little")
-                    told = mbarriers.told(identity.sites[_polled_by(block, t)].opcode, seen)
+                    mbarrier = mbarriers.describe(identity.sites[_polled_by(block, t)].opcode, seen)
             status += identity.callers(t.site)
-            item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, told)
+            item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, mbarrier)
             found.append(((block.index, t.linear), item))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
 

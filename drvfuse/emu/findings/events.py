@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happened last on the emulated devices: entries of the ring that the native runtime keeps.
 
-It keeps strong accesses that told a thread something new, fences, barriers, and the beginning and end of blocks. Times
+It keeps strong accesses that saw a new value, fences, barriers, and the beginning and end of blocks. Times
 are virtual and stand still while anything can run.
 """
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from .. import abi
 
 
-def told(opcode: str, word: int) -> str | None:
-    """What the word that an instruction has found says of its phase; None if that is no mbarrier (any more)."""
+def describe(opcode: str, word: int) -> str | None:
+    """The phase of the mbarrier that an instruction read as `word`; None if the word is not an mbarrier now."""
     if not _is_one(opcode, word):
         return None
     arrivals, expected, nbytes = _pending(word)
@@ -16,7 +16,7 @@ def told(opcode: str, word: int) -> str | None:
 
 
 def brief(opcode: str, word: int) -> str | None:
-    """The same for a cell of a table, without the parity; bytes that nobody expected are negative."""
+    """The same in short, for a cell of a table, without the parity. Bytes that nothing expected count as negative."""
     if not _is_one(opcode, word):
         return None
     arrivals, expected, nbytes = _pending(word)

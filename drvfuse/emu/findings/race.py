@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24
-_KEPT = 4096  # plain stores of flags, and copies, that are remembered
-_UNTOLD = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # they name no flag
+_KEPT = 4096  # how many plain stores of flags, and how many copies, are remembered
+_WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
 
 
 class Clock:
@@ -39,7 +39,7 @@ class Clock:
         self._detector, self.ref = detector, ref
 
     def __del__(self) -> None:
-        self._detector.dropped.append(self.ref)  # the collector may come at any moment, in any thread
+        self._detector.dropped.append(self.ref)  # the garbage collector may run at any moment, in any thread
 
 
 class Ordered:
@@ -93,7 +93,7 @@ class Detector:
         self._polled = function("rt_race_polled", None, at, u64, u64)
         self._window = window
         self._places: dict[int, int] = {}
-        self._copies: dict[int, Clock | None] = {}  # what the last copies and fills knew at their end, by number
+        self._copies: dict[int, Clock | None] = {}  # number of a copy or fill -> its last clock
         self._host = Clock(self, 0)
         self._said_full = False
         self._flags: dict[Any, str] = {}  # (writer, reader), each an operation and a block -> what is wrong with a flag
@@ -113,7 +113,7 @@ class Detector:
     # Operations ------------------------------------------------------------------------------------------------------
 
     def queue(self, op: Ordered, after: Iterable[Ordered], primary: Ordered | None, chain: int) -> None:
-        """Take down what an operation is ordered behind. `chain` is its stream or branch."""
+        """Record what an operation is ordered behind. `chain` is its stream or branch."""
         if op.number >= _OPS:
             self.state.off = 1
             return
@@ -123,7 +123,7 @@ class Detector:
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Ordered) -> None:
-        """It begins: what it waited for has ended."""
+        """The operation begins: what it waited for has ended."""
         if op.started is not None:
             return
         clocks = [op.host, *(other.known for other in op.after)]
@@ -133,7 +133,7 @@ class Detector:
         op.host, op.after = None, ()
 
     def end(self, op: Ordered, known: int | None) -> None:
-        """It has ended, knowing the clock `known` (a reference that is given away), or what it knew from the start."""
+        """The operation has ended, and knows `known` (this call takes the reference), or what it knew at its start."""
         self.start(op)
         ref = self.share(op.started) if known is None else known
         op.known = Clock(self, self._end(self.address, ref, op.number))
@@ -174,23 +174,23 @@ class Detector:
         op.started = Clock(self, ref)
 
     def host_learns(self, ops: Iterable[Ordered]) -> None:
-        """The host has waited for these."""
+        """The host has waited for these operations, and knows what they know."""
         known = [op.known for op in ops if op.done and op.known is not self._host]
         if known:
             self._host = self._all([self._host, *known])
 
     def together(self, ops: Iterable[Ordered]) -> Clock:
-        """What operations that have ended know together."""
+        """The join of what these ended operations know."""
         return self._all([op.known for op in ops])
 
     def share(self, clock: Clock | None) -> int:
-        """A reference of its own, for native code."""
+        """A further reference to a clock, for native code."""
         ref = clock.ref if clock is not None else 0
         self._retain(self.address, ref)
         return ref
 
     def release(self, ref: int) -> None:
-        """Give a reference back that native code had."""
+        """Release a reference that native code had."""
         self._release(self.address, ref)
 
     def _all(self, clocks: Iterable[Clock | None]) -> Clock:
@@ -204,12 +204,12 @@ class Detector:
     # Memory ----------------------------------------------------------------------------------------------------------
 
     def forget(self, address: int, nbytes: int) -> None:
-        """What lies there is other memory from now on."""
+        """The address range holds other memory from now on: forget its accesses."""
         self._clear(self.address, address, nbytes)
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Unordered accesses of these bytes are the protocol."""
+        """Report no unordered accesses of these bytes: they are the program's protocol."""
         self._polled(self.address, address, nbytes)
 
     # Findings --------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Detector:
         mine, other = (f.op, f.block), (f.other_op, f.other_block)
         strength = f.flags & Entry.STRONG, f.other_flags & Entry.STRONG
         if strength == (0, 0):
-            return self._flags.get((other, mine)) if f.edge in _UNTOLD else None
+            return self._flags.get((other, mine)) if f.edge in _WITHOUT_FLAG else None
         writer, op, site = ((other, mine), f.other_op, f.other_site) if strength[0] else ((mine, other), f.op, f.site)
         reads = f.flags if strength[0] else f.other_flags
         if 0 in strength and not reads & Entry.WRITE and site != NO_SITE:

@@ -13,7 +13,7 @@ from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
-_PLACES = 3  # that a hint names
+_PLACES = 3  # how many lines a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 
@@ -94,7 +94,7 @@ class Record:
 
     @property
     def where(self) -> str:
-        """What the address lies in or near."""
+        """The memory that the address lies in or near, in words."""
         text = self.window.nearest(self.addr)
         if self.space is Kind.DEVICE:
             return text
@@ -102,7 +102,7 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            if found is not None and found.kind is lent.kind and lent.nbytes:  # what was meant is not certain
+            if found is not None and found.kind is lent.kind and lent.nbytes:  # the meant memory is uncertain
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text
 
@@ -126,17 +126,17 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """Where the other ones are: `flags` is their site."""
+        """The line at which the other threads are: `flags` is their site."""
         return self.identity.place(self.flags)[1]
 
     @property
     def joining(self) -> int | str:
-        """How many threads this one takes part in a barrier of."""
+        """The number of threads of the barrier that this thread takes part in."""
         return self.value or "all"
 
     @property
     def others(self) -> int | str:
-        """How many threads the barrier is of at which others wait."""
+        """The number of threads of the barrier at which other threads wait."""
         return self.flags or "all"
 
     @property
@@ -155,7 +155,7 @@ class Record:
 
     @property
     def assertion(self) -> str:
-        """What a thread has asserted; `value` is where its frame is."""
+        """The assertion that failed; `value` is the address of the thread's frame."""
         t = structs.Thread.from_address(self.value)
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)

@@ -18,7 +18,7 @@ NO_FINDINGS = ("unsupported", "graph", "launch")
 shape of a launch does not fit, which programs try out.
 """
 _WORDS = 4
-"""A standstill has a line for each word that is polled at a place, up to so many."""
+"""How many polled words of one place the report of a standstill lists, each in a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Place:
 class Report:
     """One finding. What does not apply is None.
 
-    kind     "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
-    device   ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
-    other    of a race: the earlier access
-    edge     of a race: what would have to order the two, in words
-    callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
-    timeline what happened before, one event a line
-    process  the name of the process whose kernel or copy it is, where the machine has several
-    hint     what is often the mistake, where there is a guess
+    kind      "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
+    device    ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
+    other     of a race: the earlier access
+    edge      of a race: what would have to order the two, in words
+    callers   of a race: where the functions that were inlined around the later access were called, as in `Place`
+    timeline  what happened before, one event per line
+    process   the name of the process whose kernel or copy it is, where the machine has several
+    hint      what is often the mistake, where there is a guess
 
     `str` is all that was found but the timeline, over several lines; `repr` and `brief()` are one. `page` is the place
     in the documentation that explains the kind and shows how to mend it.
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def finding(self) -> bool:
-        """Is something wrong with the program, and not just a call refused that is not emulated?"""
+        """Whether this counts against the program: a call that was refused because it is not emulated does not."""
         return self.kind not in NO_FINDINGS
 
     @property
@@ -98,7 +98,7 @@ class Report:
         return f"<Report {self.kind}{place}{self._where()}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook shows."""
+        """The text that a notebook shows."""
         printer.text(str(self))
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ def standstill(
     without_work: Mapping[int, Report | None],
     stream_waits: Iterable[str] = (),
 ) -> Report:
-    """The report of where launches are that cannot go on, or that are ended.
+    """The report of launches that cannot go on, or that are ended: where each thread is, and what it waits for.
 
     `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
     `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
@@ -152,9 +152,10 @@ def standstill(
             key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen, blocked.mbarrier)
             groups.setdefault(key, []).append(blocked)
         for words in _by_place(groups).values():
-            (status, file, line, address, seen, told), _ = words[0]
+            (status, file, line, address, seen, mbarrier), _ = words[0]
             place = short_place(file, line) if line else "an unknown place"
-            word = f" on 0x{address:x}, {f'an mbarrier: {told}' if told else f'which holds {seen}'}" if address else ""
+            state = f"an mbarrier: {mbarrier}" if mbarrier else f"which holds {seen}"
+            word = f" on 0x{address:x}, {state}" if address else ""
             if len(words) > 1:
                 word = f" on {len(words)} words or values, the first{word.removeprefix(' on')}"
             members = [blocked for _, group in words for blocked in group]
@@ -198,7 +199,7 @@ def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ..
 
 
 def _ended(device: int, report: Report) -> str:
-    """How the kernels of a device came to their end."""
+    """How the kernels of a device ended, in words."""
     what = "kernel" if report.kernel else "work"
     place = f" at {short_place(report.file, report.line)}" if report.line else ""
     return f"device {device}'s {what} ended with {report.kind}{place}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a timeline: events that say the same are one row, and rows that repeat one another stand there once."""
+"""The rows of a timeline: equal events share a row, and repeated rows are shown once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
     the same, as long as nobody does anything but load.
     """
     groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # the value that each load saw, and its row
     for e in events:
         if e.kind == "load":
             word = (e.device, e.block, e.file, e.line, e.opcode, e.address)

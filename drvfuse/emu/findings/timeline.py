@@ -24,7 +24,7 @@ WIDTH = 120
 ROWS = 32
 COLUMNS = 3  # more blocks than this share one column, which then names them
 APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
-NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
+NEAR = 256  # bytes around an unwritten word in which a write by a peer is mentioned
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 
 
@@ -168,7 +168,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """Text that fits; a place in brackets at its end is kept."""
+    """The text, shortened to fit. A place in brackets at its end is kept."""
     if len(text) <= width:
         return text
     place = re.search(r" \([^()]*\)$", text)

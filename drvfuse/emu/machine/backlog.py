@@ -21,16 +21,16 @@ class Backlog:
         self._seed = seed
         self._random = random.Random(seed)
         self._ready: list[Op] = []  # heap
-        self._held: list[tuple[int, Op]] = []  # heap: ready, but starts only when so many operations have ended
-        self._secondaries: list[Op] = []  # wait for nothing but their primary's trigger
+        self._held: list[tuple[int, Op]] = []  # heap: (how many operations must have ended before, operation)
+        self._secondaries: list[Op] = []  # operations that wait only for their primary's trigger
         self._ended = 0
 
     def draw(self) -> int:
-        """What decides between operations of one priority that are ready."""
+        """A random number that decides between ready operations of one priority."""
         return self._random.getrandbits(32) if self._seed else 0
 
     def release(self, op: Op) -> None:
-        """Take an operation in if it waits for no other, or for its primary alone."""
+        """Add an operation if it waits for no other one, or for its primary alone."""
         if op.waits:
             return
         if op.primary is not None:
@@ -43,11 +43,11 @@ class Backlog:
             self.ready(op)
 
     def ready(self, op: Op) -> None:
-        """It may start."""
+        """Let an operation start when it is its turn."""
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:
-        """It is done: what waited for it goes on."""
+        """An operation has ended: release those that waited for it."""
         self._ended += 1
         for secondary in op.secondaries:
             secondary.primary = None
@@ -62,11 +62,11 @@ class Backlog:
         op.dependents, op.secondaries = [], []
 
     def take(self) -> Op | None:
-        """The next that may start."""
+        """The next operation that may start, or None."""
         return heapq.heappop(self._ready) if self._ready else None
 
     def wake_early(self) -> bool:
-        """Where the seed lets them, dependents of kernels that have triggered may start; whether any operation may."""
+        """Under odd seeds, let dependents of triggered kernels start. Returns whether any operation may start."""
         if self._seed % 2 == 1:
             for op in [op for op in self._secondaries if _triggered(op.primary)]:
                 self._secondaries.remove(op)
@@ -74,12 +74,12 @@ class Backlog:
         return bool(self._ready)
 
     def wake_held(self) -> None:
-        """Enough has ended for those that were held back until then."""
+        """Release the held operations for which enough others have ended."""
         while self._held and self._held[0][0] <= self._ended:
             self.let_go()
 
     def let_go(self) -> bool:
-        """One that is held back may start; False if none is."""
+        """Release the first held operation. False if there is none."""
         if self._held:
             self.ready(heapq.heappop(self._held)[1])
             return True

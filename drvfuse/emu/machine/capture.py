@@ -89,7 +89,7 @@ class Capture:
         return self.graph
 
     def _behind(self, stream: Stream, node: Node, tail: Mapping[Node, Edge]) -> Node:
-        """Put a new node behind the nodes of a stream; the next of that stream comes behind it."""
+        """Add a node that depends on the last nodes of a stream, and is the stream's last node now."""
         self.graph.add(node, {before: edge for before, edge in tail.items() if before in self.graph.nodes})
         stream.capture_tail = {node: COMPLETE}
         return self.process.add(node)

@@ -46,12 +46,12 @@ class Descriptors:
         return None if found is None else found[1]
 
     def sweep(self) -> None:
-        """Let go of what was held by descriptors of which no copy is open."""
+        """Drop the objects of descriptors of which no copy is open any more."""
         if not self._exports:
             return
         poll, ends = select.poll(), {reading: identity for identity, (reading, _) in self._exports.items()}
         for reading in ends:
-            poll.register(reading, 0)  # the closing of the other end is always told
+            poll.register(reading, 0)  # hang-ups are reported without being asked for
         for reading, _ in poll.poll(0):
             _, item = self._exports.pop(ends[reading])
             os.close(reading)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .work import Op
 
 EngineModule = loader.NativeModule
-_IDENTITIES = 1 << 16  # of operations that are remembered
-_RESUMES = 20_000  # of a run that ends after a number of them
+_IDENTITIES = 1 << 16  # how many operations are remembered
+_RESUMES = 20_000  # length of a run that is bounded by resumes and not by time
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
 
@@ -106,7 +106,7 @@ class Engine:
         return int(self._state.event_count)
 
     def history(self, until: int | None = None) -> np.ndarray:
-        """The last events that are kept, oldest first, up to `until` of all."""
+        """The events in the ring, oldest first, without those after the `until`th."""
         return events.recent(self._events, self.event_count, until)
 
     @property
@@ -115,7 +115,7 @@ class Engine:
         return int(self._state.loop_limit) if self._state.undecided else 0
 
     def notices(self) -> list[Report]:
-        """What was found wrong since the last call and has ended nothing; a place may come again."""
+        """The notices since the last call: findings that have ended no launch. A place may appear again."""
         state = self._state
         taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
         state.notices = 0
@@ -127,7 +127,7 @@ class Engine:
         return loader.load(ptx)
 
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
-        """Remember what an operation is, for reports; the last ones."""
+        """Remember what an operation is, for reports. Only the last operations are kept."""
         if launch is None:
             context = op.command.context
             title = op.command.title
@@ -160,7 +160,7 @@ class Engine:
         self.idle = self._native(self._run, live, budget, then=(0,)) == RunEnd.IDLE
 
     def count_resumes(self) -> None:
-        """From now on."""
+        """Let `run` end after a number of resumes, and not after some time, from now on."""
         self._state.counted = 1
 
     def advance_clock(self) -> bool:
@@ -371,7 +371,7 @@ class EngineLaunch:
 
     @property
     def done(self) -> bool:
-        """True when every block has run to its end."""
+        """True when every block has ended."""
         return bool(self._struct.state == LaunchState.DONE)
 
     @property
@@ -388,14 +388,14 @@ class EngineLaunch:
         self._struct.gdc_open = int(value)
 
     def primary_ended(self, primary: Op) -> None:
-        """griddepcontrol.wait passes from now on."""
+        """The primary has ended: griddepcontrol.wait passes from now on."""
         if self.engine.detector is not None:
             self._struct.primary = self.engine.detector.share(primary.known)
         self.gdc_open = True
 
     @property
     def counters(self) -> Counters:
-        """What it has asked of memory so far."""
+        """The counts of memory accesses so far."""
         if self._counters is not None:
             return self._counters
         s = self._struct
@@ -439,13 +439,13 @@ class EngineLaunch:
         return blocked.blocked(self._struct, self.identity, self.engine.window, self.engine.undecided)
 
     def abandon(self) -> None:
-        """Stop here: nothing of it runs again."""
+        """Stop the launch: none of its threads runs again."""
         if self.running:
             self._struct.state = LaunchState.FAULTED
             self.settle()
 
     def settle(self) -> None:
-        """It has ended: keep what there is to tell, give back its memory."""
+        """The launch has ended: keep its counts and clock, and give its memory back."""
         if self._counters is None:
             if self.engine._end_delay is not None:
                 self.engine._end_delay(ctypes.addressof(self.engine._state), self.address)

@@ -45,7 +45,7 @@ class Step:
     after: dict[Step, Edge]
     chain: int
     enabled: bool = True
-    last: bool = True  # no other step waits for it
+    last: bool = True  # steps for which no other step waits
 
 
 class Plan:
@@ -66,7 +66,7 @@ class Plan:
                 step.last = False
 
     def everything(self) -> Iterator[Step]:
-        """Its steps and those of its inner plans."""
+        """All steps, those of inner plans included."""
         for step in self.steps.values():
             yield step
             if step.inner is not None:
@@ -78,7 +78,7 @@ class Plan:
         return sum(inner, Counter(self.user_objects))
 
     def graph(self, parent: Node) -> Graph:
-        """A graph of the steps as they are now, for a node to have as its child."""
+        """A graph of the steps as they are now, which can be the child of a node."""
         made = Graph(parent)
         made.user_objects.update(self.user_objects)
         nodes: dict[Step, Node] = {}
@@ -125,7 +125,7 @@ class GraphExec(Object):
         self._release(former)
 
     def destroy(self) -> None:
-        """What is queued still runs; then nothing of it is left."""
+        """Destroy the executable. What is queued still runs."""
         self.process.remove(self)
         if self.graph.root.executable is self:
             self.graph.root.executable = None
@@ -153,7 +153,7 @@ class GraphExec(Object):
         if unfreed and not self.flags & AUTO_FREE or any(not m.live for m in self.frees if m not in self.allocates):
             raise Failure(R.CUDA_ERROR_INVALID_VALUE)
         process.graph_memory.back(self.allocates)
-        # the stream's order, and the former launch's, come in by way of a marker
+        # a marker orders the steps behind the stream and the former launch
         start = progress.enqueue(stream, Command(stream.context))
         before: list[Op] = [start] if self.last is None else [start, self.last]
         for memory in unfreed:
@@ -193,7 +193,7 @@ class _Launch:
             if self._executable.flags & NODE_PRIORITY:
                 priority = command.priority or 0
             elif command.priority is not None:
-                command = replace(command, priority=None)  # that of the stream counts
+                command = replace(command, priority=None)  # the stream's priority counts
             overlapped = (ends[other][0] for other, edge in step.after.items() if edge.programmatic)
             primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
         if isinstance(command, Wait) and command.event.op is not None:

@@ -36,7 +36,7 @@ class Injected:
     def checked(
         cls, process: Process, function: str, code: Any, device: int | None, after: int, times: int
     ) -> Injected:
-        """Such calls of a process. Raises ArgumentError."""
+        """Calls of a process that are to fail, from checked arguments. Raises ArgumentError."""
         if not callable(getattr(process.driver, str(function), None)):
             raise ArgumentError("function", repr(function), "the name of a function of the driver")
         if code not in list(R) or code == R.CUDA_SUCCESS:

@@ -48,7 +48,7 @@ _KINDS = {
 
 
 class Edge(NamedTuple):
-    """What a CUgraphEdgeData says: which part of the first node the second one waits for."""
+    """The content of a CUgraphEdgeData: which part of the first node the second one waits for."""
 
     from_port: int = 0
     to_port: int = 0
@@ -56,7 +56,7 @@ class Edge(NamedTuple):
 
     @property
     def programmatic(self) -> bool:
-        """The second node, a kernel, begins before the first one has ended and waits for it by itself."""
+        """Whether the second node, a kernel, may begin before the first one has ended, and waits for it by itself."""
         return self.kind == 1
 
 
@@ -116,13 +116,13 @@ class Graph(Object):
     moved: bool = False
     nodes: dict[Node, None] = field(default_factory=dict, init=False)
     user_objects: Counter[UserObject] = field(default_factory=Counter, init=False)
-    executable: GraphExec | None = field(default=None, init=False)  # of a graph with memory nodes: its only one
+    executable: GraphExec | None = field(default=None, init=False)  # the only executable of a graph with memory nodes
     ident: int = field(default_factory=_ids.__next__, init=False)
     numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     @property
     def root(self) -> Graph:
-        """The graph that it is a child of, however deep."""
+        """The outermost graph of which this is a child, directly or not."""
         return self if self.parent is None else self.parent.graph.root
 
     def connect(self, before: Node, after: Node, edge: Edge = COMPLETE) -> None:
@@ -139,7 +139,7 @@ class Graph(Object):
         return node
 
     def remove(self, node: Node) -> None:
-        """Take a node out, with its edges."""
+        """Remove a node and its edges."""
         for before in list(node.dependencies):
             self.disconnect(before, node)
         for after in list(node.dependents):
@@ -167,7 +167,7 @@ class Graph(Object):
         return sum((graph.user_objects for graph in graphs), Counter())
 
     def of_memory(self) -> bool:
-        """It has allocation or free nodes, which make much impossible; those of child graphs count."""
+        """Whether it has allocation or free nodes, with which many calls are refused. Child graphs count."""
         return any(isinstance(item, Node) and isinstance(item.command, Allocate | Free) for item in self.everything())
 
     def order(self) -> list[Node]:
@@ -201,7 +201,7 @@ class Graph(Object):
 
 
 def _ring(rest: set[Node]) -> list[Node]:
-    """A cycle of nodes that are all in one or behind one: each waits for another of them."""
+    """A cycle among nodes that are part of one or depend on one."""
     node = min(rest, key=lambda node: node.number)
     path: dict[Node, None] = {}
     while node not in path:

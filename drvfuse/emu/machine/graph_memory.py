@@ -73,7 +73,7 @@ class Reserve:
 
 
 class GraphMemories:
-    """Those of one process."""
+    """The memories of graphs of one process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -122,7 +122,7 @@ class GraphMemories:
         reserve.reserved_high = max(reserve.reserved_high, reserve.reserved)
 
     def unback(self, memory: GraphMemory) -> None:
-        """It needs no device memory any more, which stays reserved."""
+        """Release the device memory that backs it. This stays reserved for graphs."""
         if memory.backed:
             assert memory.allocation.device is not None
             memory.backed = False
@@ -139,7 +139,7 @@ class GraphMemories:
         reserve.reserved = reserve.used
 
     def occupy(self, memory: GraphMemory) -> None:
-        """Its allocation node runs."""
+        """Its allocation node runs: there is memory at the address from now on."""
         allocation, window = memory.allocation, self._process.machine.window
         assert allocation.device is not None
         if not window.covers(allocation.base, 1):
@@ -149,20 +149,20 @@ class GraphMemories:
             )
 
     def free_now(self, memory: GraphMemory) -> None:
-        """It is freed by a call that has waited for all that uses it."""
+        """Free it at once, in a call that has waited for its users."""
         memory.live = False
         self._process.memory.give_back(memory.allocation)
         self.sweep()
 
     def abandon(self, owner: Graph) -> None:
-        """A graph goes, and its nodes."""
+        """A graph is destroyed, with its nodes."""
         for memory in self._memories:
             memory.abandoned = memory.abandoned or memory.owner is owner
             memory.freed_in.discard(owner)
         self.sweep()
 
     def sweep(self) -> None:
-        """Forget what neither a graph nor an executable has, and nothing uses."""
+        """Forget memory that no graph and no executable has, and nothing uses."""
         for memory in list(self._memories):
             if memory.abandoned and memory.owner.root.executable is None and not memory.in_use:
                 self.unback(memory)
@@ -170,7 +170,7 @@ class GraphMemories:
                 del self._memories[memory]
 
     def clear(self) -> None:
-        """The process ends: all device memory goes back. The addresses go with the allocations."""
+        """The process ends: give all device memory back. The addresses go with the allocations."""
         for reserve, device in zip(self._reserves, self._process.machine.devices, strict=True):
             device.used -= reserve.reserved
             reserve.reserved = reserve.used = 0

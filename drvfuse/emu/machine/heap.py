@@ -21,7 +21,7 @@ _ALIGNMENT = 16
 
 
 class Heap:
-    """That of one context. `address` is what native code calls, with a `structs.Heap`."""
+    """The heap of one context. `address` is the C function that native code calls with a `structs.Heap`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -34,11 +34,11 @@ class Heap:
 
     @property
     def settled(self) -> bool:
-        """Its size cannot be changed any more."""
+        """Whether its size is fixed, as a kernel has allocated from it."""
         return self._left is not None
 
     def _serve(self, at: int) -> int:
-        """One call of native code, which cannot raise: what fails gives null."""
+        """Serve one call of native code. It cannot raise, so a failed allocation returns null."""
         call = structs.Heap.from_address(at)
         if call.kind == HeapCall.MALLOC:
             call.address = self._malloc(int(call.nbytes))
@@ -68,7 +68,7 @@ class Heap:
         self._window.free(address)
 
     def close(self) -> None:
-        """The context is destroyed."""
+        """Free everything: the context is destroyed."""
         for address in list(self._live):
             self._free(address)
 

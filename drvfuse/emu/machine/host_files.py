@@ -28,7 +28,7 @@ _MAP_FIXED = 0x10
 
 
 class FilePart(NamedTuple):
-    """Where in an open file, which can be written too, some memory is. `descriptor` belongs to who asked for it."""
+    """The place of some memory in an open, writable file. `descriptor` belongs to the caller."""
 
     descriptor: int
     offset: int
@@ -47,7 +47,7 @@ def behind(address: int, nbytes: int) -> FilePart | None:
     for name in os.listdir(_DESCRIPTORS):
         try:
             status, mode = os.fstat(int(name)), fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE
-            whole = status.st_size >= offset + nbytes  # a use of what is behind its end would kill the process
+            whole = status.st_size >= offset + nbytes  # an access behind the end of the file would kill the process
             if whole and (status.st_dev, status.st_ino, mode) == (device, inode, os.O_RDWR):
                 return FilePart(fcntl.fcntl(int(name), fcntl.F_DUPFD_CLOEXEC, 0), offset)
         except OSError:  # another thread has closed it

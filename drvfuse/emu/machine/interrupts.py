@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_c: Any = sys.modules["_signal"]  # below `signal`, whose conversions to enums take longer than most driver calls
+_c: Any = sys.modules["_signal"]  # the C module: `signal` converts to enums, which takes longer than most driver calls
 
-_handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own, while SIGINT is held back
+_handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own handler, while SIGINT is held back
 _open = False
 _native = False
 _pending = False
@@ -32,7 +32,7 @@ _interrupted: set[int] = set()  # threads, by their idents
 def _note(number: int, frame: FrameType | None) -> None:
     global _open, _pending
     if _watcher is not None and _handler is not None:
-        if _pending:  # once more: whoever was told does not answer
+        if _pending:  # a second Ctrl-C: the first one had no effect
             _handler(number, frame)
         _pending = True
         _watcher()
@@ -60,7 +60,7 @@ class held:
         if _handler is not None or threading.current_thread() is not threading.main_thread():
             return
         handler = _c.getsignal(signal.SIGINT)
-        if not callable(handler):  # ignored, or the end of the process
+        if not callable(handler):  # SIGINT is ignored, or ends the process
             return
         _open = _pending = False
         self._mine = handler
@@ -99,7 +99,7 @@ def taken() -> Iterator[None]:
 
 @contextlib.contextmanager
 def native() -> Iterator[None]:
-    """Native code runs, which may call Python: a handler must not raise there. SIGINT takes effect after the block, and
+    """For native code, which may call Python: a handler must not raise there. SIGINT takes effect after the block, and
     native code that asks for `pending` ends soon.
     """
     global _native
@@ -129,7 +129,7 @@ def interrupt(thread: int) -> None:
 
 
 def forget(thread: int) -> None:
-    """The call that was to be interrupted is over."""
+    """Forget an interrupt: the call that it was for is over."""
     _interrupted.discard(thread)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that run: how many blocks of each the SMs hold beside those of the others, and where they stand."""
+"""The running kernels: how many blocks of each the multiprocessors hold beside those of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """Those of one machine that run, and those that would if an SM had room for a block of them."""
+    """The kernels of one machine that run, and those that wait for room on a multiprocessor."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -28,9 +28,9 @@ class MachineLock:
         self._contenders = 0
         self._waiting = 0
         self._caller: Process | None = None
-        self.call = ""  # what the thread that has it was let in for
-        self.changes = self._told = 0  # how often `changed` was called, and had been when way was last given
-        self.pressed = 0.0  # when a thread had to stand at it last
+        self.call = ""  # the driver call of the thread that holds the lock
+        self.changes = self._seen = 0  # calls of `changed`: in all, and up to the last `give_way`
+        self.pressed = 0.0  # when a thread last had to wait for the lock
         self.order: Order | None = None
 
     def __enter__(self) -> None:
@@ -47,7 +47,7 @@ class MachineLock:
 
     def __exit__(self, *exc: object) -> None:
         if self.order is not None:
-            self._condition.notify_all()  # one of those who wait for their turn may have it now
+            self._condition.notify_all()  # it may be the turn of a thread that waits for the lock
         self._condition.release()
 
     def called(self, process: Process, what: str) -> None:
@@ -69,7 +69,7 @@ class MachineLock:
         self._condition.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Let others in until something changes, or for so long."""
+        """Release the lock until something changes, for at most that time."""
         self._waiting += 1
         try:
             with self._lent():
@@ -78,21 +78,21 @@ class MachineLock:
             self._waiting -= 1
 
     def give_way(self) -> None:
-        """Let a thread in that stands at the lock, or that waits for what may have changed."""
-        wanted = self._contenders or (self._waiting and self._told != self.changes)
+        """Let another thread have the lock, if one waits for it or for a change."""
+        wanted = self._contenders or (self._waiting and self._seen != self.changes)
         if self.choose("give way", bool(wanted)):
-            self._told = self.changes
+            self._seen = self.changes
             with self._lent():
                 self._condition.wait(0.0005)
 
     def stand_aside(self, seconds: float) -> None:
-        """`wait` that `order` knows nothing of."""
+        """Like `wait`, but without a record in `order`."""
         interrupts.check()
         self._condition.wait(seconds)
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Not held inside the block."""
+        """Release the lock inside the block."""
         with self._lent():
             if self.order is not None:
                 self._condition.notify_all()
@@ -104,7 +104,7 @@ class MachineLock:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
-        """Others have it inside the block; then the calling thread has it back."""
+        """Let other threads have the lock inside the block; the calling thread has it again behind it."""
         caller, call = self._caller, self.call
         if self.order is not None:
             self._condition.notify_all()

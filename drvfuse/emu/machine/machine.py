@@ -89,7 +89,7 @@ class Machine:
     race      the happens-before detector, which reports data races and lets the run go on: True or "hardware" accepts
               what the hardware orders beyond the PTX model, "strict" does not (`native/race.cuh`)
     peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
-    sm_count  multiprocessors a device, which bounds how many blocks are resident
+    sm_count  multiprocessors per device, which bound how many blocks are resident
     memory_bytes  device memory of each device
     check_initialised  a kernel that reads memory nobody has written is a fault; else such memory is zero
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
@@ -156,7 +156,7 @@ class Machine:
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
         self.closed = False
-        self.several = False  # another process than the machine's own was ever made
+        self.several = False  # whether a process besides the machine's own was ever made
         cells = race is not False
         self.window = Window(
             config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells, shares_host=served
@@ -206,7 +206,7 @@ class Machine:
 
     @property
     def refusal(self) -> Report | None:
-        """What the last driver call of the machine's own process that failed says of it."""
+        """The report on the last driver call of the machine's own process that failed."""
         return self.own.refusal
 
     def process(self, name: str | None = None) -> Process:
@@ -267,8 +267,8 @@ class Machine:
         return self.own.held()
 
     def report(self, report: Report) -> None:
-        """Keep a finding, and log it as one line: a race as information, as nothing fails because of it. What is not
-        emulated is told once, however often a program asks for it.
+        """Keep a report, and log it as one line: a race at level INFO, as nothing fails because of it. A call that is
+        not emulated is reported once, however often a program makes it.
         """
         if report.kind == "unsupported" and any(_same(report, known) for known in self.reports):
             return
@@ -276,12 +276,12 @@ class Machine:
         log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
 
     def finding(self, device: int) -> Report | None:
-        """What ended the work on a device, if a context there is lost."""
+        """The report that ended the work on a device, if a context there is lost."""
         found = (process.finding(device) for process in self.processes)
         return next((finding for finding in found if finding is not None), None)
 
     def note(self, command: Command, launch: EngineLaunch) -> None:
-        """Keep what a kernel that ended has asked of memory."""
+        """Keep the counts of a kernel that has ended."""
         assert isinstance(command, Launch)
         name, context = command.function.name, command.context
         device, process = context.device.index, context.process.title
@@ -365,5 +365,5 @@ def _configured(served: bool) -> Machine:
 
 
 def _same(one: Report, other: Report) -> bool:
-    """True for reports that say the same of the same place, of whichever process."""
+    """Whether two reports say the same of the same place, whatever process they are of."""
     return (one.message, one.kernel, one.file, one.line) == (other.message, other.kernel, other.file, other.line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program says about its use of managed memory. It moves nothing here; it is kept, and told again."""
+"""Advice on managed memory. It moves nothing here: it is kept, and returned to queries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Piecewise(Generic[Value]):
 
 
 class Advice:
-    """Of one allocation, by byte: the advice of cuMemAdvise, and where cuMemPrefetchAsync was last told to bring it.
+    """The advice of cuMemAdvise on each byte of an allocation, and the last target of cuMemPrefetchAsync.
 
     attach  the CUmemAttach_flags, of which none restricts an access here
     """

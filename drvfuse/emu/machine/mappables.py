@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of cuMemCreate and multicast objects: how long they live, whichever processes hold them."""
+"""The lifetime of memory of cuMemCreate and of multicast objects, over all processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class Mappables:
-    """What there is of both in a machine. One lives until its last holder lets go: a handle with references, a mapping,
-    a descriptor or, of memory, a bind. A multicast object's binds go with it.
+    """All of both in a machine. Each lives until its last holder lets go: a handle with references, a mapping, a
+    descriptor or, for memory, a bind. A multicast object's binds go with it.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -29,12 +29,12 @@ class Mappables:
         return [item for item in self._live if isinstance(item, Multicast)]
 
     def hold(self, item: Mappable) -> None:
-        """One more holder, of a new item too."""
+        """Add a holder, to a new item too."""
         self._live[item] = None
         item.holders += 1
 
     def let_go(self, item: Mappable) -> None:
-        """One holder less; the last one takes it along."""
+        """Remove a holder. With the last one the item is destroyed."""
         item.holders -= 1
         if item.holders:
             return

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .work import Command
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
-_LARGEST = 3  # allocations named when memory is out
+_LARGEST = 3  # how many allocations are named when memory is exhausted
 _WRONG = {
     "out_of_bounds": "host memory that is not mapped any more",
     "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
@@ -68,8 +68,8 @@ class Allocation:
     of_module: bool = False  # the variables of a module
     managed: Advice | None = None  # of managed memory: what the program has said about its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    freed: bool = False  # a pool free is queued
-    export: Export | None = None  # by which other processes can open it
+    freed: bool = False  # whether cuMemFreeAsync is queued for it
+    export: Export | None = None  # the handle by which other processes can open it
     origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
     opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
@@ -124,11 +124,11 @@ class ProcessMemory:
         return self._live.get(address)
 
     def owned(self, context: Context) -> list[Allocation]:
-        """What goes when the context goes."""
+        """The allocations that are freed when the context is destroyed."""
         return [a for a in self._live.values() if a.context is context and a.host is None]
 
     def registered(self) -> list[int]:
-        """The addresses of memory of the host that is registered."""
+        """The host addresses of registered memory."""
         return [a.base for a in self._live.values() if a.registered]
 
     def uncovered(self, address: int, nbytes: int) -> int | None:
@@ -180,7 +180,7 @@ class ProcessMemory:
         return None
 
     def _present(self, address: int, nbytes: int) -> bool:
-        """True if a range is live memory, which of a graph is there now."""
+        """True if a range is live memory; memory of graphs has to be allocated now."""
         if self.uncovered(address, nbytes) is not None:
             return False
         return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
@@ -195,7 +195,7 @@ class ProcessMemory:
     # What there is ---------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, int]:
-        """How much of each kind there is of what has an address."""
+        """How much there is of each kind of thing that has an address."""
         mappings = sum(a.mapped is not None for a in self._live.values())
         return {
             "allocations": sum(a.mapped is None and a.host is None and a.origin is None for a in self._live.values()),
@@ -270,7 +270,7 @@ class ProcessMemory:
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
     def stray(self, what: str, address: int) -> Failure:
-        """The failure of a call that was given an address which is not what it has to be; a freed one, perhaps."""
+        """The failure of a call with a wrong address, perhaps of freed memory."""
         window = self._window
         kind = "use_after_free" if window.freed(address) else "out_of_bounds"
         text = f"{what}: 0x{address:x} is {window.nearest(address)}"
@@ -332,7 +332,7 @@ class ProcessMemory:
         self._process.machine.mappables.let_go(mapping.mapped)
 
     def clear(self) -> None:
-        """The process ends, and all of this goes."""
+        """The process ends: drop everything."""
         for allocation in list(self._live.values()):
             if allocation.mapped is not None:
                 self.unmap(allocation)
@@ -411,7 +411,7 @@ class ProcessMemory:
 
     def _leave(self, view: Allocation) -> None:
         assert view.origin is not None
-        if self.at(view.base) is not view:  # its owner has freed it since this was queued
+        if self.at(view.base) is not view:  # the owner has freed it meanwhile
             return
         view.origin.views.remove((self, view))
         self.drop(view)
@@ -480,7 +480,7 @@ class ProcessMemory:
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
-        """The peers of a context changed."""
+        """The peers of a context have changed: update the masks of its allocations."""
         for allocation in self.owned(owner):
             self.refresh(allocation)
 

@@ -43,7 +43,7 @@ def create(proc: Process, nbytes: int, size: int, handle_types: int) -> Handle:
 
 
 def add_device(proc: Process, item: Multicast, device: Device) -> None:
-    """Put a device into the team, for good; who waits for it goes on."""
+    """Add a device to the team, for good. Calls that wait for it go on."""
     if not supported(proc.machine, device):
         raise refused("cuMulticastAddDevice: this device has no multicast", device, R.CUDA_ERROR_NOT_SUPPORTED)
     if device in item.devices:
@@ -83,7 +83,7 @@ def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> Non
 
 
 def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:
-    """Put part of a memory, or of a pool's allocation, behind part of the object. The ranges were checked."""
+    """Bind part of a memory, or of a pool's allocation, to part of the object. The ranges are checked."""
     device = source.device
     if device not in item.devices:
         text = "a bind of memory of a device that is not in the team"

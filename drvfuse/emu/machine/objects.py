@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the handles of the emulated driver stand for: devices, contexts, streams, events, pools, modules, functions.
+"""The objects behind the handles of the emulated driver: devices, contexts, streams, events, pools, modules, functions.
 
 A handle is a number that is given out once in the life of the process, so one that was destroyed, or that belongs to
 another machine, is an invalid handle and never somebody else's object.
@@ -41,7 +41,7 @@ class Object:
 
 @dataclass(eq=False)
 class Listener(Object):
-    """Who is told of each call that failed, with what is reported of it."""
+    """A callback for failed calls and their reports (cuLogsRegisterCallback)."""
 
     tell: Callable[[bytes], None]
 
@@ -57,7 +57,7 @@ class Device:
 
 @dataclass(eq=False)
 class Tenancy:
-    """What one process has on a device whatever it does: a primary context, a default pool and a current one."""
+    """What every process has on a device: a primary context, a default pool and a current pool."""
 
     device: Device
     default_pool: Pool
@@ -87,7 +87,7 @@ class Context(Object):
     limits: dict[int, int] = field(default_factory=dict)
     cache_config: int = 0
     uses: int = 1  # one, and those of cuCtxAttach
-    gate: list[Op] = field(default_factory=list)  # what streams that are made now have to wait for
+    gate: list[Op] = field(default_factory=list)  # operations that streams made from now on have to wait for
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
     heap: Heap | None = None  # from its first launch on
@@ -124,7 +124,7 @@ class Stream(Object):
         return self is self.context.legacy
 
     def refuse_captured(self, code: Any) -> None:
-        """Failure(code), and the capture is spoilt, if the stream is being captured."""
+        """Raise Failure(code), and invalidate the capture, if the stream is being captured."""
         if self.capture is not None:
             self.capture.invalidate()
             raise Failure(code)
@@ -203,7 +203,7 @@ class Library(Object):
 
 @dataclass
 class LegacyLaunch:
-    """What the functions of old have set for the next launch of a kernel: `size` bytes of its parameters."""
+    """What the legacy functions (cuParamSetv, ...) have set for the next launch, with `size` bytes of parameters."""
 
     block: tuple[int, int, int] | None = None
     smem: int = 0
@@ -230,7 +230,7 @@ class Function(Object):
 
 @dataclass(eq=False)
 class Mappable:
-    """What cuMemMap can map. `holders` counts what keeps it: handles, mappings, binds and descriptors (`Mappables`).
+    """An object that cuMemMap can map. `holders` counts its handles, mappings, binds and descriptors (`Mappables`).
 
     handle_types  the bits of CUmemAllocationHandleType by which it may be exported
     """
@@ -242,7 +242,7 @@ class Mappable:
 
 @dataclass(eq=False)
 class SharedPool(Mappable):
-    """A memory pool that was exported: what its descriptors stand for."""
+    """A memory pool that was exported by descriptors."""
 
     pool: Pool
 

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 _TITLE = "drvfuse record 1"
 PATIENCE_S = 60.0
-"""How long a repeated run waits for the call that comes next, before it says that it is not made."""
+"""How long a repeated run waits for the recorded next call before it raises `Diverged`."""
 
 
 class Diverged(DrvfuseError):
-    """A run that was to repeat a record does something else."""
+    """A run that repeats a record made another call than the recorded one."""
 
 
 class Order(Protocol):
-    """What the lock of a machine tells, with the lock held."""
+    """The calls by which a machine's lock reports who gets it. The lock is held."""
 
     def called(self, process: Process, what: str) -> None:
         """The calling thread has got the lock for a call."""
 
     def back(self, process: Process) -> None:
-        """The calling thread has got it back."""
+        """The calling thread has got the lock back."""
 
     def choose(self, kind: str, value: int) -> int:
         """The value of a choice, for which `value` was found; 0 is the usual one."""
@@ -93,7 +93,7 @@ class Recorder:
 
 
 class _Line(NamedTuple):
-    """A line of a record. `words` are what is behind its number and its kind."""
+    """A line of a record. `words` are those behind its number and its kind."""
 
     number: int
     kind: str
@@ -126,7 +126,7 @@ class Replayer:
         self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
         self._read, self._known = 1, dict[str, int]()
         self._failure: Diverged | None = None
-        self._usual = 0  # choices that come before the line
+        self._usual = 0  # usual choices before the line
         self._line: _Line | None = None
         self._next()
 
@@ -154,7 +154,7 @@ class Replayer:
         return chosen
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _next(self) -> None:
         self._usual, kind, words = next(self._lines, (0, "", ()))
@@ -162,7 +162,7 @@ class Replayer:
         self._line = _Line(self._read, kind, words) if kind else None
 
     def _turn(self, process: Process, kind: str, *what: str) -> None:
-        """Wait until this is what comes next."""
+        """Wait until this is the next recorded event."""
         seen, since = None, 0.0
         while self._failure is None and self._line is not None and self._line.kind != "end":
             number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number

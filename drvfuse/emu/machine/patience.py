@@ -29,11 +29,11 @@ MOMENT_S = 0.02
 
 
 class Patience:
-    """Of one call, of `process`."""
+    """The patience of one call of `process`."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine
-        self._queued, self._since = -1, 0.0  # when nothing could move for the first time after so much had been queued
+        self._queued, self._since = -1, 0.0  # since when nothing could move, and how much had been queued by then
 
     def wait(self) -> bool:
         """Wait a moment, in which others may come in; False if nobody is left to wait for."""

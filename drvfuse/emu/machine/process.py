@@ -58,10 +58,10 @@ class Process:
         self.initialised = False
         self._closed = False
         self.injected: list[Injected] = []
-        self.refusal: Report | None = None  # what the last driver call that failed says of it
+        self.refusal: Report | None = None  # the report on the last driver call that failed
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
-        self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
+        self.orphans: dict[int, int] = {}  # handle -> device, of objects that were destroyed with their context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
         self.graph_memory = GraphMemories(self)
@@ -70,7 +70,7 @@ class Process:
         self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
-        self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return
+        self._blocked: dict[int, Callable[[], bool]] = {}  # threads in a call that blocks -> whether it may return
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:
             pool = self.add(Pool(device, is_default=True))
@@ -87,7 +87,7 @@ class Process:
 
     @property
     def title(self) -> str | None:
-        """Its name in reports; None on a machine that never had another one."""
+        """Its name in reports; None on a machine that never had a second process."""
         return self.name if self.machine.several else None
 
     @property
@@ -97,7 +97,7 @@ class Process:
 
     @contextlib.contextmanager
     def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
-        """The calling thread is in a call of this process that blocks until `done()`."""
+        """For a block in which the calling thread is in a call of this process that waits until `done()`."""
         ident = threading.get_ident()
         self._blocked[ident] = done
         try:
@@ -214,7 +214,7 @@ class Process:
         return rule
 
     def finding(self, device: int) -> Report | None:
-        """What ended the work of this process on a device, if a context there is lost."""
+        """The report that ended the work of this process on a device, if a context there is lost."""
         found = (context.finding for context in self.contexts() if context.device.index == device)
         return next((finding for finding in found if finding is not None), None)
 
@@ -234,7 +234,7 @@ class Process:
         return self.add(Handle(item))
 
     def orphan(self, item: Object, device: Device) -> None:
-        """Remove an object because its context goes; a later use says so."""
+        """Remove an object because its context is destroyed. The failure of a later use says so."""
         self.remove(item)
         self.orphans[item.handle] = device.index
         while len(self.orphans) > ORPHANS_KEPT:
@@ -268,11 +268,11 @@ class Process:
         return self._tenancies[device.index]
 
     def contexts(self) -> list[Context]:
-        """Those that were not destroyed, in the order in which they were made."""
+        """The contexts that were not destroyed, in the order of their creation."""
         return [item for item in self.handles.values() if isinstance(item, Context)]
 
     def listeners(self) -> list[Listener]:
-        """Who is told of calls that failed."""
+        """The callbacks for calls that failed."""
         return [item for item in list(self.handles.values()) if isinstance(item, Listener)]
 
     def current(self) -> Context:
@@ -342,7 +342,7 @@ class Process:
                     other.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 
     def refuse_in_capture(self) -> None:
-        """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""
+        """Fail, and invalidate the captures, if a call that is unsafe during capture must not be made now."""
         mode = self.threads.capture_mode
         if mode == Capture.RELAXED:
             return

@@ -60,7 +60,7 @@ FAULTS = {
 
 
 _LEAST_NS = 1000
-"""What any operation takes of the time that events tell; nothing but a wait advances the virtual clock."""
+"""Virtual time that any operation takes in the times of events. Only a wait advances the clock itself."""
 
 
 class Progress:
@@ -72,12 +72,12 @@ class Progress:
         self._sequence = itertools.count(1)
         self._backlog = Backlog(machine.seed)
         self._kernels = Kernels(machine)
-        self._awaiting: list[Op] = []  # that wait for a value of memory
+        self._awaiting: list[Op] = []  # operations that wait for a value in memory
         self.in_host_function = 0  # how many threads are
         self._pending = 0
         self._ended = 0
-        self._races: set[Any] = set()  # those reported, by their places
-        self._noticed: set[Any] = set()  # notices, likewise
+        self._races: set[Any] = set()  # races that were reported, by their places
+        self._noticed: set[Any] = set()  # notices that were reported, likewise
 
     # Queueing --------------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Progress:
             ordered = self._behind(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # for the detector, what it knows must not depend on whether `last` was fast enough to have ended
+            # the detector's knowledge must not depend on whether `last` has ended already
             behind = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
         if overlaps:
@@ -115,14 +115,14 @@ class Progress:
         return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
-        """Those of some operations that matter to one behind them: for the race detector, also what has ended."""
+        """The operations that one behind these has to wait for; with the race detector, also those that have ended."""
         live: list[Op] = []
         done: list[Op] = []
         for op in ops:
             (done if op.done else live).append(op)
         if self.detector is None:
             return live
-        if len(done) > 1:  # one stands for all
+        if len(done) > 1:  # one of several ended operations suffices
             one = Op(done[0].command, done[0].order, done[0].number)
             one.done = True
             one.started = one.known = self.detector.together(done)
@@ -179,7 +179,7 @@ class Progress:
         return waited | {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
 
     def _waits(self) -> list[tuple[Op, WaitValue]]:
-        """What streams wait for in memory."""
+        """The values in memory that streams wait for, in words."""
         found = []
         for op in self._awaiting:
             wait = op.command.operations[op.at] if isinstance(op.command, ValueOps) else None
@@ -188,7 +188,7 @@ class Progress:
         return found
 
     def wakes(self) -> bool:
-        """True if memory holds now what a stream waits for."""
+        """True if memory holds a value now that a stream waits for."""
         return any(wait.proceed(self.machine) for _, wait in self._waits())
 
     def step(self) -> bool:
@@ -205,16 +205,16 @@ class Progress:
             self._report_notices()
             moved = not engine.idle or moved
             for op in list(self._kernels.running):
-                if op in self._kernels.running:  # the fault of another may have ended it
+                if op in self._kernels.running:  # the fault of another kernel may have ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        while not moved and self._backlog.let_go():  # what begins may have to wait for a value, or for room
+        while not moved and self._backlog.let_go():  # it may have to wait for a value, or for room
             moved = self._start_ready()
         self._report_races()
         return moved
 
     def _report_notices(self) -> None:
-        """Each place once."""
+        """Report new notices, each place once."""
         for report in self.machine.engine.notices():
             place = (report.kind, report.kernel, report.file, report.line, report.callers)
             if place not in self._noticed:
@@ -222,7 +222,7 @@ class Progress:
                 self.machine.report(report)
 
     def _report_races(self) -> None:
-        """Each pair of places once, in whichever order."""
+        """Report new races, each pair of places once, in whichever order."""
         if self.detector is None:
             return
         engine = self.machine.engine
@@ -267,7 +267,7 @@ class Progress:
         return True
 
     def _run(self, op: Op, command: Command) -> bool:
-        """Run what is neither a kernel nor a host function; False if it has to wait for a value."""
+        """Run an operation that is no kernel and no host function. False if it has to wait for a value."""
         refusal = command.context.process.memory.refusal(command, op.allocations)
         if refusal is None:
             if self.detector is not None:
@@ -291,7 +291,7 @@ class Progress:
         return True
 
     def _proceed(self, op: Op, command: ValueOps) -> bool:
-        """Write values and wait for them, from where it stopped; False where a value is not there yet."""
+        """Go on with an operation's writes and waits for values. False where a value is not there yet."""
         for one in command.operations[op.at :]:
             if not one.proceed(self.machine):
                 return False
@@ -315,9 +315,9 @@ class Progress:
             return True
 
     def _settle(self, op: Op) -> bool:
-        """Take note of what the engine did to a launch; True if it ended."""
+        """Take over the result of a launch from the engine. True if the launch has ended."""
         if not op.launch.running:
-            op.launch.settle()  # an interrupt may have come between its end and this
+            op.launch.settle()  # an interrupt may have come since it ended
         if op.launch.fault is not None:
             fault = op.launch.fault
             report = reports.Report(**vars(fault))
@@ -361,7 +361,7 @@ class Progress:
 
     @contextlib.contextmanager
     def outside(self, process: Process) -> Iterator[None]:
-        """This thread does something in the host's part of a process, without the machine's lock."""
+        """For a block in which this thread runs host code of a process, without the machine's lock."""
         machine = self.machine
         self.in_host_function += 1
         try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from .objects import Function
 
 REGISTERS_PER_THREAD = 32
-"""What every kernel is taken to use: PTX does not tell."""
-SHARED_RESERVED = 1024  # a block's own share of shared memory, taken by the system
+"""Registers per thread that every kernel is assumed to use, as PTX does not say."""
+SHARED_RESERVED = 1024  # shared memory that the system takes in each block
 SHARED_DEFAULT = 48 << 10
 MAX_THREADS_PER_BLOCK = 1024
 PORTABLE_CLUSTER = 8
@@ -40,7 +40,7 @@ def max_threads(function: Function) -> int:
 
 
 def registers(limits: Limits, function: Function) -> int:
-    """Registers a thread."""
+    """Registers per thread."""
     return min(REGISTERS_PER_THREAD, limits.registers // max_threads(function))
 
 

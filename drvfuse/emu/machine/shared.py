@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class Export:
-    """Memory that may be opened: `allocation`, of the process whose memory is `home`; `views` are those that have."""
+    """Memory that may be opened: `allocation`, of the process whose memory is `home`; `views` are its openings."""
 
     def __init__(self, home: ProcessMemory, allocation: Allocation) -> None:
         self.home, self.allocation = home, allocation
@@ -48,7 +48,7 @@ class Shared:
         return (self._mark + number.to_bytes(8, "little")).ljust(HANDLE_BYTES, b"\0")
 
     def find(self, handle: bytes, kind: type[Item]) -> Item | None:
-        """What a handle stands for; None for one that is of another kind or machine, or of what is gone."""
+        """The object of a handle; None if that is of another kind or machine, or is gone."""
         end = len(self._mark)
         found = self._items.get(int.from_bytes(handle[end : end + 8], "little")) if handle[:end] == self._mark else None
         return found if isinstance(found, kind) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the emulated driver keeps for each thread."""
+"""The state that the emulated driver keeps per thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Threads(threading.local):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """This thread queues nothing for now."""
+        """For a block in which this thread waits and queues nothing."""
         self._waiting.add(threading.get_ident())
         try:
             yield
@@ -39,7 +39,7 @@ class Threads(threading.local):
 
     @contextlib.contextmanager
     def host_function(self) -> Iterator[None]:
-        """A host function runs in this thread; it may not call the driver."""
+        """For a block in which this thread runs a host function, which may not call the driver."""
         self.in_host_function = True
         try:
             yield

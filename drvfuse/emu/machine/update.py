@@ -53,13 +53,14 @@ def update(executable: GraphExec, plan: Plan, graph: Graph) -> None:
 
 
 def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
-    """All steps with their nodes, those of child graphs too."""
+    """All pairs of a step and its node, those of child graphs too."""
     if len(plan.steps) != len(graph.nodes):
-        raise Unfit(TOPOLOGY, f"there are {len(graph.nodes)} nodes, and were {len(plan.steps)}")
+        raise Unfit(TOPOLOGY, f"the graph has {len(graph.nodes)} nodes, and the executable {len(plan.steps)}")
     steps = sorted((step for step in plan.steps.values() if step.last), key=lambda step: step.node.number)
     nodes = [node for node in graph.nodes if not node.dependents]
     if len(nodes) > len(steps):
-        raise Unfit(TOPOLOGY, f"there are {len(nodes)} nodes that no other waits for, and were {len(steps)}", nodes[-1])
+        why = f"the graph has {len(nodes)} nodes that no other waits for, and the executable {len(steps)}"
+        raise Unfit(TOPOLOGY, why, nodes[-1])
     paired = dict(zip(nodes, steps, strict=False))
     taken = set(steps[: len(nodes)])
     front = list(paired)
@@ -67,18 +68,19 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
         node = front.pop()
         step = paired[node]
         if len(node.dependencies) != len(step.after):
-            raise Unfit(
-                TOPOLOGY, f"a node waits for {len(node.dependencies)} others, and did for {len(step.after)}", node
-            )
+            why = f"a node waits for {len(node.dependencies)} others, and in the executable for {len(step.after)}"
+            raise Unfit(TOPOLOGY, why, node)
         for (before, edge), (other, was) in zip(node.dependencies.items(), step.after.items(), strict=True):
             if edge != was or (before in paired) != (other in taken) or paired.get(before, other) is not other:
-                raise Unfit(TOPOLOGY, "a node waits for another one than it did, or in another way", node, before)
+                raise Unfit(
+                    TOPOLOGY, "a node waits for another one than in the executable, or differently", node, before
+                )
             if before not in paired:
                 paired[before] = other
                 taken.add(other)
                 front.append(before)
     if len(paired) < len(graph.nodes):
-        raise Unfit(TOPOLOGY, "some nodes lead to other ends than they did")
+        raise Unfit(TOPOLOGY, "some nodes do not lead to the same last nodes as in the executable")
     for node, step in paired.items():
         yield step, node
         if step.inner is not None and node.child is not None:
@@ -88,7 +90,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
 def _fits(executable: GraphExec, step: Step, node: Node) -> None:
     """Raises Unfit if the command of a node cannot take the place of that of a step."""
     if step.node.kind != node.kind:
-        raise Unfit(KIND, f"a node is {node.kind.name}, and was {step.node.kind.name}", node)
+        raise Unfit(KIND, f"a node is {node.kind.name}, and in the executable {step.node.kind.name}", node)
     if isinstance(node.command, Allocate | Free) and node.command is not step.command:
         raise Unfit(NOT_SUPPORTED, "allocation and free nodes cannot be updated", node)
     why = refusal(executable, step.command, node.command)
@@ -101,9 +103,9 @@ def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> 
     memory = executable.process.memory
     if isinstance(was, Launch) and isinstance(now, Launch):
         if was.context is not now.context:
-            return FUNCTION, "the function of a kernel node has another context than it had"
+            return FUNCTION, "the function of a kernel node has another context than in the executable"
         if was.cooperative != now.cooperative:
-            return ATTRIBUTES, "a kernel node is cooperative, or was, and not both"
+            return ATTRIBUTES, "a kernel node is cooperative in one of the graph and the executable alone"
         if executable.flags & NODE_PRIORITY and was.priority != now.priority:
             return ATTRIBUTES, "the priority of a kernel node has changed"
     elif isinstance(was, Fill) and isinstance(now, Fill):
@@ -129,7 +131,7 @@ def _kinds(command: ValueOps) -> tuple[Any, ...]:
 
 
 def _alike(memory: ProcessMemory, one: int, other: int) -> bool:
-    """True if memory is of one device, or of the host both times, and not of two contexts."""
+    """True if two addresses are both of the host, or of one device and one context."""
     homes = [
         (None, None) if a is None or a.device is None else (a.device, a.context) for a in map(memory.find, (one, other))
     ]

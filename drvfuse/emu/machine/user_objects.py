@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class UserObject(Object):
-    """What `pointer` points to; `destroy` is the host function that is called with it when no reference is left."""
+    """A program's object at `pointer`; the host function `destroy` is called with it when no reference is left."""
 
     pointer: int
     destroy: int

@@ -37,7 +37,7 @@ class WriteValue:
     writes: ClassVar[bool] = True
 
     def proceed(self, machine: Machine) -> bool:
-        """Do it; True, as it is done."""
+        """Write the word. Returns True: a write never waits."""
         machine.window.view(self.address, self.size).view(f"<u{self.size}")[0] = self.value
         if machine.window.contains(self.address, self.size):
             machine.window.mark_initialised(self.address, self.size)
@@ -67,7 +67,7 @@ class WaitValue:
         return bool((found & self.value if self.condition == AND else ~(found | self.value)) & mask)
 
     def found(self, machine: Machine) -> int:
-        """What the word holds now."""
+        """The value of the word now."""
         return int(machine.window.view(self.address, self.size).view(f"<u{self.size}")[0])
 
     def __str__(self) -> str:

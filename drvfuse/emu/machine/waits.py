@@ -23,17 +23,17 @@ IDLE_QUERIES = 2000
 
 
 class Waits:
-    """Of one machine. The caller holds its lock."""
+    """The waits of one machine. The caller holds its lock."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._progress = machine, machine.progress
         self._idle_queries = (0, 0)
         self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
-        self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
+        self._rest, self._rest_until = -1, 0.0  # changes at the last standstill, and when to look again
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
         """Run until these operations are done. What can never be done is ended as a deadlock. Failure if the process
-        that waits, which is theirs if it is not told, is closed meanwhile.
+        that waits (by default that of the operations) is closed meanwhile.
         """
         ops = list(ops)
         waited = [op for op in ops if not op.done]
@@ -51,7 +51,7 @@ class Waits:
             except KeyboardInterrupt:
                 self._progress.interrupted(process)
                 raise
-            if process.closed:  # by another thread, and all its objects with it
+            if process.closed:  # closed by another thread, with all its objects
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
         self._learn(ops)
 
@@ -62,7 +62,7 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                count -= self._let_time_go(waited[0].command.context.process)  # and again at the next
+                count -= self._let_time_go(waited[0].command.context.process)  # so the next one does it again
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
             return False
@@ -77,14 +77,14 @@ class Waits:
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
 
     def pass_time(self) -> None:
-        """Nothing can move: virtual time goes with that of the wall."""
+        """Nothing can move: let virtual time advance with wall-clock time."""
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
             self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then that polls in place of a step
 
     def _learn(self, ops: Iterable[Op]) -> None:
-        """The host knows that these have ended."""
+        """The host knows that these operations have ended: tell the race detector."""
         if self._machine.detector is not None:
             self._machine.detector.host_learns(ops)
 
@@ -127,7 +127,7 @@ class Waits:
             return self._machine.engine.advance_clock()
 
     def _let_time_go(self, process: Process) -> bool:
-        """Of a query by a process that is answered again and again that nothing has changed; False if time stands."""
+        """Let virtual time pass for a process that queries again and again; False if it does not advance."""
         with process.blocking(lambda: False):
             if outside(self._machine):
                 self.pass_time()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time that goes with the time of the wall."""
+"""Virtual time that advances with wall-clock time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .lock import MachineLock
 
-_SHORT, _LONG = 20_000, 200_000  # resumes of a call of `pass_time`: some milliseconds, tens of them
+_SHORT, _LONG = 20_000, 200_000  # resumes per call of `pass_time`: a few milliseconds, or tens of them
 _MOST_NS = 500_000_000
 _PRESSED_S = 0.5
 _SHARE = 4
@@ -25,15 +25,15 @@ class WallTime:
 
     def __init__(self, lock: MachineLock, pass_time: Callable[[int, int], bool]) -> None:
         self._lock, self._pass_time = lock, pass_time
-        self._until: float | None = None  # as far as time has passed
+        self._until: float | None = None  # the wall-clock time up to which virtual time has advanced
         self._due = 0.0
 
     def stop(self) -> None:
-        """Something has moved, which makes time pass by itself."""
+        """Something has moved: stop following the wall clock."""
         self._until = None
 
     def go(self) -> bool:
-        """Nothing can move at the moment. True if something can now."""
+        """Nothing can move: follow the wall clock. True if something can move now."""
         now = time.monotonic()
         if self._until is None:
             self._until = self._due = now

@@ -62,14 +62,14 @@ class Op(Ordered):
         self.launch: Any = None
         self.room = 0
         self.time = 0
-        self.at = 0  # how many of its values were written or found
+        self.at = 0  # how many of its writes and waits for values are done
 
     def __lt__(self, other: Op) -> bool:
         return self.order < other.order
 
 
 class Access(NamedTuple):
-    """What a copy or a fill does to a range."""
+    """A read or a write of a range by a copy or a fill."""
 
     address: int
     nbytes: int
@@ -84,11 +84,11 @@ class Command:
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return type(self).__name__.lower()
 
     def run(self, machine: Machine) -> None:
-        """Do it; everything but a kernel and a host function is done at once."""
+        """Execute the command at once. Kernels and host functions are executed elsewhere."""
 
     def accesses(self) -> tuple[Access, ...]:
         """Ranges that hold all memory that `run` reads and writes."""
@@ -132,11 +132,11 @@ class End(NamedTuple):
     given: Mapping[str, Any]
 
     def rows(self, height: int, depth: int) -> Iterator[int]:
-        """Where the rows of so many layers begin."""
+        """The addresses at which the rows of this many layers begin."""
         return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
     def span(self, width: int, height: int, depth: int) -> int:
-        """Bytes from the first to the last one of so many rows."""
+        """The bytes from the first byte to the last byte of this many rows."""
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width
 
 
@@ -227,7 +227,7 @@ class Release(Command):
 
 @dataclass(frozen=True, eq=False)
 class Leave(Command):
-    """Use another process's memory no more."""
+    """End the use of another process's memory."""
 
     view: Allocation
 
@@ -263,7 +263,7 @@ class HostCall(Command):
 
 @dataclass(frozen=True, eq=False)
 class Callback(HostCall):
-    """A host function that is told the stream, and what went wrong before it: it runs after a fault too."""
+    """A host function that is given the stream and its error (cuStreamAddCallback). It runs after a fault too."""
 
     stream: int = 0
 

@@ -19,7 +19,7 @@ FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32
     l->state = FAULTED;
 }
 
-// Something is wrong that ends nothing: told once for each place of a launch until Python has taken it.
+// Records a notice, a finding that ends nothing: once for each place of a launch, until Python has taken it.
 FAR void notice(Launch* l, Thread* t, u32 kind, u32 lane) {
     Engine* e = l->engine;
     LOOP for (u32 i = 0; i < e->notices; i++)
@@ -42,7 +42,7 @@ FN u32 in_window(Launch* l, u64 addr, u32 size) {
     return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
 }
 
-// A write while probing: remembered until the thread suspends, then compared.
+// A write while the engine probes: its old value is kept until the thread suspends, and compared then.
 FAR void note_write(Engine* e, u64 addr, u32 size) {
     if (e->writes == WRITES) {
         e->progress++;
@@ -128,14 +128,14 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
-    if (kind == F_NONE) return 0;  // only what nobody reads is uninitialised: compilers load more than they need
+    if (kind == F_NONE) return 0;  // only elements that are never read are uninitialised: compilers load too much
     if (kind == F_UNINITIALISED) value = copying_to(l, where);
     fault(l, t, kind, site, where, size, flags, value);
     return 1;
 }
 
-// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. With `marks` it is
-// written now.
+// Checks the shadow bytes: addressable, unless the whole granule is, and initialised where the access reads. With `marks`
+// the access also marks what it writes as initialised.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
@@ -146,14 +146,14 @@ template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 ma
     return 0;
 }
 
-// The engine's Python code knows whether an interrupt waits; the launch ends then.
+// Asks the engine's Python code whether an interrupt is pending; if so, the launch ends.
 FAR u32 interrupted(Thread* t, u32 site) {
     if (!rt_call(t->launch->engine->print, 0)) return 0;
     fault(t->launch, t, F_INTERRUPTED, site, 0, 0, 0, 0);
     return 1;
 }
 
-// A thread has made the accesses that it was given; 0 if it may make more.
+// A thread has used up its budget of accesses. Returns 0 and a new budget, or 1 if the launch has to end.
 FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Engine* e = t->launch->engine;
     u64 rest = e->loop_limit - e->tank;
@@ -167,7 +167,7 @@ FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
 }
 
 // 1, and a fault, if this thread must not make this access. *found: the access word of its granule. An access to local
-// memory or a parameter may be made, and is none of ours.
+// memory or a parameter is allowed, and is not tracked.
 FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -226,7 +226,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 0;
 }
 
-// Checks and counts one access of `size` bytes (a power of two up to 32); 0 if it may be made.
+// Checks and counts one access of `size` bytes (a power of two up to 32). Returns 0 if the access is allowed.
 API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) { return access(t, addr, size, flags, site); }
 
 // The same for the commonest plain loads and stores.
@@ -237,7 +237,7 @@ API u32 rt_write4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, A_W
 API u32 rt_write8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, A_WRITE, site); }
 API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A_WRITE, site); }
 
-// A thread has made LOOP_SLICE more rounds of loops without accesses; 0 if it may make as many again.
+// A thread has made LOOP_SLICE more rounds of loops without accesses. Returns 0 if it may go on.
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
@@ -291,7 +291,7 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     return rt_call(t->launch->engine->print, &call);
 }
 
-// A function that calls itself begins: 1, and a fault, where so many calls are open that the host's stack could overflow.
+// The start of a recursive function: 1, and a fault, if so many calls are open that the host's stack could overflow.
 API u32 rt_depth(Thread* t, u32 site) {
     u32 mark;
     u64 used = t->launch->engine->stack - (u64)&mark;

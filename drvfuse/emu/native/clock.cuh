@@ -110,7 +110,7 @@ FN u32 knows_op(Race* r, Clock* c, u32 op) {
     return upto(c, o->chain) >= o->place || has_whole(r, c, op);
 }
 
-// 1 if a clock knows accesses that lanes of a warp made at a time; 2 if it does not, but knows earlier ones of the block.
+// 1 if a clock includes the accesses of lanes of a warp at a time; 2 if it does not, but includes earlier ones of the block.
 FAR u32 knows(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lanes, u32 time) {
     if (!ref) return 0;
     Certain* certain = &r->certain[op % CERTAIN];
@@ -181,7 +181,7 @@ FN u32 same_clock(Clock* a, Clock* b) {
     return 1;
 }
 
-// A new clock (one reference) that knows what either does.
+// A new clock (one reference): the join of two clocks.
 FAR Ref merge(Race* r, Clock* a, Clock* b) {
     u32 klass;
     Ref ref = take(r, bytes_of(a->chains + b->chains, a->items + b->items), &klass);
@@ -234,7 +234,7 @@ FAR Ref merge(Race* r, Clock* a, Clock* b) {
     return ref;
 }
 
-// What both know (a new reference). Remembers the last joins: many threads often make the same one.
+// The join of two clocks (a new reference). The last joins are cached, as many threads often make the same one.
 FAR Ref join(Race* r, Ref a, Ref b) {
     if (!b || a == b) return retain(r, a);
     if (!a) return retain(r, b);
@@ -301,7 +301,7 @@ API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
         c = with_items(r, ref, op, WHOLE, 1, 0, 0, 0);
     }
     release(r, ref);
-    // What was known apart from its chain may be the next in it now.
+    // An operation that was known by itself may be the next one of its chain now.
     u32 again = r->wholes != 0;
     LOOP while (again) {
         again = 0;

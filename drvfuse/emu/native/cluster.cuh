@@ -39,14 +39,14 @@ FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_phase++;
 }
 
-// `count` threads less are missing: arrivals, or an exit.
+// `count` threads have arrived, or one has exited: the barrier misses fewer.
 FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
     Block* lead = block_of_rank(l, b, 0);
     lead->cluster_missing -= count;
     if (!lead->cluster_missing && lead->cluster_arrived) complete_cluster(l, lead, last);
 }
 
-// Lanes of a warp that are at the same half of the barrier.
+// The lanes of a warp that are at the same half (arrive or wait) of the barrier.
 FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     Warp* warp = &b->warps[w];
     Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);

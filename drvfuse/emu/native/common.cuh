@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all of the native runtime is made with, above the structures and numbers that it shares with generated code and with
-// Python. Those are in abi.cuh, a header that Python writes (drvfuse/emu/abi).
+// Helpers of all files of the native runtime. The structures and numbers that it shares with generated code and with Python
+// are in abi.cuh, a header that Python writes (drvfuse/emu/abi).
 #pragma once
 
 #include "abi.cuh"
@@ -12,11 +12,11 @@
 #define FFS(x) __ffs(x)
 #define LOOP _Pragma("unroll 1")
 
-const u32 POLL_KNOWN = 0x100;  // of Thread::polls: suspended at an access that it made before
-const u32 POLL_CREDIT = 16;    // shift: polls that it may still make freely
+const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: suspended at an access that it made before
+const u32 POLL_CREDIT = 16;    // shift in Thread::polls: polls that the thread may still make without a change
 const u32 CREDIT = 64;         // more than the polls between two looks at a rarely polled word
 const u64 FUEL = 1 << 24;      // accesses, or rounds, of one thread after which it asks whether it was interrupted
-const u64 RESUME_WORK = 32;    // what a resume costs, in accesses; and a look at a thread that spins
+const u64 RESUME_WORK = 32;    // the cost of a resume, or of a look at a spinning thread, in accesses
 const u64 LOOK_WORK = 8;
 const u64 MATRIX_WORK = 2048;     // of a matrix instruction
 const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
@@ -30,7 +30,7 @@ const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless p
 API u32 rt_call(void* function, void* thread);
 API u64 rt_now();
 
-// Adds to the ring of what happened last.
+// Adds an event to the ring of the last events.
 FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {
     Engine* e = l->engine;
     Event* v = &e->events[e->event_count++ & (EVENTS - 1)];

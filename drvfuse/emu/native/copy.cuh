@@ -34,7 +34,7 @@
 
 const u32 COPIES = 1 << 20;
 
-enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // when a copy is made; that it is
+enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // when a copy is made, or that it was made
 
 struct Copy {
     u64 source, target;
@@ -42,7 +42,7 @@ struct Copy {
     u32 size, bytes;  // bytes: of the source; the rest is zero
     u32 site, group, moment;
     u32 next;    // in its thread's queue, or of the free ones
-    u32 number;  // in its queue, of all that were ever there
+    u32 number;  // position among all copies that were ever in its queue
     u32 how;     // of a piece of cp.reduce.async.bulk: how it reduces
 };
 
@@ -53,10 +53,10 @@ struct Bulk {
     u64 bits[2];  // without a source: what is stored
     u32 size, site, thread, moment;
     u32 how;            // how it reduces, or 0
-    u32 until, number;  // of an arrival: the copies of its thread before that number; the detector's number for it
+    u32 until, number;  // of an arrival: it waits for its thread's copies before `until`; the detector's number for it
     u32 from;           // the slot of the block of `thread`, which has issued it
-    u32 known;          // what its mbarrier will tell: a reference to a clock
-    u32 turns;          // of its block that it has waited for
+    u32 known;          // what acquirers of its mbarrier will know: a reference to a clock
+    u32 turns;          // turns of its block since its issue
     u32 next;           // in its block's list, oldest first, or of the free ones
 };
 
@@ -73,7 +73,7 @@ FN CopyQueue* queue_of(Thread* t, u32 bulk) {
     return t->launch->copies + ((u64)t->block->slot * t->launch->threads + t->linear) * 2 + bulk;
 }
 
-// What the seed says about the next copy.
+// Draws the moment of the next copy from the seed.
 FN u32 draw(Thread* t, CopyQueue* q) {
     u64 number =
         ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued;
@@ -168,7 +168,7 @@ FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     return 0;
 }
 
-// Those of a queue's first copies that are in groups before `group` are over.
+// Ends the first copies of a queue that are in groups before `group`.
 FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     Copies* pool = t->launch->copy_pool;
     u32 time = t->launch->engine->race ? race_thread(t->block, t->linear)->time : 0;

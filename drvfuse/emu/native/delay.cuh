@@ -118,7 +118,7 @@ FAR void hide(Delay* d, List* list) {
     LOOP for (u32 i = list->last; i; i = d->pool[i].previous) exchange(&d->pool[i]);
 }
 
-// Puts a block's view in memory (its launch's device has its own there already), or takes the one that is there out.
+// Puts a block's view in memory (on top of its device's, which is there already), or takes the present view out.
 FAR void view_block(Delay* d, Block* b) {
     if (d->block == b) return;
     if (d->block) hide(d, &d->block->pending);
@@ -126,7 +126,7 @@ FAR void view_block(Delay* d, Block* b) {
     if (b) show(d, &b->pending);
 }
 
-// The same of a device, given plus one; 0 is none.
+// The same for a device, given as its number plus one; 0 is none.
 FAR void view_device(Delay* d, u32 device) {
     view_block(d, 0);
     if (d->device == device) return;
@@ -373,7 +373,7 @@ FN void delay_look(Delay* d, Block* b, u64 addr) {
         }
 }
 
-// A pass is over: what is due is passed on. Many entries are looked at more rarely.
+// The end of a pass: passes on the entries that are due. Large numbers of entries are looked at more rarely.
 FAR void delay_pass(Engine* e) {
     Delay* d = e->delay;
     d->pass++;
@@ -406,7 +406,7 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     if (!d->live) return 0;
     u32 watched = 0;
     LOOP for (u32 k = 0; k < n; k++) watched |= launches[k]->state == RUNNING && launches[k]->finished < launches[k]->blocks;
-    if (!watched) {  // by nobody who could see an order in it
+    if (!watched) {  // nobody could see in which order they are passed on
         delay_flush(e);
         return 1;
     }

@@ -27,7 +27,7 @@
 
 const u32 LATEST_TURN = 64;
 
-// What becomes of a word by some arrivals and some bytes that are expected (or have come, if negative).
+// The word after some arrivals, and after some bytes were expected (or have arrived, if negative).
 FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     u32 pending = (u32)(word & MBARRIER_COUNT_MASK);
     s32 left = (s32)((u32)(word >> MBARRIER_BYTES_SHIFT & MBARRIER_BYTES_MASK) << 11) >> 11;
@@ -165,7 +165,7 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// The end of a block's turn, in which no thread ran (`idle`) or some did; how many copies have ended.
+// The end of a block's turn, in which no thread ran (`idle`) or some did. Returns how many copies have ended.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
@@ -213,7 +213,7 @@ FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site
     return error ? 0 : b;
 }
 
-// Begins what `c` says, of this thread, in the memory of a block.
+// Begins the copy that `c` describes, for this thread, in the memory of a block.
 FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     Launch* l = t->launch;
     Engine* e = l->engine;
@@ -324,7 +324,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     return begin_bulk(t, t->block, &c);
 }
 
-// A block has ended: what others have sent it that has not arrived finds nobody.
+// A block has ended: copies of other blocks to it that have not arrived are a fault.
 FAR void late_bulks(Launch* l, Block* b) {
     Bulk* c;
     LOOP for (u32 k = b->bulks; k; k = c->next) {

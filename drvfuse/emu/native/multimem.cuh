@@ -27,7 +27,7 @@ FN u64 member_of(Team* team, u64 addr, u32 device) {
     return base ? base + (off & (1ull << PIECE_SHIFT) - 1) : 0;
 }
 
-// What a poll compares: the word itself, or a hash of all members of a multicast address.
+// The value that a poll compares: the word itself, or a hash of all members of a multicast address.
 FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     Team* team = e->teams->count ? team_of(e, addr) : 0;
     if (!team) return low_of(addr, size);

@@ -65,7 +65,7 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     return near ? X_CLUSTER : e->op == w->op ? X_NONE : X_ORDER;
 }
 
-// Two accesses are a race that has not been told; null if it has, or if there is no room.
+// A new record of a race; null if this race is recorded already, or if there is no room.
 FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     LOOP for (u32 i = 0; i < r->found_count; i++) {
         Found* f = &r->found[i];
@@ -106,7 +106,7 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     if (f) describe(w, e, lanes, addr, edge, f);
 }
 
-// It is one if the store that is about to be made changes any of these bytes of a line.
+// Records a doubt: a race, if the store that is about to be made changes any of these bytes of a line.
 FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
     Race* r = w->r;
     u64 line = addr & ~15ull;
@@ -129,7 +129,7 @@ FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
     describe(w, e, lanes, addr, 0, &d->found);
 }
 
-// The store has been made.
+// After the store: each doubt becomes a race, or is dropped.
 FAR void settle_doubts(Race* r) {
     LOOP for (u32 i = 0; i < r->doubts; i++) {
         Doubt* d = &r->doubt[i];

@@ -23,7 +23,7 @@ FN u32 unfenced(Who* w, Entry* e, u32 lanes) {
     return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, lanes, e->time) != 1;
 }
 
-// An access by the other kind of address, with no fence.proxy.alias on the way from there.
+// Whether the earlier access was by the other kind of address, with no fence.proxy.alias on the way from it.
 FN u32 unaliased(Who* w, Entry* e, u32 lanes) {
     if (via_multicast(w->site) == via_multicast(e->site) || morally_strong(w, e)) return 0;
     if (e->block & COPYING) return 0;  // no clock has a tag for them

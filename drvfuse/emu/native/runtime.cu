@@ -19,8 +19,8 @@
 // but another fruitless poll comes of it, the run goes on. Progress, while probing, is: memory that changed, an exit, a new
 // address polled, a block started. Barriers and warp operations alone are not.
 //
-// A call returns when it has done so much work, also in the middle of a pass, so that Python can see to signals; the next one
-// goes on from there.
+// A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle signals. The next
+// call goes on from there.
 //
 // Order depends on the seed and on the calls alone; the budget, of time or of resumes, is only looked at between passes.
 
@@ -50,7 +50,7 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
         if (b->barrier[i].arrived) try_barrier(l, b, i);
 }
 
-// What decides how a thread goes on: where it is, and the registers that it has saved.
+// A hash of all that decides how a thread goes on: its place, and the registers that it has saved.
 FAR u64 state_of(Launch* l, Thread* t) {
     u64* words = (u64*)(t + 1);
     u64 h = (u64)t + t->resume;
@@ -367,7 +367,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
-        // borrowed memory remembers its last user
+        // borrowed memory has values of its last user
         LOOP for (; l->high < first + size; l->high++) ((Block*)(l->slots + l->high * l->slot_stride))->active = 0;
         l->engine->progress++;
         l->engine->quiet = l->engine->strain = 0;
@@ -400,7 +400,8 @@ FN u32 run_launch(Launch* l, u32 force, u64 random) {
     return ran;
 }
 
-// One pass over the launches; what it ran. `pass_open` is left set if the call has done enough before its end.
+// One pass over the launches. Returns how many threads it resumed and blocks it started. `pass_open` stays set if the call
+// has done enough before the end of the pass.
 FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
     if (!e->pass_open) {
         e->pass_open = 1;

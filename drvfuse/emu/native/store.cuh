@@ -20,8 +20,9 @@
 // thread without a wait has had it read is not shown.
 //
 // Bounds, access rights and alignment are checked when a copy is issued; the target once more when it is written, as it may
-// have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Of stores that are delayed (delay.cuh) those of the block and its device to the same place go
-// before. The race detector sees two accesses of each piece that last until their waits, as for cp.async.
+// have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Delayed stores (delay.cuh)
+// of the block and its device to the same place are made before it. The race detector sees two accesses of each piece that
+// last until their waits, as for cp.async.
 #pragma once
 
 #include "mbarrier.cuh"

@@ -9,7 +9,7 @@
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
-// A thread suspended in front of an access: has it been here before?
+// Whether a thread that is suspended in front of an access has made this access before.
 FAR void look_up(Block* b, Thread* t) {
     Poll* p = poll_of(b, t);
     u32 n = t->polls & POLL_COUNT;
@@ -48,7 +48,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     return !changed;
 }
 
-// The access is about to be made: keep what it will see.
+// Before the access of a poll: keep the value that it will see.
 FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     Engine* e = l->engine;
     Poll* p = poll_of(b, t);
@@ -214,7 +214,7 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     t->op_pred = ok;
 }
 
-// What all lanes of a warp do together at one instruction; a function of a native library does it.
+// An instruction that all lanes of a warp execute together, by a function of a native library.
 FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
     Thread* first = thread_at(l, b, w * 32 + FFS(mask) - 1);
     if (mask != ~0u) {
@@ -335,7 +335,8 @@ FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     return all;
 }
 
-// Completes what can be; the lanes that may go on. Lanes of a mask that have exited, or never were, are not waited for.
+// Completes the operations that can be completed, and returns the lanes that may go on. Lanes of a mask that have exited, or
+// never existed, are not waited for.
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
     u32 todo = warp->warpop, freed = 0;

@@ -24,7 +24,7 @@ from . import found
 from .switch import switch_for_good
 
 _FOLDER = "DRVFUSE_EMU_PROGRAM"
-_PARENT = "parent"  # a file in the folder: the process that runs the program
+_PARENT = "parent"  # the file that holds the id of the process that runs the program
 _SITE = str(Path(__file__).with_name("in_children"))
 
 
@@ -64,7 +64,7 @@ class Switched:
 
 
 def _collected(folder: Path) -> list[dict[str, Any]]:
-    """What the processes have found that have exited. The folder is gone then."""
+    """The findings of the processes that have exited. Deletes the folder."""
     reports = [report for path in sorted(folder.glob("*.json")) for report in json.loads(path.read_text())]
     shutil.rmtree(folder, ignore_errors=True)
     return reports
@@ -97,4 +97,4 @@ def _end(reports: list[dict[str, Any]]) -> None:
     if findings:
         found.show(findings, "drvfuse emu run")
         sys.stdout.flush()
-        os._exit(1)  # at exit there is no other way to a status
+        os._exit(1)  # the only way to set the exit status in an exit handler

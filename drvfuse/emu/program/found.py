@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program left behind on a machine: work that has not run yet, and reports."""
+"""The end of a program on a machine: its remaining work is run, and its reports are printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ..findings.reports import NO_FINDINGS, Report
 
 SHOWN = 20
-"""So many reports are printed; the others are counted."""
+"""How many reports are printed; the others are counted."""
 
 
 def finish(machine: Any) -> None:
@@ -35,7 +35,7 @@ def as_json(report: Report, pid: int) -> dict[str, Any]:
 
 
 def findings(reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The reports that say that something is wrong with the program: a call that is not emulated is none."""
+    """The reports that count against the program: a call that is not emulated does not."""
     return [report for report in reports if report["kind"] not in NO_FINDINGS]
 
 

@@ -17,7 +17,7 @@ _LINES = {b"-lineinfo", b"--generate-line-info", b"-G", b"--device-debug"}
 
 
 def functions(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
-    """What takes the place of functions of `cuda.bindings.nvrtc`, which is `nvrtc`."""
+    """The replacements for functions of `cuda.bindings.nvrtc`, which is the argument."""
     compile_program, cubin_size = nvrtc.nvrtcCompileProgram, nvrtc.nvrtcGetCUBINSize
     cubin, ptx_size, ptx = nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX
 
@@ -38,7 +38,7 @@ def functions(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
 
 
 def functions_v2(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
-    """What takes the place of functions of `cuda.bindings._v2.nvrtc`, which raise errors and return what they give."""
+    """The replacements for functions of `cuda.bindings._v2.nvrtc`, which raise errors and return results alone."""
     real_compile, real_size = nvrtc.compile_program, nvrtc.get_cubin_size
     real_cubin, ptx_size, ptx = nvrtc.get_cubin, nvrtc.get_ptx_size, nvrtc.get_ptx
 

@@ -32,7 +32,7 @@ _NOT_INITIALISED = 3
 _BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
 """Libraries that call the CUDA driver from C."""
 _BEFORE = (__file__, runpy.__file__, "<frozen runpy>")
-"""Files of the code that runs before the program's own."""
+"""Files whose frames stand before the program's own in a traceback."""
 
 
 def run(program: Sequence[str], *, module: bool = False, report: str | None = None, share: bool = False) -> int:
@@ -81,7 +81,7 @@ def _existing(program: Sequence[str], module: bool) -> str:
         raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
     if not sys.flags.safe_path:
         sys.path[0] = "" if module else str(Path(name).resolve().parent)
-    if module and _is_missing(name.partition(".")[0]):  # to look further would import it, before the switch
+    if module and _is_missing(name.partition(".")[0]):  # looking further would import the package before the switch
         raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
     return name
 
@@ -98,7 +98,7 @@ def _refuse_used_driver() -> None:
     try:
         library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
-        return  # it is not loaded
+        return  # the driver library is not loaded
     count = ctypes.c_int()
     if library.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALISED:
         raise Unsupported(
@@ -108,7 +108,7 @@ def _refuse_used_driver() -> None:
 
 
 def _run(program: Sequence[str], module: bool) -> int:
-    """The program's exit status: what Python would exit with. ArgumentError for what runpy finds to be no module."""
+    """Run the program. Returns the exit status that Python would have; ArgumentError if runpy finds no such module."""
     sys.argv[:] = program
     try:
         if module:
@@ -146,7 +146,7 @@ def _status(code: Any) -> int:
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without what is before the program's own first frame."""
+    """A traceback that begins with the program's own first frame."""
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _BEFORE:
         trace = trace.tb_next
     return trace

@@ -66,7 +66,7 @@ def switch_for_good(machine: Any) -> None:
 
 
 def _switch(machine: Any) -> Exchanged:
-    """Returns the functions that were there, by module."""
+    """Replace the functions of all modules. Returns the former ones, by module."""
     global _active
     with _lock:
         if _active is not None:
@@ -99,7 +99,7 @@ def _modules() -> list[ModuleType]:
 
 
 def _replaced(module: ModuleType, machine: Any) -> Functions:
-    """What takes the place of a module's functions on the machine."""
+    """The replacements for a module's functions, which call the machine."""
     if module.__name__ == "cuda.bindings.nvrtc":
         return nvrtc.functions(module)
     if module.__name__ == _V2_NVRTC:
@@ -108,7 +108,7 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     if module.__name__ == "cuda.bindings.runtime":
         api = EmulatedRuntime(api)
     found = {name: getattr(api, name) for name, value in vars(module).items() if is_function(name, value)}
-    for name, function in found.items():  # what is read of them, as of the bindings' own: signature and results
+    for name, function in found.items():  # callers inspect signature and results as those of the bindings' own
         if function is not vars(module)[name]:
             function.__wrapped__, function.__doc__ = vars(module)[name], vars(module)[name].__doc__
     return {name: function for name, function in found.items() if function is not vars(module)[name]}
@@ -131,7 +131,7 @@ def _refuse_held_functions(exchanged: Exchanged) -> None:
 
 
 def _exchange(module: ModuleType, functions: Functions) -> Functions:
-    """Put functions into a module, and into the one that repeats it under an old name. Returns what was there."""
+    """Put functions into a module, and into its alias of an old name. Returns the former ones."""
     before = {name: vars(module)[name] for name in functions}
     old = sys.modules.get(_OLD_NAMES.get(module.__name__, ""))
     for place in (module, *((old,) if old else ())):

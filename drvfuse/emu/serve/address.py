@@ -30,7 +30,7 @@ def parse(text: str, argument: str) -> str:
 
 
 def listen(address: str) -> socket.socket:
-    """Raises ArgumentError if the address is taken."""
+    """A socket that listens at an address. Raises ArgumentError if the address is taken."""
     name = parse(address, "address")
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -71,7 +71,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def close(listening: socket.socket, address: str) -> None:
-    """Stop listening; who waits in `accept` is woken. A socket's file goes."""
+    """Stop listening. This wakes a thread that waits in `accept`, and deletes the file of the socket."""
     name = parse(address, "address")
     with contextlib.suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)

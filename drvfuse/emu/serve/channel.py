@@ -17,15 +17,15 @@ from typing import Any
 
 from ..wire.message import Incoming, Outgoing
 
-_HEAD = struct.Struct("<QHH")  # bytes behind it, tag, descriptors
-_SMALL = 1 << 16  # what is copied together before it is sent
-_FIRST = 1 << 12  # what is read at once
+_HEAD = struct.Struct("<QHH")  # the head: number of bytes that follow, tag, number of descriptors
+_SMALL = 1 << 16  # up to this size, parts are joined before they are sent
+_FIRST = 1 << 12  # bytes per read
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Tag(IntEnum):
-    """What a message is; a driver call has the function's number instead."""
+    """The kind of a message; a driver call has the function's number in its place."""
 
     HELLO = 0xFF00
     ASK = 0xFF01
@@ -95,10 +95,10 @@ def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Inco
 
 
 def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryview:
-    """All of a message's content, of which the beginning is here."""
+    """The content of a message, whose beginning has been read."""
     try:
         whole = memoryview(bytearray(nbytes))
-    except (MemoryError, OverflowError):  # nothing that speaks this language sends so much
+    except (MemoryError, OverflowError):  # no valid message is so large
         raise Ended from None
     at = len(begun)
     whole[:at] = begun
@@ -111,7 +111,7 @@ def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryvi
 
 
 def close_rest(incoming: Incoming) -> None:
-    """Close the descriptors of a message that nobody took."""
+    """Close the descriptors of a message that were not taken."""
     for descriptor in incoming.descriptors:
         if descriptor is not None:
             os.close(descriptor)

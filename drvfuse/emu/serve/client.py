@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # what is captured uses host memory later
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # captured work uses host memory later
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
 class _Line:
-    """A connection to the machine, with its number there. `calls` counts what was sent on it."""
+    """A connection to the machine, with its number there. `calls` counts the calls sent on it."""
 
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.connection, self.number = connection, number
@@ -53,7 +53,7 @@ class _Line:
 
 
 class _Local(threading.local):
-    """What belongs to the calling thread."""
+    """The state of the calling thread."""
 
     line: _Line | None = None
     in_host_function = False
@@ -155,7 +155,7 @@ class AttachedMachine:
         return found or _Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
-        """The other end is gone. Pinned memory stays until `close()`, as views of it may be about."""
+        """The machine is gone. Pinned memory stays until `close()`, as there may be views of it."""
         self.closed = True
 
     # Calls -----------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class AttachedMachine:
             return (R.CUDA_ERROR_NOT_INITIALIZED, *nothing)
         if self._local.in_host_function:
             return (R.CUDA_ERROR_NOT_PERMITTED, *nothing)
-        if signature.name in _HOST_FUNCTIONS or any(p.role in ("node", "told") for p in signature.given):
+        if signature.name in _HOST_FUNCTIONS or any(p.role in ("node", "filled") for p in signature.given):
             self._serve_host_functions()
         if values is None:
             return (R.CUDA_ERROR_INVALID_VALUE, *nothing)
@@ -208,7 +208,7 @@ class AttachedMachine:
             if code:
                 refusal = incoming.data()
                 self.refusal = None if refusal is None else pickle.loads(refusal)
-                coder.read_told(incoming, call)
+                coder.read_filled(incoming, call)
                 self._logs.failed(call, self.refusal)
                 return (code, *nothing)
             results = coder.read_result(incoming, call)
@@ -236,7 +236,7 @@ class AttachedMachine:
         return tuple(result)
 
     def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
-        """What works on a machine that was closed too."""
+        """Answer a call that works on a closed machine too."""
         if name in _NO_MACHINE and args is not None:
             from ..driver import ENTRIES
 

@@ -15,7 +15,7 @@ def greeting(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def refusal_of(hello: dict[str, Any]) -> str:
-    """Why a client cannot be served; nothing if it can."""
+    """Why a client cannot be served; "" if it can."""
     theirs, table = hello.get("version"), hello.get("table")
     if theirs != __version__:
         return f"the machine is served by drvfuse {__version__}, and this process has drvfuse {theirs}"

@@ -80,7 +80,7 @@ class Line:
             return Tag.RESULT, self._call(tag, incoming)
         except Ended:
             raise
-        except BaseException as error:  # whatever it is, the caller has to know it
+        except BaseException as error:  # of whatever kind: the caller has to be told
             return Tag.RAISED, packed(_sendable(error))
 
     def _call(self, number: int, incoming: Incoming) -> Outgoing:
@@ -104,7 +104,7 @@ class Line:
         if code:
             refusal = process.refusal
             out.data(None if refusal is None else pickle.dumps(refusal))
-            coder.write_told(out, run)
+            coder.write_filled(out, run)
         else:
             coder.write_result(out, results, run)
         return out
@@ -129,16 +129,16 @@ class Line:
         out.word(function)
         out.word(argument)
         try:
-            with self.session.process.machine.lock.released():  # the caller may take its time
+            with self.session.process.machine.lock.released():  # the function may take any time
                 send(self.connection, Tag.CALLBACK, out)
                 _, incoming = receive(self.connection)
             return incoming.word()
         except (Ended, OSError):
-            return 0  # the caller is gone, and so is who wants to know
+            return 0  # the caller is gone, so nobody needs the answer
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """An exception that the client can be given: itself, or its text where it cannot be written as bytes."""
+    """The exception itself, or one with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

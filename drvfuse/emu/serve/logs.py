@@ -20,7 +20,7 @@ class ErrorLogs:
         self._links: dict[int, ErrorLog] = {}
 
     def failed(self, call: Call, refusal: Report | None) -> None:
-        """Write what the machine says of a call that failed."""
+        """Write the machine's report on a failed call into the buffer."""
         log = _named(call)
         if log is None and "state" in (p.name for p in call.signature.given):
             log = self._links.get(call.value("state"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client asks of its machine beside driver calls."""
+"""Requests of a client to its machine other than driver calls."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Server:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                if not self._closed:  # too many open files, perhaps, which passes
+                if not self._closed:  # for example too many open files, which may pass
                     time.sleep(_AGAIN_S)
                 continue
             if not self._start("line", self._greet, connection):
@@ -115,7 +115,7 @@ class Server:
         _, uid = addresses.peer(connection)
         try:
             if uid != os.getuid():
-                connection.close()  # not a word to strangers
+                connection.close()  # processes of other users get no answer
                 return
             connection.settimeout(_HELLO_S)
             tag, incoming = receive(connection)
@@ -168,7 +168,7 @@ class Server:
             connection.close()
 
     def _process(self, name: str | None) -> Process:
-        """A process of the name that the client wishes, with a number behind it if another one has that."""
+        """A process with the name that the client asks for, and a number behind it if that is taken."""
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
             raise Ended  # this is no client
         for number in itertools.count(1):
@@ -201,7 +201,7 @@ def _prepare() -> None:
 
 
 def _hello(tag: int, incoming: Incoming) -> dict[str, Any]:
-    """The first message. Raises Ended for anything else: this is no client."""
+    """The first message of a connection. Raises Ended if it is not a greeting."""
     try:
         found = unpacked(incoming)
     except Exception:

@@ -67,7 +67,7 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The client is dead: so is its process on the machine, when this returns."""
+        """The client is dead: end its process on the machine."""
         with self._ending:
             if self.ended:
                 return
@@ -84,7 +84,7 @@ class Session:
                     self._host.close()
 
     def join(self, line: Line) -> bool:
-        """Add a line; False if the client is dead."""
+        """Add a connection; False if the client is dead."""
         with self._lock:
             if not self.ended:
                 self.lines[line.number] = line
@@ -116,7 +116,7 @@ class Session:
                 log.debug("%r ended during a host function", self.process)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Host memory of the client (`machine.foreign`)."""
+        """Read host memory of the client (`machine.foreign`)."""
         out = Outgoing()
         out.word(address)
         out.word(nbytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices may do with each granule of a window, as the native runtime reads it: one word for each."""
+"""The access rights of the devices, one word per granule of a window, which the native runtime reads."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class AccessTable:
         return self._all[first : last + 1]
 
     def describe(self, address: int, nbytes: int, word: int) -> None:
-        """Say what a range is, and that no device may access it."""
+        """Set the owner and the kind of a range, with access for no device."""
         self.words(address, nbytes)[:] = word
 
     def permit(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
-        """Say which devices may read and write a range; replaces the former masks."""
+        """Set the devices that may read and write a range; replaces the former masks."""
         words = self.words(address, nbytes)
         words[:] = (words & ~_MASKS) | np.uint32(read_mask | write_mask << 8)
 
     def take_over(self, other: AccessTable, until: int) -> None:
-        """Say of all memory in front of an address what another table says it is; no device may access it."""
+        """Copy owner and kind of all memory below an address from another table, with access for no device."""
         if until > self._base:
             self.words(self._base, until - self._base)[:] = other.words(self._base, until - self._base) & ~_MASKS

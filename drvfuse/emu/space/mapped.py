@@ -30,7 +30,7 @@ _libc.process_vm_readv.argtypes = (
     *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),
 )
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
-_called: set[int] = set()  # code that was seen to be some
+_called: set[int] = set()  # pages that are known to be executable
 
 
 def readable(address: int, nbytes: int) -> bool:
@@ -72,7 +72,7 @@ def _populated(address: int, nbytes: int, advice: int, permission: str) -> bool:
 
 
 def _listed(address: int, nbytes: int, permission: str) -> bool:
-    """The same by the list of mappings: one behind the other they have to cover the range."""
+    """The same by the list of mappings, which have to cover the range without a gap."""
     with open("/proc/self/maps") as mappings:
         for line in mappings:
             span, permissions = line.split(" ", 2)[:2]
@@ -113,7 +113,7 @@ def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
     copied = _libc.process_vm_readv(os.getpid(), here, 1, there, len(there) // _PIECE.size, 0)
     if copied == total:
         return memory.raw
-    forbidden = copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # as a sandbox may do
+    forbidden = copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # a sandbox may forbid the call
     if not forbidden or not all(readable(address, size) for address, size in pieces):
         return None
     return b"".join(ctypes.string_at(address, size) for address, size in pieces)
@@ -129,7 +129,7 @@ def string(address: int) -> bytes | None:
     found: list[bytes] = []
     size = _STRING
     while True:
-        room = _PAGE - address % _PAGE  # what lies behind the end may not be mapped
+        room = _PAGE - address % _PAGE  # memory behind the end of the string may not be mapped
         part = copied(address, min(size, room))
         if part is None:
             return None

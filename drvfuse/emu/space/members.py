@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the memory behind multicast addresses is, as the native runtime reads it.
+"""The table from multicast addresses to the memory behind them, which the native runtime reads.
 
 A multicast object has pieces of 2 MiB. For each piece and each device there is the address of the memory that the
 device has bound there, or 0. All mappings of an object share one such table (`Members`); `Teams` is the list of the
@@ -30,7 +30,7 @@ class Members:
         return int(self._addresses.ctypes.data)
 
     def bind(self, device: int, offset: int, nbytes: int, address: int) -> None:
-        """Put a device's memory at `address` behind part of the object."""
+        """Bind a device's memory at `address` to part of the object."""
         first, count = offset // PIECE, nbytes // PIECE
         self._addresses[first : first + count, device] = address + np.arange(count, dtype=np.uint64) * np.uint64(PIECE)
 

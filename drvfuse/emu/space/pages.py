@@ -99,17 +99,17 @@ def map_empty(address: int, nbytes: int) -> None:
 
 
 def keep_free(address: int, nbytes: int) -> None:
-    """Take a range of addresses, so that nothing else gets any of them. OSError where something is there already."""
+    """Reserve a range of addresses against other users. OSError where something is mapped there already."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED_NOREPLACE, protection=_NO_ACCESS)
 
 
 def keep_free_again(address: int, nbytes: int) -> None:
-    """Take away what was mapped in a range that is kept free."""
+    """Unmap what was mapped in a range that is kept free, and keep it free."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED, protection=_NO_ACCESS)
 
 
 def give_up(address: int, nbytes: int) -> None:
-    """Give a range back that was kept free, with all that is mapped in it."""
+    """Release a range that was kept free, with all that is mapped in it."""
     _libc.munmap(address, nbytes)
 
 
@@ -144,7 +144,8 @@ def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
 
     Windows of machines that were dropped, which reference cycles keep open, are given up before a smaller one is taken.
     """
-    refusal, taken, collected = "", False, False  # not the exception: its traceback would keep the window in a cycle
+    # `refusal` is a text, as the traceback of an exception would keep the window alive.
+    refusal, taken, collected = "", False, False
     nbytes = asked
     slots = range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked)
     while nbytes >= 256 << 20:
@@ -172,7 +173,7 @@ def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
 
 
 def arena(nbytes: int) -> mmap.mmap:
-    """Zeroed memory, of which only what is touched costs anything."""
+    """Zeroed memory, of which only touched pages cost anything."""
     return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
 
 

@@ -4,9 +4,9 @@
 Three parallel areas, all reserved without memory behind them (only touched pages cost anything):
 
     data     WINDOW_BASE ...                what kernels and copies read and write
-    shadow   data address + SHADOW_OFFSET   one byte a byte: addressable, initialised
-    access   one u32 a 64 KiB granule       devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
-    cells    one u32 a line of 16 bytes     what the race detector knows of it; only if asked for
+    shadow   data address + SHADOW_OFFSET   one byte per byte: addressable, initialised
+    access   one u32 per 64 KiB granule     devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
+    cells    one u32 per line of 16 bytes   state of the race detector; only if asked for
 
 Further processes have access words of their own (`access`), elsewhere: an address belongs to one process, and to the
 others it is memory that no device may access.
@@ -45,7 +45,7 @@ from .pages import Ranges, WindowError, round_up
 GRANULE = 1 << abi.GRANULE_SHIFT
 _LARGEST_GAP = 16 << 20
 _NEAR_NULL = 1 << 16
-_REMEMBERED = 4096  # freed allocations kept for fault messages
+_REMEMBERED = 4096  # freed allocations that are remembered for messages about faults
 _ALIGNMENT = 256
 
 log = logging.getLogger("drvfuse")
@@ -76,13 +76,13 @@ class Allocation:
 
 
 def _with_gap(nbytes: int) -> int:
-    """The addresses that a plain allocation takes: its granules, and a gap behind them that nobody has."""
+    """The size of the addresses that a plain allocation takes: its granules, and an unused gap behind them."""
     span = round_up(nbytes, GRANULE)
     return span + min(max(GRANULE, span), _LARGEST_GAP)
 
 
 def nearby(address: int, start: int, nbytes: int) -> str:
-    """How an address lies to a range, in words that go before the name of the range."""
+    """Where an address lies relative to a range, in words that go before the name of the range."""
     if address < start:
         return f"{start - address} bytes in front of"
     if address < start + nbytes:
@@ -199,7 +199,7 @@ class Window:
         return table
 
     def close_table(self, table: AccessTable) -> None:
-        """Forget what `open_table` returned. Everything of that process was freed."""
+        """Close a table of `open_table`. Everything of that process was freed."""
         self._tables.remove(table)
 
     # Plain allocations -----------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ class Window:
         return None
 
     def freed(self, address: int) -> Allocation | None:
-        """What held an address that nothing holds now, as far as that is remembered."""
+        """The freed allocation that held an address, if it is still remembered."""
         if self.find(address) is None:
             for gone in reversed(self._freed.values()):
                 if gone.address <= address < gone.address + gone.nbytes:
@@ -575,11 +575,11 @@ class Window:
         return np.ctypeslib.as_array(memory)
 
     def mark_initialised(self, address: int, nbytes: int) -> None:
-        """The host wrote this range, all of which is allocated."""
+        """Mark a range as written by the host. All of it is allocated."""
         ctypes.memset(address + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE | abi.SHADOW_INITIALISED, nbytes)
 
     def uninitialised(self, address: int, nbytes: int) -> int | None:
-        """The first byte of the range that nobody wrote, or None."""
+        """The first byte of the range that was never written, or None."""
         if (self.table.words(address, nbytes) >> np.uint32(24) & np.uint32(KIND_INITIALISED)).all():
             return None
         missing = self.view(address + abi.SHADOW_OFFSET, nbytes) & abi.SHADOW_INITIALISED == 0
@@ -601,7 +601,7 @@ class Window:
             self.view(destination + abi.SHADOW_OFFSET, nbytes)[:] |= abi.SHADOW_ADDRESSABLE
 
     def _describe(self, address: int, nbytes: int, device: int | None, kind: int) -> None:
-        """Say in all tables what a range is, and that no device may access it."""
+        """Set owner and kind of a range in all tables, with access for no device."""
         if nbytes:
             owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
             for table in self._tables:

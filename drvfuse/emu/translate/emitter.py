@@ -18,7 +18,7 @@ from .special import special
 if TYPE_CHECKING:
     from .module import Unit
 
-EXITED = -1  # status by which a device function says that its thread has exited
+EXITED = -1  # status of a device function whose thread has exited
 _HEADERS = {"t": structs.Thread, "block": structs.Block, "launch": structs.Launch}
 
 
@@ -77,12 +77,12 @@ class Emitter(Registers):
         return self.unit.site(ins)
 
     def check(self, address: str, size: int, flags: int, ins: Instruction) -> None:
-        """Ask the runtime whether this thread may access; a refusal leaves with FAULT."""
+        """Emit the check of an access by the runtime. If it refuses, the function returns FAULT."""
         if self.mode == "raw":
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # another block's memory has to be refused
+            plain = flags  # an access to another block's memory has to be refused
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -92,7 +92,7 @@ class Emitter(Registers):
 
     @functools.cached_property
     def _read(self) -> int:
-        """The registers, as a bit set by index, that any instruction of the function reads."""
+        """The registers that some instruction of the function reads, as a bit set by index."""
         found = 0
         for item in self.fn.body or ():
             if isinstance(item, Instruction):
@@ -100,12 +100,12 @@ class Emitter(Registers):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a load that nobody reads, as bits: compilers load more than they need, in one access."""
+        """The elements of a load that are never read, as bits: compilers load more than they need, in one access."""
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)
 
     def leave_if(self, bad: str | None) -> None:
-        """Leave with FAULT if the runtime has refused: `bad` is not 0."""
+        """Return FAULT if the runtime has refused, which is if `bad` is not 0."""
         ok, label = self.op(f"icmp eq i32 {bad}, 0"), self.label()
         self.fault_used = True
         self.do(f"br i1 {ok}, label %{label}, label %fault, !prof !1")
@@ -113,7 +113,7 @@ class Emitter(Registers):
 
     @staticmethod
     def _accesses(ins: Instruction) -> bool:
-        """Does the runtime check and count it?"""
+        """Whether the runtime checks and counts the access."""
         if ins.base == "cp":
             return len(ins.operands) > 1 and ".prefetch" not in ins.opcode
         if ins.base not in ("ld", "ldu", "st", "atom", "red", "multimem"):
@@ -122,19 +122,19 @@ class Emitter(Registers):
         return ".param" not in ins.opcode or (place is not None and isinstance(place.base, Reg))
 
     def leave(self, status: int) -> None:
-        """Return `status` from here; a new block follows."""
+        """Emit a return of `status`. A new block follows."""
         self.do(f"ret i32 {status}")
         self.start(self.label())
 
     def suspend(self, ins: Instruction, status: abi.Status, kind: int | None = None) -> int:
-        """The end of the half before a suspend: which operation, where; the status to return."""
+        """The end of the half before a suspend: store the operation and its place; returns the status."""
         if kind is not None:
             self.put("op_kind", f"i32 {int(kind)}")
         self.put("site", f"i32 {self.site(ins)}")
         return int(status)
 
     def exchange(self) -> int:
-        """Where in the frame the lanes of a warp exchange the registers of a matrix instruction."""
+        """The offset in the frame of the area by which lanes exchange the registers of a matrix instruction."""
         if self._exchange is None:
             self._exchange = self.frame_bytes
             self.frame_bytes += 4 * abi.EXCHANGE_WORDS
@@ -147,7 +147,7 @@ class Emitter(Registers):
         return f"ptrtoint (ptr @{name} to i64)"
 
     def copying(self, name: str, *args: str) -> None:
-        """Call a function of asynchronous copies; leave with FAULT if it refuses."""
+        """Call a function for asynchronous copies, and return FAULT if it refuses."""
         self.copies = True
         refused = self.runtime(name, "%t", *args)
         if refused is not None:
@@ -171,7 +171,7 @@ class Emitter(Registers):
         return self._shift("%params", self.unit.param_offset(self.fn, var) + offset)
 
     def _local(self, var: Var) -> int:
-        """Where a local variable lies in the thread's local memory, of which addresses in its own space are offsets."""
+        """The offset of a local variable in the thread's local memory, which is its address in its own space."""
         if id(var) not in self.local_offset:
             raise RefusedError(f"{var.name} is not a variable of this function")
         return self.local_offset[id(var)]
@@ -192,7 +192,7 @@ class Emitter(Registers):
         return base if offset == 0 else self.op(f"add i64 {base}, {offset}")
 
     def symbol_value(self, sym: Sym) -> str:
-        """What `mov` of a symbol gives: an address in the symbol's space."""
+        """The result of `mov` of a symbol: an address in the symbol's space."""
         if sym.var is None:
             return self.unit.function_address(self, sym)
         return self._variable(sym.var, sym.offset)
@@ -293,7 +293,7 @@ class Emitter(Registers):
         entry += ["  " + p for p in prologue]
         live = graph.blocks[0].live_in
         for i in sorted(self.slots_used):
-            if live >> i & 1:  # read before it is written on some path
+            if live >> i & 1:  # registers that may be read before they are written
                 entry.append(f"  store {storage(self.fn.registers[i].type)} zeroinitializer, ptr %r{i}")
         if resumes:
             entry.append("  %resume = load i32, ptr %t")

@@ -37,7 +37,7 @@ FORMATS = {
 }
 
 
-_ROUNDINGS = {"rz": 0, "rp": 2, "rm": 3}  # as llvm.set.rounding has them
+_ROUNDINGS = {"rz": 0, "rp": 2, "rm": 3}  # numbers of llvm.set.rounding
 
 
 def _signed(value: int, bits: int) -> int:
@@ -156,7 +156,7 @@ class Helpers:
             body = "  %w = zext i16 %h to i32\n  %b = shl i32 %w, 16\n  %r = bitcast i32 %b to float\n  ret float %r\n}"
         else:
             magnitude = (1 << (f.width - 1)) - 1
-            scale = (127 - f.bias + 1023) << 52  # as the double that LLVM wants
+            scale = (127 - f.bias + 1023) << 52  # as a double, which LLVM needs
             body = f"""  %mag = and {t} %h, {magnitude}
   %neg = icmp slt {t} %h, 0
   %w = zext {t} %mag to i32

@@ -31,7 +31,7 @@ class Block:
     resumed: Instruction | None = None
     suspended: Instruction | None = None
     branch: tuple[Reg, bool] | None = None
-    jump: Instruction | None = None  # brx: the successors are its table
+    jump: Instruction | None = None  # brx: the successors are the targets in its table
     end: Instruction | None = None  # the branch or jump
     successors: list[Block] = field(default_factory=list)
     live_in: int = 0
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(slots=True)
 class Traits:
-    """Of an instruction: does it suspend, does it read its sources again after that, may it run unguarded."""
+    """Whether an instruction suspends, reads its sources again after that, and may run with a false guard."""
 
     suspends: bool
     rereads: bool
@@ -50,7 +50,7 @@ class Traits:
 
 
 def _registers(operand: Any) -> int:
-    """Those of an operand, as a bit set by index."""
+    """The registers of an operand, as a bit set by index."""
     if isinstance(operand, Reg):
         return 1 << operand.index
     if isinstance(operand, Addr):
@@ -180,7 +180,7 @@ class Graph:
                 source.successors.append(fallthrough)
 
     def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
-        """Edges (by block index) that between them are part of every cycle without a suspend or an access."""
+        """A set of edges (by block index) that covers every cycle without a suspend or an access."""
         free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
         rest = {b.index for b in free}
         edges: set[tuple[int, int]] = set()
@@ -258,7 +258,7 @@ class Graph:
                         work.append(p)
 
     def _frame(self) -> None:
-        """Forwards, over all paths: a suspend saves what is live behind it, and a definition makes that stale."""
+        """Forward dataflow: a suspend saves the live registers, and a definition makes a saved value stale."""
         self.blocks[0].in_frame = 0
         for block in self.blocks:
             if block.resumed:

@@ -18,7 +18,7 @@ from ...ptx.ir import Function, Instruction, Module, Prototype, Reg, Sym, Tuple,
 
 BASE = 0x7F00_0000_0000_0000
 STEP = 16
-NO_FUNCTION = "@no_function"  # an opcode of our own: what a call of another address becomes
+NO_FUNCTION = "@no_function"  # an opcode of the translator for a call of any other address
 
 
 def addresses(module: Module, text: str) -> dict[str, int]:
@@ -105,6 +105,6 @@ def _described(fn: Function, call: Instruction) -> tuple[Tuple | None, Callable[
 
 
 def _fits(fn: Function, prototype: Prototype) -> bool:
-    """Has it the results and parameters of a prototype, by their sizes?"""
+    """Whether a function has the results and parameters of a prototype, by their sizes."""
     sizes = [[v.size for v in group] for group in (fn.returns, fn.params)]
     return sizes == [[v.size for v in group] for group in (prototype.returns, prototype.params)]

@@ -44,7 +44,7 @@ class Inliner:
         self._count = 0
 
     def needs(self, fn: Function, stack: tuple[str, ...] = ()) -> bool:
-        """Must calls of `fn` be inlined?"""
+        """Whether calls of `fn` must be inlined."""
         known = self._needed.get(fn.name)
         if known is not None or fn.name in stack:
             return bool(known)
@@ -63,7 +63,7 @@ class Inliner:
         return result
 
     def expand(self, fn: Function) -> None:
-        """Inline into `fn`, in place, what must be."""
+        """Inline, in place, the calls in `fn` that must be inlined."""
         fn.body = self._body(fn, fn.body or [], (fn.name,))
 
     def _body(self, fn: Function, body: list[Any], stack: tuple[str, ...]) -> list[Any]:

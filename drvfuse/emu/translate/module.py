@@ -123,7 +123,7 @@ class Translated:
     globals: tuple[GlobalVar, ...]
     globals_bytes: int
     target: str
-    libraries: tuple[str, ...]  # of abi.LIBRARIES, that the code calls
+    libraries: tuple[str, ...]  # the libraries of abi.LIBRARIES that the code calls
 
 
 def _up(value: int, align: int) -> int:
@@ -137,19 +137,25 @@ def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
 
 
 def _shape(fn: Function, directive: str) -> tuple[int, int, int] | None:
-    """Three dimensions that a kernel requires; those that it leaves out are 1."""
+    """The three dimensions of a directive; those that it leaves out are 1."""
     given = fn.directives.get(directive)
     return (*given, 1, 1)[:3] if given else None  # type: ignore[return-value]
 
 
 def _prologue() -> list[str]:
-    """What a kernel and each function that it calls begin with: the addresses that do not change while they run."""
+    """The entry of a kernel or of a function that it calls: loads of addresses that never change."""
     lines = []
     for name, type_, base, structure, member in (
         ("block", "ptr", "t", structs.Thread, "block"),
         ("launch", "ptr", "t", structs.Thread, "launch"),
         ("shared", "i64", "block", structs.Block, "shared_base"),
-        ("window", "i64", "block", structs.Block, "cluster_shared_base"),  # what shared addresses of 32 bits count from
+        (
+            "window",
+            "i64",
+            "block",
+            structs.Block,
+            "cluster_shared_base",
+        ),  # the base of 32-bit addresses in shared memory
         ("params", "i64", "launch", structs.Launch, "params"),
         ("globals", "i64", "launch", structs.Launch, "globals"),
         ("local", "i64", "t", structs.Thread, "local_base"),
@@ -160,11 +166,11 @@ def _prologue() -> list[str]:
 
 
 class Unit:
-    """One module being translated: what functions ask it for."""
+    """One module while it is translated, as its functions use it."""
 
     def __init__(self, module: Module, raw: bool, prefix: str, functions: dict[str, int]):
         self.module, self.raw, self.prefix = module, raw, prefix
-        self.functions = functions  # those whose address is taken, with their addresses
+        self.functions = functions  # functions whose address is taken -> that address
         self.helpers = Helpers()
         self.sites: list[Site] = []
         self._emitted = ""  # the function that is
@@ -316,9 +322,9 @@ class Unit:
                 emitted[fn.name] = g
             except NotEmulated as error:
                 self._refused[fn.name] = error
-        # Emitting a function may call further ones.
+        # Emitting a function may find calls of further ones.
         device: dict[str, Emitter] = {}
-        for name in self._used_functions:  # grows meanwhile
+        for name in self._used_functions:  # the list grows in the loop
             try:
                 device[name] = self._device(self.module.functions[name])
             except NotEmulated as error:

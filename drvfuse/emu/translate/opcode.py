@@ -44,7 +44,7 @@ class Opcode:
         self.rest = parts[1:]
 
     def flag(self, *names: str) -> bool:
-        """Consume every one of `names` that is there; was any?"""
+        """Consume all of `names` that are present. Returns whether any was."""
         found = False
         for name in names:
             while name in self.rest:
@@ -83,7 +83,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*bases: str) -> Callable[[Handler], Handler]:
-    """Registers the handler of some opcodes. That of one with its first modifier ("st.async") goes before others."""
+    """Register the handler of some opcodes. A name with a modifier ("st.async") goes before one without."""
 
     def register(handler: Handler) -> Handler:
         for base in bases:
@@ -94,7 +94,7 @@ def opcode(*bases: str) -> Callable[[Handler], Handler]:
 
 
 def width(type_: str) -> int:
-    """Bits of a PTX type; 1 for pred."""
+    """The width of a PTX type in bits; 1 for pred."""
     return 1 if type_ == "pred" else TYPE_BYTES[type_] * 8
 
 
@@ -111,7 +111,7 @@ def integer_type(op: Opcode, *allowed: str) -> str:
 
 
 _cache: dict[str, Action] = {}
-# At most so many operands, and one more with a cache policy.
+# The most operands of an opcode, one more with a cache policy.
 _OPERANDS = {
     name: count
     for count, names in enumerate(

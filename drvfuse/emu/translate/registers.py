@@ -61,8 +61,8 @@ class Registers:
         self.slots_used: set[int] = set()
         self.slots = self.frame_bytes = sizeof(structs.Thread)
         self.frame_place: dict[int, int] = {}
-        self.in_frame = 0  # registers whose place in the frame holds their value
-        self.only_in_frame = 0  # of those, the ones whose stack slot does not
+        self.in_frame = 0  # registers whose value is in their place in the frame
+        self.only_in_frame = 0  # those of them whose stack slot is out of date
 
     # Text -----------------------------------------------------------------------------------------------------------
     def op(self, text: str) -> str:
@@ -178,7 +178,7 @@ class Registers:
         return self.op(f"bitcast i{n} {self.word(operand, n)} to {ll}")
 
     def raw_nan(self, operand: Any) -> bool:
-        """Does the operand's float form have a NaN that is not canonical yet?"""
+        """Whether the operand's float form may be a NaN that is not canonical yet."""
         return isinstance(operand, Reg) and operand.index in self.values and self.values[operand.index].raw_nan
 
     def carry_in(self) -> str:
@@ -271,7 +271,7 @@ class Registers:
         self.do(f"store {typed}, ptr {self._in_frame(place)}")
 
     def get(self, place: str | int, type_: str) -> str:
-        """What `put` has stored there."""
+        """Emit a load of what `put` has stored there."""
         return self.op(f"load {type_}, ptr {self._in_frame(place)}")
 
     def _in_frame(self, place: str | int) -> str:
@@ -285,7 +285,7 @@ class Registers:
             for index in bits(live):
                 suspends[index] = suspends.get(index, 0) | 1 << number
         places: list[tuple[int, int]] = []  # offset, and the suspends at which it is taken
-        # Widest first: a later one fits wherever an earlier one did.
+        # Widest first: a later register fits into the place of any earlier one.
         for index in sorted(suspends, key=lambda i: (-width(self.fn.registers[i].type), i)):
             free = (k for k, (_, taken) in enumerate(places) if not taken & suspends[index])
             k = next(free, len(places))

@@ -25,8 +25,8 @@ _WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
 
 
 class Invalid(Exception):
-    """An argument that the bindings take and the driver refuses, or would crash on: CUDA_ERROR_INVALID_VALUE. Words, if
-    there are any, say what a program could not know from that.
+    """An argument that the bindings take and the driver refuses, or would crash on: CUDA_ERROR_INVALID_VALUE. Its text,
+    if there is one, says what the code alone does not.
     """
 
 
@@ -53,7 +53,7 @@ def integer(value: Any) -> int:
 
 
 def whole(value: Any, least: int, most: int, kind: str) -> int:
-    """A C integer of a range. Raises TypeError, OverflowError or ValueError."""
+    """A value as a C integer of a range. Raises TypeError, OverflowError or ValueError."""
     number = value if type(value) is int else integer(value)
     if least <= number <= most:
         return number
@@ -66,12 +66,12 @@ def whole(value: Any, least: int, most: int, kind: str) -> int:
 
 
 def real(value: Any) -> float:
-    """A float of C."""
+    """A value as a C float."""
     return ctypes.c_float(math.ldexp(value, 0)).value
 
 
 def type_name(value: Any) -> str:
-    """The name of a value's type as C has it: with its module, if it is written in C and not a builtin one."""
+    """The tp_name of a value's type: with its module, if it is written in C and not a builtin type."""
     kind = type(value)
     full = kind.__flags__ & _OF_C and kind.__module__ != "builtins"
     return f"{kind.__module__}.{kind.__name__}" if full else kind.__name__
@@ -85,7 +85,7 @@ def text(value: Any) -> bytes:
 
 
 def bytes_address(value: Any) -> Address:
-    """The address of the content of bytes, which is written; it keeps them."""
+    """The address of the content of a bytes object, which the call writes. It keeps the object alive."""
     if not isinstance(value, bytes | bytearray):
         raise TypeError(f"expected bytes, {type_name(value)} found")
     return buffer_address(value)
@@ -97,10 +97,10 @@ def host_address(value: Any) -> int:
         return value
     if value is None:
         return 0
-    if not isinstance(value, np.ndarray) or not value.ndim:  # of an array with one element numpy makes a number too
+    if not isinstance(value, np.ndarray) or not value.ndim:  # numpy converts an array with one element to a number, too
         try:
             return whole(value, 0, _WORD - 1, "unsigned PY_LONG_LONG")
-        except Exception:  # whatever it is: the bindings take it for a buffer then
+        except Exception:  # of any kind: the bindings try the value as a buffer then
             pass
     return buffer_address(value)
 
@@ -148,7 +148,7 @@ def image_bytes(image: Any) -> bytes | None:
 
 
 def _read(address: int, nbytes: int) -> bytes:
-    if nbytes >> 40:  # no image is so large
+    if nbytes >> 40:  # larger than any image
         raise Invalid
     return _found(mapped.copied(address, nbytes) if nbytes <= 1 << 16 or mapped.readable(address, nbytes) else None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two ends of a call keep while it is under way, and what they ask of their surroundings."""
+"""The state of a call at its two ends, and the functions that it needs of the processes there."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .signatures import Signature
 
 
 class Caller(Protocol):
-    """The process that calls."""
+    """What a call needs of the process that makes it."""
 
     def shared(self, address: int) -> int | None:
         """The address by which the machine knows the host memory at `address`; None if it does not know it."""
 
     def known(self, address: int) -> int:
-        """The same, of memory that was only registered too; any other address is its own."""
+        """As `shared`, and for registered memory too; any other address stands for itself."""
 
     def back(self, address: int) -> int:
-        """The inverse of `known`."""
+        """The caller's address for one of `known`: its inverse."""
 
     def register(self, address: int) -> int:
-        """By which address the machine shall know memory that is registered now."""
+        """The address that the machine is to use for memory that is registered now."""
 
     def lasting(self, address: int) -> int:
-        """By which address the machine shall name host memory that it uses after the call has returned."""
+        """The address that the machine is to use for host memory that it needs after the call has returned."""
 
     def layout(self, function: int) -> Layout | None:
         """The parameters of a kernel; None if there is no such function."""
@@ -44,7 +44,7 @@ class Caller(Protocol):
 
 
 class Machine(Protocol):
-    """The process that runs calls."""
+    """What a call needs of the process that runs it."""
 
     def pinned(self, address: int) -> int:
         """A descriptor of the pinned memory at an address."""
@@ -69,7 +69,7 @@ class Call:
     values: Sequence[Any]
     caller: Caller
     lent: list[Callable[[Any], None]] = field(default_factory=list)
-    told: list[Callable[[Any], None]] = field(default_factory=list)
+    filled: list[Callable[[Any], None]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
 
     def value(self, name: str | None) -> Any:
@@ -87,8 +87,8 @@ class Run:
     machine: Machine
     values: list[Any] = field(default_factory=list)
     lent: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)
-    told: list[Callable[[], bytes]] = field(default_factory=list)
-    """What the caller is told beside the results, also if the call fails."""
+    filled: list[Callable[[], bytes]] = field(default_factory=list)
+    """Structures of the caller that the call has filled in, also if it fails."""
     keep: list[Any] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     """Descriptors that came with the call, to be closed after it."""

@@ -17,7 +17,7 @@ from . import code_inputs, host_inputs, inputs, outputs
 from .calls import Call, Caller, Machine, Run
 from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
-from .node_params import NodeParams, NodeResult, ToldParams
+from .node_params import FilledParams, NodeParams, NodeResult
 from .rows import Batch, Rows, RowsArray
 from .scalars import Enumeration, Handle, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
@@ -27,7 +27,7 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "batch": Batch,
     "image": code_inputs.Image,
     "node": NodeParams,
-    "told": ToldParams,
+    "filled": FilledParams,
     "parameters": code_inputs.Parameters,
     "options": code_inputs.Options,
     "attribute": inputs.Attribute,
@@ -61,7 +61,7 @@ _INPUT_TYPES: dict[str, type[inputs.Input]] = {
 
 
 def input_of(p: Parameter) -> inputs.Input:
-    """How an argument travels."""
+    """The reader and writer of an argument."""
     if p.role in _INPUT_ROLES:
         return _INPUT_ROLES[p.role](p)
     if p.type in _INPUT_TYPES:
@@ -81,7 +81,7 @@ def input_of(p: Parameter) -> inputs.Input:
 
 
 def output_of(p: Parameter) -> outputs.Output:
-    """How a result travels."""
+    """The writer and reader of a result."""
     if p.role:
         return _OUTPUT_ROLES[p.role](p)
     if p.type == "char":
@@ -111,13 +111,13 @@ class Coder:
 
     @staticmethod
     def _form(items: Sequence[Any], *plain: type) -> struct.Struct | None:
-        """The form of numbers alone; None if there is something else."""
+        """The `struct` format if there are numbers alone, else None."""
         if any(type(item) not in plain for item in items):
             return None
         return struct.Struct("<" + "".join(item.scalar.code for item in items))
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """What the emulated function gets of the arguments of a call. Raises what cuda.bindings raise for arguments
+        """The arguments of a call as the emulated function gets them. Raises what cuda.bindings raise for arguments
         that the function does not take, and Invalid for those that the driver refuses.
         """
         if kwargs or len(args) != len(self._readers):
@@ -159,17 +159,17 @@ class Coder:
                 item.put(out, value, run)
         for memory in run.lent:
             out.data(b"" if getattr(memory, "unused", False) else memoryview(memory)[:-1])
-        self.write_told(out, run)
+        self.write_filled(out, run)
 
     @staticmethod
-    def write_told(out: Outgoing, run: Run) -> None:
-        """What the caller is told of a call that failed too."""
-        for content in run.told:
+    def write_filled(out: Outgoing, run: Run) -> None:
+        """Write the structures of the caller that the call has filled in, also if it failed."""
+        for content in run.filled:
             out.data(content())
 
     @staticmethod
-    def read_told(incoming: Incoming, call: Call) -> None:
-        for store in call.told:
+    def read_filled(incoming: Incoming, call: Call) -> None:
+        for store in call.filled:
             store(incoming.view() or b"")
 
     def read_result(self, incoming: Incoming, call: Call) -> list[Any]:
@@ -180,7 +180,7 @@ class Coder:
             found = [item.take(incoming, call) for item in self.outputs]
         for store in call.lent:
             store(incoming.view() or b"")
-        self.read_told(incoming, call)
+        self.read_filled(incoming, call)
         return found
 
 

@@ -17,7 +17,7 @@ from .message import NONE, Incoming, Outgoing
 
 
 def lent_to(run: Run, nbytes: int) -> Address:
-    """Memory of so many bytes that goes back to the caller."""
+    """Memory for the call to write, of so many bytes, which are sent back to the caller."""
     address = run.lend(nbytes)
     return Address.of(address, memoryview(run.lent[-1])[:nbytes])
 
@@ -88,13 +88,13 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 
 
 def take_bytes(incoming: Incoming, run: Run) -> int:
-    """The address of what `put_bytes` has written."""
+    """The address of memory that `put_bytes` has written to a message."""
     address, content = incoming.word(), incoming.view()
     return address if content is None else _brought(run.memory(content), address)
 
 
 def _brought(here: int, there: int) -> Address:
-    """Memory that has come along with a call."""
+    """The memory that came with a call."""
     made = Address(here)
     made.origin = there
     return made
@@ -114,7 +114,7 @@ def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 
 
 def take_target(incoming: Incoming, run: Run) -> int:
-    """The address of what `put_target` has lent."""
+    """The address of the memory that `put_target` lends."""
     address, nbytes = incoming.word(), incoming.word()
     if nbytes == NONE:
         return address

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of argument: `read` makes what the emulated function gets of what the caller gave, as cuda.bindings read
-it; `put` writes that at the caller's end and `take` makes it again at the machine's.
+"""Each kind of argument. `read` converts what the caller gave to what the emulated function gets, as cuda.bindings
+do; `put` writes that into a message at the caller's end, and `take` reads it again at the machine's.
 
 A `void*` becomes an address (`arguments.Address` where something has to stay alive), an image its bytes, a C string
 bytes, a list a list. What depends on other arguments, as the length of a list does, is read by `complete`, when all
@@ -36,14 +36,14 @@ class Input:
         self.parameter, self.name = parameter, parameter.name
         found = scalar(parameter.type if parameter.type != "void" else "void*")
         self.scalar: Scalar = found or Scalar("void*")
-        self.places: dict[str, int] = {}  # of all arguments of the function, by name
+        self.places: dict[str, int] = {}  # the values of all arguments of the function, by name
 
     def read(self, value: Any) -> Any:
         """Raises TypeError, OverflowError, ValueError and the like as the bindings do, or Invalid."""
         return self.scalar.read(value)
 
     def complete(self, value: Any, others: Sequence[Any]) -> Any:
-        """The value, given what was read of all arguments. Raises what `read` does."""
+        """The value, once all arguments were read on their own. Raises what `read` does."""
         return value
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -67,7 +67,7 @@ class Wanted(Input):
 
 
 class Member(Input):
-    """A member of an enum, which None is not."""
+    """A member of an enum; None is refused."""
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -76,7 +76,7 @@ class Member(Input):
 
 
 class Kind(Member):
-    """What says of which type another argument or a result is. The bindings take its `value` and its `name` too."""
+    """An enum that decides the type of another argument or result. The bindings read its `value` and its `name` too."""
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -111,7 +111,7 @@ class List(Input):
         if count > len(value):
             if self.parameter.role == "uncounted":
                 if value:
-                    raise Invalid  # the driver would read behind the end
+                    raise Invalid  # the driver would read behind the end of the list
                 return value  # the driver gets NULL
             raise RuntimeError(f"List is too small: {len(value)} < {count}")
         return value
@@ -127,7 +127,7 @@ class Array(List):
             found = items(value, lambda item: isinstance(item, kind), expected, self.name)
         else:
             found = items(list(value), lambda item: isinstance(item, int), "int", self.name)
-            len(value)  # the bindings raise where it has none
+            len(value)  # the bindings raise where it has no length
         return [self.scalar.read(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:

@@ -62,11 +62,11 @@ class ErrorLog:
 
     @classmethod
     def of(cls, options: Sequence[Any], values: Sequence[Any]) -> ErrorLog | None:
-        """That of a call; None if it names none, or no size."""
+        """The error buffer of a call; None if its options name none, or no size."""
         given = {option.name: value for option, value in zip(options, values, strict=False)}
         buffer = given.get("CU_JIT_ERROR_LOG_BUFFER")
         nbytes = given.get("CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES", 0)
-        if not isinstance(buffer, Address):  # of a call that came from elsewhere: its error goes back there
+        if not isinstance(buffer, Address):  # of a call of a client, to which the error is sent back
             return None
         nbytes = min(int(nbytes), memoryview(buffer.keep).nbytes)
         return cls(buffer, nbytes) if nbytes else None

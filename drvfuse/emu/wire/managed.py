@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How managed memory, and what is said of it, travels."""
+"""Managed memory and its attributes in messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Managed(Output):
 
 
 class RangeAttribute(Output):
-    """What is told of a range of managed memory: a number, or a list of them; or a list of such."""
+    """Attributes of a range of managed memory: each is a number or a list of numbers."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         if self.parameter.extent:

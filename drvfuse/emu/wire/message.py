@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of a message: a row of 64-bit words and of byte strings, with descriptors beside it."""
+"""A message at one of its ends: 64-bit words and byte strings in order, and descriptors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Incoming:
         return None if found is None else bytes(found)
 
     def view(self) -> Any:
-        """What `data` gives, without a copy: part of the message."""
+        """A byte string that `data` has written, as a view of the message, without a copy."""
         size = self.word()
         if size == NONE:
             return None

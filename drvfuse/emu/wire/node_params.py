@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the parameters of graph nodes travel: with what their pointers point to.
+"""The parameters of graph nodes in messages, together with the memory that their pointers point to.
 
 A node is run after the call that made it, so a copy names host memory by an address that the machine can use later
 (`Caller.lasting`). The parameters of a kernel become those of `parameters`; arrays of structures travel as they are.
@@ -23,7 +23,7 @@ from .rows import set_address, side_of
 from .structs import STRUCTS, Structure
 
 _N = T.CUgraphNodeType
-_ROOM = 1 << 16  # elements of an array; no driver takes so many
+_ROOM = 1 << 16  # the most elements of an array; drivers take fewer
 
 
 def elements(c: str, address: int | None, count: int) -> list[Any] | None:
@@ -49,7 +49,7 @@ class _Kernel:
         self._put_block(out, layout, None if both else p.kernelParams or 0, p.extra or 0)
 
     def take(self, p: Any, incoming: Incoming, run: Run) -> None:
-        """Let `p` point to it."""
+        """Read it from a message, and let `p` point to it."""
         found = self._take_block(incoming)
         p.kernelParams = p.extra = None
         if found is not None:
@@ -57,7 +57,7 @@ class _Kernel:
             run.keep.append(keep)
 
     def put_result(self, p: Any, out: Outgoing, run: Run) -> None:
-        """The same of parameters that are returned."""
+        """As `put`, for parameters that are returned."""
         self._put_block(out, run.machine.layout(p.func or 0), p.kernelParams, 0)
 
     def take_result(self, value: Any, incoming: Incoming, call: Call) -> None:
@@ -163,7 +163,7 @@ _MEMBERS = {
     int(_N.CU_GRAPH_NODE_TYPE_MEM_ALLOC): ("CUDA_MEM_ALLOC_NODE_PARAMS", ("alloc",)),
     int(_N.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP): ("CUDA_BATCH_MEM_OP_NODE_PARAMS", ("memOp",)),
 }
-"""What CUgraphNodeParams of a type hold, of those with pointers."""
+"""Type of node -> the part of CUgraphNodeParams that has pointers."""
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
@@ -200,30 +200,30 @@ class NodeParams(inputs.Struct):
         return self.kind.made_of(bytes(whole))
 
 
-class ToldParams(NodeParams):
+class FilledParams(NodeParams):
     """Parameters in which a call also writes something."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         super().put(out, value, call)
         if value is not None:
-            call.told.append(lambda content: self._store(value, content))
+            call.filled.append(lambda content: self._store(value, content))
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         value = super().take(incoming, run)
         if value is not None:
-            run.told.append(lambda: self.kind.bytes_of(value))
+            run.filled.append(lambda: self.kind.bytes_of(value))
         return value
 
     def _store(self, value: Any, content: Any) -> None:
-        """Write what the call has written, and nothing else: pointers are those of the other end."""
+        """Copy the fields that the call has written, and no pointers, which are those of the other end."""
         kind = STRUCTS[self.kind.c]
-        told, own = kind.from_buffer_copy(content), kind.from_address(int(value.getPtr()))
+        written, own = kind.from_buffer_copy(content), kind.from_address(int(value.getPtr()))
         if self.kind.c == "CUDA_GRAPH_INSTANTIATE_PARAMS":
-            own.hErrNode_out, own.result_out = told.hErrNode_out, told.result_out
+            own.hErrNode_out, own.result_out = written.hErrNode_out, written.result_out
         elif self.kind.c == "CUDA_MEM_ALLOC_NODE_PARAMS":
-            own.dptr = told.dptr
-        elif told.type == int(_N.CU_GRAPH_NODE_TYPE_MEM_ALLOC):
-            own.of.alloc.dptr = told.of.alloc.dptr
+            own.dptr = written.dptr
+        elif written.type == int(_N.CU_GRAPH_NODE_TYPE_MEM_ALLOC):
+            own.of.alloc.dptr = written.of.alloc.dptr
 
 
 class NodeResult(outputs.Struct):

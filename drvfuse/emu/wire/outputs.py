@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each kind of result travels: `put` writes it at the machine's end, `take` makes what cuda.bindings return."""
+"""Each kind of result: `put` writes it into a message at the machine's end, `take` makes what cuda.bindings return."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How copies of rows and of batches travel: with the host memory of theirs that the machine does not know."""
+"""Copies of rows and of batches in messages, together with host memory that the machine does not know."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Side(NamedTuple):
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width if all(self.shape) else 0
 
     def rows(self) -> Iterator[int]:
-        """Where rows begin, from the first byte on."""
+        """The offsets of the rows from the first byte."""
         _, height, depth = self.shape
         return (z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
@@ -143,7 +143,7 @@ class RowsArray(StructArray):
 
 
 def _scatter(target: Side) -> Callable[[Any], None]:
-    """What lies between the rows is not the copy's to write."""
+    """Write the rows, and not the bytes between them, which the copy must leave alone."""
 
     def store(content: Any) -> None:
         width = target.shape[0]

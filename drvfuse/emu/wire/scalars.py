@@ -28,7 +28,7 @@ _WORDS = {
     "unsigned long long": "unsigned PY_LONG_LONG",
     "void*": "unsigned PY_LONG_LONG",
 }
-"""How Cython calls a type in its messages, where that is not its name."""
+"""The name of a type in Cython's messages, where that is not its name in C."""
 
 _HANDLES = {
     "CUdevice": ("int", "int"),
@@ -58,15 +58,15 @@ class Scalar:
         return whole(value, self.least, self.most, self._words)
 
     def given(self, word: Any) -> Any:
-        """What `read` gave, of the word that it became."""
+        """The value that `read` gave, from the word in the message."""
         return word
 
     def raw(self, value: Any) -> int | float:
-        """The number of a result."""
+        """A result as a number."""
         return int(value)
 
     def result(self, word: Any) -> Any:
-        """The result that cuda.bindings give."""
+        """A number as the result that cuda.bindings return."""
         return word
 
 
@@ -119,7 +119,7 @@ class Enumeration(Scalar):
 
 
 class Handle(Scalar):
-    """What cuda.bindings wrap into a class: handles, device pointers, devices. None is 0."""
+    """A number that cuda.bindings wrap into a class: a handle, a device pointer, a device. None is 0."""
 
     def __init__(self, c: str) -> None:
         self.c, self.kind = c, getattr(T, c)

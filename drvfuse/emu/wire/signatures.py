@@ -98,7 +98,7 @@ class Signature:
 
     @property
     def _left_out(self) -> list[str]:
-        """The numbers of elements that are wanted, which may be left out."""
+        """The parameters that count wanted elements, which calls may leave out."""
         last = itertools.takewhile(lambda p: p.mode == "inout" and p.type == "size_t", reversed(self.given))
         return [p.name for p in last]
 

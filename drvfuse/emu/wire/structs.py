@@ -69,7 +69,7 @@ _MEMORY: tuple[tuple[str, Any], ...] = (
 _END_2D: tuple[tuple[str, Any], ...] = (("XInBytes", _size), ("Y", _size), *_MEMORY, ("Pitch", _size))
 _END_3D: tuple[tuple[str, Any], ...] = (
     *(("XInBytes", _size), ("Y", _size), ("Z", _size), ("LOD", _size), *_MEMORY),
-    *(("Context", _pointer), ("Pitch", _size), ("Height", _size)),  # CUDA_MEMCPY3D has something reserved for a context
+    *(("Context", _pointer), ("Pitch", _size), ("Height", _size)),  # Context: reserved in CUDA_MEMCPY3D
 )
 _EXTENT = (("WidthInBytes", _size), ("Height", _size), ("Depth", _size))
 
@@ -82,7 +82,7 @@ CUDA_MEMCPY2D = _copy("CUDA_MEMCPY2D", _END_2D, *_EXTENT[:2])
 CUDA_MEMCPY3D = _copy("CUDA_MEMCPY3D", _END_3D, *_EXTENT)
 CUDA_MEMCPY3D_PEER = _copy("CUDA_MEMCPY3D_PEER", _END_3D, *_EXTENT)
 _Pointer = _struct("Pointer", ("ptr", _u64), ("rowLength", _size), ("layerHeight", _size), ("locHint", CUmemLocation))
-_Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))  # an array's is as large
+_Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))  # an array operand is as large
 _Extent = _struct("Extent", ("width", _size), ("height", _size), ("depth", _size))
 CUDA_MEMCPY3D_BATCH_OP = _struct(
     "CUDA_MEMCPY3D_BATCH_OP",
@@ -176,7 +176,7 @@ class Structure:
         return getattr(T, self.c)
 
     def checked(self, value: Any) -> Any:
-        """The same object. Raises Invalid for one that was made of an address where no memory is."""
+        """The object itself. Raises Invalid for one that was made from an address without memory."""
         if not mapped.writable(int(value.getPtr()), self.size):
             raise Invalid
         return value
@@ -185,7 +185,7 @@ class Structure:
         return ctypes.string_at(int(value.getPtr()), self.size)
 
     def plain(self, value: Any) -> Any:
-        """A copy of it as a structure of ctypes: numbers alone, pointers too."""
+        """A copy as a ctypes structure, in which pointers are numbers."""
         return STRUCTS[self.c].from_buffer_copy(self.bytes_of(value))
 
     def made_of(self, content: bytes) -> Any:

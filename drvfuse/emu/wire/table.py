@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C prototypes of all functions of the emulated driver, as <cuda.h> has them; each returns a CUresult.
 
-Words that C has no place for say what a prototype leaves open:
+Annotations say what a C prototype leaves open:
 
     in, out, inout   before a parameter, where its type does not tell: a pointer to something constant is read, any
                      other pointer is written, and a parameter that is no pointer is read
@@ -10,7 +10,7 @@ Words that C has no place for say what a prototype leaves open:
     @batch           memory of so many bytes as the list `sizes` says, in a list
     @image           PTX, a cubin or a fat binary, whose size it says itself
     @node            parameters of a graph node, whose pointers tell of memory that goes with them (`node_params`)
-    @told            the same, or parameters of an instantiation, in which the call writes some fields
+    @filled          the same, or parameters of an instantiation, in which the call writes some fields
     @code            the address of an image, which a link keeps
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, whose types follow from the options (`jit_options`)
@@ -22,7 +22,7 @@ Words that C has no place for say what a prototype leaves open:
     @host            an address, perhaps of host memory, which is neither read nor written by the call
     @registered      the same, of memory that the devices may use from now on
     @managed         an address, perhaps of managed memory, which the caller then reaches too
-    @range           what is told of a range of managed memory
+    @range           an attribute of a range of managed memory
     @pinned          the address of new host memory that the devices may use
 
 "12:" and "13:" are functions, or forms of them, that only these major versions of cuda.bindings have. The names of

@@ -20,6 +20,7 @@ from ...runtime.stream import Stream
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+    from ...comm.rank import Rank
     from ...dtypes import DType
 
 VECTOR = 16
@@ -142,34 +143,32 @@ def of_ranks(
     group: Group,
     argument: str,
     value: Any,
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | list[tuple[int, ...]] | None = None,
     dtype: DType | None = None,
     why: str = "",
     *,
     alignment: int = VECTOR,
     writable: bool = False,
+    suffix: str = "",
 ) -> list[Operand]:
     """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
 
-    Where `shape` and `dtype` are None, all have those of the first one.
+    Where `shape` and `dtype` are None, all have those of the first one. A list has a shape for each local rank.
+    `suffix` ends their names in messages.
     """
     ranks, driver = group.ranks, group.driver
-    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
-    found = []
+    values = per_rank(group, argument, value)
+    names = _names(argument, suffix, 0 if is_bare(group, value) else len(ranks))
+    found: list[Operand] = []
+    shapes = shape if isinstance(shape, list) else None
     for rank, name, item in zip(ranks, names, values, strict=True):
-        if isinstance(item, Array) and item.device is rank.device:  # in short what `whole` does
-            item.require_open()
-            operand = Operand(name, item, item.shape, 1, item.stream, False)
-        else:
-            operand = whole(name, item, driver, None, writable)
-        array = operand.array
-        if operand.ptr % alignment and array.size:
-            raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
-        if array.device is not rank.device:
-            where = f"on device {rank.device.index}, the device of rank {rank.index}"
-            raise ArgumentError(name, f"on device {array.device.index}", where)
+        if shapes is not None:
+            shape = shapes[len(found)]
+        operand = _of_rank(rank, name, item, driver, alignment, writable)
         if shape is None:
-            shape, dtype, why = operand.shape, operand.dtype, f"that of {name}"
+            shape, why = operand.shape, f"that of {name}"
+        if dtype is None:
+            dtype, why = operand.dtype, why or f"that of {name}"
         if operand.shape != shape:
             raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
         if operand.dtype is not dtype and operand.dtype != dtype:
@@ -178,9 +177,60 @@ def of_ranks(
     return found
 
 
+def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, writable: bool) -> Operand:
+    """A contiguous array on the device of `rank`."""
+    if isinstance(item, Array) and item.device is rank.device:  # in short what `whole` does
+        item.require_open()
+        operand = Operand(name, item, item.shape, 1, item.stream, False)
+    else:
+        operand = whole(name, item, driver, None, writable)
+    array = operand.array
+    if operand.ptr % alignment and array.size:
+        raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
+    if array.device is not rank.device:
+        where = f"on device {rank.device.index}, the device of rank {rank.index}"
+        raise ArgumentError(name, f"on device {array.device.index}", where)
+    return operand
+
+
+def rows_of_ranks(
+    group: Group,
+    argument: str,
+    value: Any,
+    lengths: Sequence[int] | None,
+    rest: tuple[int, ...] | None = None,
+    dtype: DType | None = None,
+    why: str = "",
+    *,
+    writable: bool = False,
+) -> list[Operand]:
+    """One contiguous array per local rank, at any address, whose first dimension has `lengths[i]` on rank i.
+
+    The other dimensions are `rest` and the dtype is `dtype`, for the reason `why`; where they or `lengths` are None,
+    all have those of the first one.
+    """
+    ranks, driver = group.ranks, group.driver
+    values = per_rank(group, argument, value)
+    names = _names(argument, "", 0 if is_bare(group, value) else len(ranks))
+    found: list[Operand] = []
+    for rank, name, item in zip(ranks, names, values, strict=True):
+        operand = _of_rank(rank, name, item, driver, 1, writable)
+        if not operand.shape:
+            raise ArgumentError(name, "of shape ()", "of at least one dimension: that is the one of rows")
+        if rest is None:
+            rest, dtype, why = operand.shape[1:], operand.dtype, why or f"that of {name}"
+        length = lengths[rank.index] if lengths is not None else found[0].shape[0] if found else operand.shape[0]
+        if operand.shape != (length, *rest):
+            raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {(length, *rest)}, {why}")
+        if operand.dtype != dtype:
+            raise ArgumentError(name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
+        found.append(operand)
+    return found
+
+
 @functools.lru_cache(maxsize=256)
-def _names(argument: str, ranks: int) -> tuple[str, ...]:
-    return tuple(f"{argument}[{position}]" for position in range(ranks)) or (argument,)
+def _names(argument: str, suffix: str, ranks: int) -> tuple[str, ...]:
+    return tuple(f"{argument}[{position}]{suffix}" for position in range(ranks)) or (argument + suffix,)
 
 
 def no_overlap(

@@ -16,10 +16,10 @@ class Route:
     """What the launches of a call's part on one stream are ordered with; it can be used for any number of them.
 
     `producers` are the streams of the arrays, `owners` those in whose order foreign ones may be reused, without the
-    stream itself; mostly there are none.
+    stream itself; mostly there are none. `told` is the other memory that need not be told again who uses it.
     """
 
-    __slots__ = ("_away", "arrays", "owners", "producers", "stream")
+    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told")
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Route:
     ) -> None:
         """`away` are those of the arrays whose home may be another stream."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
+        self.told: Sequence[Array] | None = None
 
     @classmethod
     def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
@@ -73,10 +74,10 @@ class Route:
         """Tell the arrays, and `more` memory of the launch, who uses them."""
         if self._away:
             mark_used(self._away, self.stream, event)
-            if not self.stream.foreign:
-                self._away = ()  # an array does not forget a stream that drvfuse made
         if more:
             mark_used(more, self.stream, event)
+        if not self.stream.foreign:  # an array does not forget a stream that drvfuse made
+            self._away, self.told = (), more
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order foreign arrays' own streams after the launch: a library may reuse its memory in that order."""

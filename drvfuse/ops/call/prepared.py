@@ -11,7 +11,7 @@ from ...comm.history import CallNote, Noted
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import NONE, Traffic
 from ...runtime.graph import capturing
-from ...runtime.lifetime import launch_group
+from ...runtime.lifetime import enter_launches, leave_launches
 from .operands import Operand, no_overlap
 from .order import Route
 from .planned import Ready
@@ -39,7 +39,10 @@ class Schedule(Protocol):
         """Queue the work of one local rank."""
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing."""
+        """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing.
+
+        Not asked for all ranks on streams that no capture holds, where every algorithm can run.
+        """
 
 
 class Direct:
@@ -58,8 +61,8 @@ class Direct:
         require_one_side(captures)
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
-        for (launch,), stream in zip(self.launches, streams, strict=True):
-            launch(stream)
+        for rank, stream in enumerate(streams):
+            self.launches[rank][0](stream)
 
     def launch_one(self, position: int, stream: Stream) -> None:
         self.launches[position][0](stream)
@@ -96,27 +99,34 @@ def submit(
     if schedule is None:
         return
     captures = [stream.capture_id() for stream in streams]
-    schedule.check(captures, alone)
+    outside = captures.count(None) == len(captures)
+    if alone or not outside:
+        schedule.check(captures, alone)
     turns.follow(positions, streams)
-    for route, capture in zip(routes, captures, strict=True):
+    for index, route in enumerate(routes):
         if route.producers:
-            route.follow_producers(capture)
-    if captures.count(None) == len(captures):
+            route.follow_producers(captures[index])
+    if outside:
         turns.begin(positions, call)
+    enter_launches()
     try:
-        with launch_group():
-            if alone:
-                schedule.launch_one(positions[0], streams[0])
-            else:
-                schedule.launch_all(streams)
+        if alone:
+            schedule.launch_one(positions[0], streams[0])
+        else:
+            schedule.launch_all(streams)
     except BaseException:
         turns.abandon()
         raise
-    for position, route, capture in zip(positions, routes, captures, strict=True):
+    finally:
+        leave_launches()
+    more = turns.more
+    for index, route in enumerate(routes):
+        position, capture = positions[index], captures[index]
         stream = route.stream  # a foreign one may be gone when somebody waits for it
         event = stream.mark() if stream.foreign and capture is None else None
         turns.launched(position, stream, event, capture)
-        route.tell(event, turns.more)
+        if more is not route.told or event is not None:
+            route.tell(event, more)
         if capture is not None:
             graph = capturing(stream)
             turns.captured(position, graph, call)

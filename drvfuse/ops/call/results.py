@@ -30,19 +30,23 @@ def of_ranks(
     argument: str,
     given: Any,
     targets: list[Operand],
-    shape: tuple[int, ...],
+    shape: tuple[int, ...] | list[tuple[int, ...]],
     dtype: DType,
     streams: Sequence[Stream],
 ) -> tuple[list[Operand], list[Any]]:
     """One result array per local rank, and what the caller gets for them: what he gave, whose operands are `targets`,
-    or new arrays.
+    or new arrays, of one shape or, where `shape` is a list, of one for each local rank.
 
     Raises CaptureError if new ones are needed during a capture.
     """
     if given is not None:
         return targets, operands.per_rank(group, argument, given)
     refuse_capture(streams, argument)
-    arrays = [rank.device.empty(shape, dtype, stream=stream) for rank, stream in zip(group, streams, strict=True)]
+    shapes = shape if isinstance(shape, list) else [shape] * len(group)
+    arrays = [
+        rank.device.empty(of_rank, dtype, stream=stream)
+        for rank, of_rank, stream in zip(group, shapes, streams, strict=True)
+    ]
     return [operands.made(f"{argument}[{i}]", array) for i, array in enumerate(arrays)], arrays
 
 

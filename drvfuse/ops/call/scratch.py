@@ -54,7 +54,7 @@ class Workspace:
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self._user: Stream | None = None
+        self.user: Stream | None = None  # of an own one
 
     @property
     def params(self) -> ScratchParams:
@@ -85,7 +85,7 @@ class Workspace:
 
     def hand_over(self, stream: Stream) -> None:
         """Work queued on `stream` from now on comes after that of an earlier stream, if that had the same handle."""
-        earlier, self._user = self._user, stream
+        earlier, self.user = self.user, stream
         if earlier is None:
             stream.follow(self.array.stream)  # where its memory was cleared
         elif earlier is not stream and stream.capture_id() is None:
@@ -131,6 +131,7 @@ class Scratch:
         self.reports = _Reports(device.driver)
         self.own: dict[tuple[int, str], Workspace] = {}
         self.known: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
+        self.last: Workspace | None = None  # of `own`
 
 
 def brought(device: Device, array: Array) -> Workspace:
@@ -148,7 +149,8 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
     Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
     Raises CaptureError if it has to grow in a capture.
     """
-    spaces = device.part(Scratch).own
+    scratch = device.part(Scratch)
+    spaces = scratch.own
     key = stream.handle, kind
     space = spaces.pop(key, None)
     if space is None or space.nbytes < nbytes:
@@ -161,12 +163,11 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
                 f"with arrays of these shapes{or_else}"
             )
         home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
-        reports = device.part(Scratch).reports
-        space = Workspace(reports, device, device.zeros(nbytes, "uint8", stream=home), True)
+        space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)
         mine = [other for other in spaces if other[1] == kind]
         if len(mine) >= _STREAMS:
             del spaces[mine[0]]
-    spaces[key] = space
+    spaces[key] = scratch.last = space
     space.hand_over(stream)
     return space
 

@@ -85,8 +85,8 @@ class GroupTurns:
         raise ArgumentError("rank", repr(rank), f"a local rank, one of {[local.index for local in self._ranks]}")
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        for position, stream in zip(positions, streams, strict=True):
-            rank = self._ranks[position]
+        for index, stream in enumerate(streams):
+            rank = self._ranks[positions[index]]
             if rank.order.last is not stream or stream.foreign:
                 rank.order.admit(stream, rank.index)
 
@@ -147,19 +147,18 @@ class WorkspaceTurns(DeviceTurns):
         """`bind` writes the workspace to the parameters. Raises CaptureError where one must be made in a capture."""
         super().__init__(device)
         self._nbytes, self._bind, self._kind, self._own = nbytes, bind, kind, given is None
-        self._found_for: Stream | None = stream  # until the first launch
+        self._scratch = device.part(scratch.Scratch)
         self.space = scratch.own(device, stream, nbytes, kind) if given is None else scratch.brought(device, given)
         self.more = (self.space.array,)
         bind(self.space)
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        (stream,) = streams
-        if self._own and stream is not self._found_for:
+        stream = streams[0]
+        if self._own and (self._scratch.last is not self.space or self.space.user is not stream):
             space = scratch.own(self.device, stream, self._nbytes, self._kind)
             if space is not self.space:
                 self._bind(space)
                 self.space, self.more = space, (space.array,)
-        self._found_for = None
         self.space.admit(stream)
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:

@@ -137,10 +137,10 @@ def allreduce(
         kept = in_place and algos[0] == "one_stage"  # peers may load an input that is an output already
         stored = results if algos[0] == "two_stage" else []
         placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)
-    call = _Call(group, dtype, shape, algos[0], False, blocks, alone, pdl, bound, traced, placed)
+    call = AllreduceCall(group, dtype, shape, algos[0], False, blocks, alone, pdl, bound, traced, placed)
     if nbytes:
 
-        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
+        def scheduled(algo: str) -> tuple[AllreduceCall, Schedule, list[Ready]]:
             in_place_hazard = in_place and algo == "one_stage" and group.size > 1
             pulls = algo not in (*PUSH, "naive")
             staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
@@ -204,7 +204,7 @@ def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilog
 
 
 @dataclass(slots=True)
-class _Call:
+class AllreduceCall:
     """What is the same on every rank of one all-reduce of at least one element."""
 
     group: Group
@@ -229,8 +229,7 @@ class _Call:
         """All that must be equal on all ranks."""
         options = [f"allreduce {self.name} of {self.shape} {self.dtype}"]
         if self.epilogue is not None:
-            parameters = self.epilogue.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
-            options.append(f'epilogue "{self.epilogue.epilogue.expression}" with {parameters}')
+            options.append(self.epilogue.described)
         if self.staged:
             options.append("staged")
         if self.multimem is not None and self.multimem.to_outputs:
@@ -259,7 +258,7 @@ class _Call:
             table = [naive.sources(group, p, address, slot) for p, address in enumerate(own)]
             to = [address + offset for address in outputs]
             ready = self._ready(table, own, to, offset // size, nbytes // size)
-            chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
+            chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 

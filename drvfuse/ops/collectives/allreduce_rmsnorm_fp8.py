@@ -24,11 +24,14 @@ from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
-from . import multimem, nodes, plan
+from . import multimem, nodes, own_parts, plan
 from .compared import compared
 from .fused_call import Addresses, FusedCall
+from .fused_scatter_call import FusedScatterCall
 from .kernels import ALGORITHMS, INPUT_DTYPES, PULL, PUSH, SCALES_DTYPES
 from .norm_form import NORMS, NormForm
+from .scatter_kernels import ALGORITHMS as SCATTERS
+from .scatter_kernels import ROW_FORMS
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -117,8 +120,64 @@ def allreduce_rmsnorm_fp8(
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """
+    return prepared(
+        group,
+        inputs,
+        gammas,
+        epsilon=epsilon,
+        weight_offset=weight_offset,
+        scale_ub=scale_ub,
+        residuals=residuals,
+        residual_outputs=residual_outputs,
+        norm=norm,
+        betas=betas,
+        head_columns=head_columns,
+        out_dtype=out_dtype,
+        scales_dtype=scales_dtype,
+        quantisation=quantisation,
+        outputs=outputs,
+        scales=scales,
+        normed_outputs=normed_outputs,
+        algo=algo,
+        use_multimem=use_multimem,
+        pdl_level=pdl_level,
+        max_num_blocks=max_num_blocks,
+        streams=streams,
+        trace=trace,
+    )
+
+
+def prepared(
+    group: Group,
+    inputs: Any,
+    gammas: Any,
+    *,
+    epsilon: Any,
+    weight_offset: Any,
+    scale_ub: Any,
+    residuals: Any,
+    residual_outputs: Any,
+    norm: Any,
+    betas: Any,
+    head_columns: Any,
+    out_dtype: Any,
+    scales_dtype: Any,
+    quantisation: Any,
+    outputs: Any,
+    scales: Any,
+    normed_outputs: Any,
+    algo: Any,
+    pdl_level: Any,
+    max_num_blocks: Any,
+    streams: Streams,
+    trace: Trace | None,
+    use_multimem: Any = False,
+    scatters: bool = False,
+    splits: Any = None,
+) -> Prepared[NormResult]:
+    """The call of `allreduce_rmsnorm_fp8` or, with `scatters`, of `reduce_scatter_rmsnorm_fp8`, checked and planned."""
     options.open_group(group)
-    options.one_of("algo", algo, ALGORITHMS)
+    options.one_of("algo", algo, SCATTERS if scatters else ALGORITHMS)
     require_kind("use_multimem", use_multimem, bool, "True or False")
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
@@ -130,9 +189,18 @@ def allreduce_rmsnorm_fp8(
     shape, dtype = first.shape, first.dtype
     options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     row_shape, columns = _rows(first, head_columns)
+    counts: tuple[int, ...] = ()
+    whole: Any = shape  # of what has all columns of each row
+    each_row: Any = row_shape  # and of what has a value for each
+    if scatters:
+        heads = row_shape[len(shape) - 1 :]
+        counts = own_parts.rows_of_ranks(group, math.prod(shape[:-1]), splits)
+        whole = [(counts[rank.index], shape[-1]) for rank in group]
+        each_row = [(counts[rank.index], *heads) for rank in group]
+        counts = tuple(count * math.prod(heads) for count in counts)  # heads are rows of their own
     either = dict.fromkeys((dtype.name, "float32"))
     weights = _like(group, "gammas", gammas, (columns,), either)
-    added = [] if residuals is None else _like(group, "residuals", residuals, shape, either)
+    added = [] if residuals is None else _like(group, "residuals", residuals, whole, either)
     options.one_of("norm", norm, NORMS)
     if betas is not None and norm != "layer":
         raise ArgumentError("betas", "given", 'None, as norm is "rms"')
@@ -151,7 +219,7 @@ def allreduce_rmsnorm_fp8(
         options.real("epsilon", epsilon, least=0.0),
         options.real("weight_offset", weight_offset),
     )
-    scales_shape = quantised_as.scales_shape(row_shape, columns)
+    scales_shape = _each(lambda of_rows: quantised_as.scales_shape(of_rows, columns), each_row)
     if scales is not None and scales_shape is None:
         why = "the scale is given" if quantised_as.kind == "static" else f"outputs of {out} are not quantised"
         raise ArgumentError("scales", "given", f"None: {why}")
@@ -159,11 +227,11 @@ def allreduce_rmsnorm_fp8(
         raise ArgumentError("normed_outputs", "given", f"None: outputs of {out} are not quantised")
     if residual_outputs is not None and residuals is None:
         raise ArgumentError("residual_outputs", "given", "None, as there are no residuals")
-    wanted = [("outputs", outputs, quantised_as.output_shape(shape), out, operands.VECTOR)]
+    wanted = [("outputs", outputs, _each(quantised_as.output_shape, whole), out, operands.VECTOR)]
     if scales_shape is not None and quantised_as.scales is not None:
         wanted.append(("scales", scales, scales_shape, quantised_as.scales, 1))
-    wanted += [("normed_outputs", normed_outputs, shape, dtype, operands.VECTOR)] if normed_outputs is not None else []
-    wanted += [("residual_outputs", residual_outputs, shape, added[0].dtype, operands.VECTOR)] if added else []
+    wanted += [("normed_outputs", normed_outputs, whole, dtype, operands.VECTOR)] if normed_outputs is not None else []
+    wanted += [("residual_outputs", residual_outputs, whole, added[0].dtype, operands.VECTOR)] if added else []
     targets = [
         []
         if value is None
@@ -185,7 +253,9 @@ def allreduce_rmsnorm_fp8(
         beta=bool(shifts),
         normed=normed_outputs is not None,
     )
-    if group.link is not None:
+    if scatters:
+        algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo)]
+    elif group.link is not None:
         algos = [nodes.algorithm(group, algo, use_multimem)]
     elif use_multimem:
         algos = [multimem.algorithm(group, algo, PULL[1:])]
@@ -201,6 +271,7 @@ def allreduce_rmsnorm_fp8(
         best = tuning.fused_algorithm(group.part(Tuned).costs, group.size, *sizes, rows)
         algos = [best, "one_stage"]  # which needs less of the workspace, or none
 
+    chosen = multimem.NAMES[algos[0]] if use_multimem else algos[0]
     queues = resolve_streams(group, streams, sources)
     written: dict[str, list[Operand]] = {}
     returned: dict[str, Any] = {}
@@ -209,7 +280,9 @@ def allreduce_rmsnorm_fp8(
         written[argument], values = of_ranks(group, argument, value, found, of, kind, queues)
         returned[argument] = values[0] if bare else values
     schedule: Schedule | None = None
-    text = f"allreduce_rmsnorm_fp8 {algos[0]} of {shape} {dtype}"
+    made: type[FusedCall] = FusedScatterCall if scatters else FusedCall
+    text = f"{made.op} {algos[0]} of {shape} {dtype}"
+    more: dict[str, Any] = {"counts": counts} if scatters else {}
     moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
     if rows:
@@ -226,11 +299,11 @@ def allreduce_rmsnorm_fp8(
                 staged = placed.staged
             else:
                 staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
-            call = FusedCall(
+            call = made(
                 group=group,
                 dtype=dtype,
                 quantisation=quantised_as,
-                rows=rows,
+                rows=max(counts, default=rows),
                 columns=columns,
                 algo=algo,
                 staged=staged,
@@ -243,15 +316,16 @@ def allreduce_rmsnorm_fp8(
                 numbers=numbers,
                 trace=traced,
                 multimem=placed,
+                **more,
             )
             return call, *call.schedule(arrays)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
-        moved = call.traffic
+        moved, chosen = call.traffic, call.name
         text = call.text(shape)
     schedule, ready = compared(group, text, schedule, ready)
     return Prepared(
-        "allreduce_rmsnorm_fp8",
+        made.op,
         GroupTurns(group),
         NormResult(returned["outputs"], returned.get("scales"), returned.get("residual_outputs")),
         _by_rank(*(of_ranks for of_ranks in (sources, weights, shifts, added) if of_ranks)),
@@ -259,10 +333,18 @@ def allreduce_rmsnorm_fp8(
         schedule,
         queues,
         ready,
-        algo=multimem.NAMES[algos[0]] if use_multimem else call.algo if rows else algos[0],
+        algo=chosen,
         traffic=moved,
         trace=traced,
     )
+
+
+def _each(function: Callable[[tuple[int, ...]], Any], shapes: Any) -> Any:
+    """Of a shape, or a list with that of each in a list of shapes; None where that is None."""
+    if not isinstance(shapes, list):
+        return function(shapes)
+    found = [function(shape) for shape in shapes]
+    return None if None in found else found
 
 
 def _by_rank(*arguments: list[Operand]) -> list[list[Operand]]:
@@ -298,10 +380,9 @@ def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], in
     return (*shape[:-1], shape[-1] // columns), columns
 
 
-def _like(group: Group, argument: str, value: Any, shape: tuple[int, ...], names: Iterable[str]) -> list[Operand]:
-    """Arrays of that shape, one per local rank, of one of the dtypes of these names."""
-    found = operands.of_ranks(group, argument, value)
-    operands.require_shape(found[0], shape, "as the inputs require")
+def _like(group: Group, argument: str, value: Any, shape: Any, names: Iterable[str]) -> list[Operand]:
+    """Arrays of that shape (a list: of one for each), one per local rank, of one of the dtypes of these names."""
+    found = operands.of_ranks(group, argument, value, shape, None, "as the inputs require")
     if found[0].dtype.name not in names:
         wanted = f"of dtype {' or '.join(names)}, as the inputs require"
         raise ArgumentError(found[0].name, f"of dtype {found[0].dtype}", wanted)

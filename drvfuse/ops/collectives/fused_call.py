@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ... import dtypes
 from ...plans import collectives as plans
@@ -63,6 +63,14 @@ class FusedCall:
     trace: CallTrace | None
     multimem: multimem.Placement | None
 
+    op: ClassVar[str] = "allreduce_rmsnorm_fp8"
+    kind: ClassVar[type[CollectiveKernel]] = CollectiveKernel
+
+    @property
+    def name(self) -> str:
+        """What messages and `Prepared.algo` call the algorithm."""
+        return self.algo if self.multimem is None else multimem.NAMES[self.algo]
+
     @property
     def out_dtype(self) -> DType:
         return self.quantisation.output_dtype(self.dtype)
@@ -77,8 +85,7 @@ class FusedCall:
 
     def text(self, shape: Sequence[int]) -> str:
         """All that must be equal on all ranks, whose inputs have that shape."""
-        algo = self.algo if self.multimem is None else multimem.NAMES[self.algo]
-        options = [f"allreduce_rmsnorm_fp8 {algo} of {shape} {self.dtype} to {self.out_dtype}"]
+        options = [f"{self.op} {self.name} of {shape} {self.dtype} to {self.out_dtype}"]
         options += [f"{name}={value!r}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
         options.append(f"quantised {self.quantisation}")
         options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
@@ -96,7 +103,7 @@ class FusedCall:
         result = self.rows * of_row
         if self.form.normed:
             result += nbytes
-        name = self.algo if self.multimem is None else multimem.NAMES[self.algo]
+        name = self.name
         total = traffic.reading_sources(name, ranks, nbytes, self.staged)
         if self.residual:
             written = traffic.writing_results("one_stage", ranks, result)
@@ -129,7 +136,7 @@ class FusedCall:
             part = [self._from_row(of_rank, first) for of_rank in arrays]
             table = [naive.sources(group, position, a.input, slot) for position, a in enumerate(part)]
             ready = self._ready(table, part, nbytes // row_bytes, first)
-            chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
+            chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
@@ -164,15 +171,18 @@ class FusedCall:
             normed_output=arrays.normed_output + elements * self.dtype.itemsize,
         )
 
+    def _key(self, rows: int) -> tuple[object, ...]:
+        """All that the plan for so many rows depends on besides the group."""
+        types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
+        options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
+        return ("fused", self.algo, types, rows, self.columns, *options)
+
     def _ready(
         self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int, first: int = 0
     ) -> list[Ready]:
         """Launches for `rows` rows from `first` on, at `arrays`; `table[i]` are the addresses that rank i sums."""
-        types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
-        options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
-        key = ("fused", self.algo, types, rows, self.columns, *options)
         inputs = [own.input for own in arrays]
-        found = plan.take(self.group, key, lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
+        found = plan.take(self.group, self._key(rows), lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
         fields = Addresses._fields[1 : None if self.form.has_more else -2]
         for one, own in zip(found, arrays, strict=True):
             for field, address in zip(fields, own[1:], strict=False):
@@ -187,7 +197,7 @@ class FusedCall:
     def _kernel(self) -> CollectiveKernel:
         """The kernel, but for what follows from the number of rows."""
         across = self.group.link is not None
-        return CollectiveKernel(
+        return self.kind(
             op="allreduce_rmsnorm_fp8",
             algo="one_stage" if self.algo == "naive" else self.algo,
             dtype=self.dtype,

@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a call: the bytes [offset, offset + nbytes) of each input, and the kernel that sums them on each rank."""
+    """Part of a call: `copies[i]`, (offset, bytes), of each input, is what the kernel `launches[i]` sums on rank i."""
 
-    offset: int
-    nbytes: int
+    copies: Sequence[tuple[int, int]]
     launches: Sequence[Launch]
 
 
-def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
-    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts."""
+def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
+    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts.
+
+    They are given as `offset` bytes in front of that: addresses of whole tensors, of which the part lies there.
+    """
     base = group.workspace.pointers[position] + PAYLOAD_OFFSET
     slot = -(-slot // 16) * 16
-    return [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+    found = [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+    return [address - offset for address in found]
 
 
 class Naive:
@@ -53,62 +56,68 @@ class Naive:
         self._copied = [Event(rank.device) for rank in group]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All ranks, and all streams outside a capture or all in one: its events cannot cross the border.
-
-        In a capture the devices must have access to each other's inputs, as `copyable_by` says.
-        """
-        if alone:
-            raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
-        if len(set(captures)) > 1:
-            raise Unsupported(
-                'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
-                "copies of one rank are ordered against the others by events"
-            )
+        check_together(captures, alone)
         if captures[0] is not None:
-            self._require_access()
-
-    def _require_access(self) -> None:
-        nbytes = self._chunks[-1].offset + self._chunks[-1].nbytes
-        for peer, source in enumerate(self._inputs):
-            for position, rank in enumerate(self._group):
-                if peer != position and not copyable_by(source, nbytes, rank.device):
-                    raise Unsupported(
-                        f'algo="naive" in a graph capture needs inputs that every device of the group has access to, '
-                        f"and device {rank.device.index} has none to inputs[{peer}]; outside a capture it copies them"
-                    )
+            nbytes = max(offset + nbytes for chunk in self._chunks for offset, nbytes in chunk.copies)
+            require_access(self._group, self._inputs, [nbytes] * len(self._inputs))
 
     def launch_one(self, position: int, stream: Stream) -> None:
         raise NotImplementedError("check() has refused it")
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
         captured = streams[0].capture_id() is not None
-        self._meet(self._ready, streams)
+        meet(self._ready, streams)
         for chunk in self._chunks:
-            for position, stream in enumerate(streams):
-                self._copy(chunk, position, stream, captured)
-            self._meet(self._copied, streams)
+            for position, (stream, (offset, nbytes)) in enumerate(zip(streams, chunk.copies, strict=True)):
+                for peer, source in enumerate(self._inputs):
+                    if peer != position and nbytes:
+                        to = self._slots[position][peer]
+                        copy(self._group, position, peer, to, source + offset, nbytes, stream, captured)
+            meet(self._copied, streams)
             for launch, stream in zip(chunk.launches, streams, strict=True):
                 launch(stream)
 
-    def _meet(self, events: Sequence[Event], streams: Sequence[Stream]) -> None:
-        for event, stream in zip(events, streams, strict=True):
-            event.record(stream)
-        for position, stream in enumerate(streams):
-            for peer, event in enumerate(events):
-                if peer != position:
-                    stream.wait(event)
 
-    def _copy(self, chunk: Chunk, position: int, stream: Stream, captured: bool) -> None:
-        device = self._group.ranks[position].device
-        with device.use():
-            for peer, source in enumerate(self._inputs):
-                if peer == position:
-                    continue
-                to, what = self._slots[position][peer], source + chunk.offset
-                if captured:  # where cuMemcpyPeerAsync is refused
-                    device.driver.cuMemcpyDtoDAsync(to, what, chunk.nbytes, stream.handle)
-                else:  # any memory of the peer; the other one takes only what this device has access to
-                    holder = self._group.ranks[peer].device
-                    device.driver.cuMemcpyPeerAsync(
-                        to, device.context, what, holder.context, chunk.nbytes, stream.handle
-                    )
+def check_together(captures: Sequence[int | None], alone: bool) -> None:
+    """All ranks, and all streams outside a capture or all in one: events cannot cross the border."""
+    if alone:
+        raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
+    if len(set(captures)) > 1:
+        raise Unsupported(
+            'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
+            "copies of one rank are ordered against the others by events"
+        )
+
+
+def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -> None:
+    """In a capture the devices must have access to each other's inputs, as `copyable_by` says."""
+    for peer, (source, size) in enumerate(zip(inputs, nbytes, strict=True)):
+        for position, rank in enumerate(group):
+            if peer != position and size and not copyable_by(source, size, rank.device):
+                raise Unsupported(
+                    f'algo="naive" in a graph capture needs inputs that every device of the group has access to, '
+                    f"and device {rank.device.index} has none to inputs[{peer}]; outside a capture it copies them"
+                )
+
+
+def meet(events: Sequence[Event], streams: Sequence[Stream]) -> None:
+    """What follows on each stream comes after what all of them have now."""
+    for event, stream in zip(events, streams, strict=True):
+        event.record(stream)
+    for position, stream in enumerate(streams):
+        for peer, event in enumerate(events):
+            if peer != position:
+                stream.wait(event)
+
+
+def copy(
+    group: Group, position: int, peer: int, to: int, what: int, nbytes: int, stream: Stream, captured: bool
+) -> None:
+    """Copy what lies on rank `peer` to the device of rank `position`, on its stream."""
+    device = group.ranks[position].device
+    with device.use():
+        if captured or peer == position:  # in a capture cuMemcpyPeerAsync is refused
+            device.driver.cuMemcpyDtoDAsync(to, what, nbytes, stream.handle)
+        else:  # any memory of the peer; the other one takes only what this device has access to
+            holder = group.ranks[peer].device
+            device.driver.cuMemcpyPeerAsync(to, device.context, what, holder.context, nbytes, stream.handle)

@@ -22,6 +22,7 @@ from ..call.planned import PlanCache, Planned, Ready
 from ..call.specialisation import load
 from ..call.tracing import CallTrace
 from .kernels import Call, CollectiveKernel, PushCall
+from .move_kernels import MoveKernel
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -42,15 +43,17 @@ class Grid(NamedTuple):
 class Plan:
     """A collective's kernel, its grid, the most (phases, barriers) that a traced block notes, the barriers and push
     calls that a launch adds to the epoch, and the parameters that all ranks share; and the grid that it has while its
-    group is alone on the devices, if that is another."""
+    group is alone on the devices, if that is another. `tailor(parameters, rank)` writes those that a rank has of its
+    own."""
 
-    kernel: CollectiveKernel
+    kernel: CollectiveKernel | MoveKernel
     blocks: int
     threads: int
     traced: tuple[int, int]
     steps: int
     parameters: Any
     alone: Grid | None = None
+    tailor: Callable[[Any, int], None] | None = None
 
 
 def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
@@ -59,7 +62,9 @@ def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, p
     return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
 
 
-def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any) -> Plan:
+def push(
+    group: Group, kernel: CollectiveKernel | MoveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any
+) -> Plan:
     """The plan of a push algorithm on at most as many multiprocessors as `blocks` says, or `alone` while no other group
     is open on the devices. Loads the kernel, whose occupancy is that of the device where it is lowest."""
     spec = kernel.specialisation
@@ -74,7 +79,7 @@ def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, 
     half = group.workspace.half_bytes
     parameters.push = PushCall(first_share=narrow.first_share, share=narrow.share, half_bytes=half, rounds=shape.rounds)
     group.workspace.require_slots(shape.slot_bytes)
-    phases = trace_phases(kernel.work, shape, narrow.blocks)
+    phases = trace_phases(shape, narrow.blocks)
     larger = wide if wide.blocks > narrow.blocks else None
     return Plan(kernel, narrow.blocks, shape.threads, (phases, 0), shape.rounds % 2, parameters, larger)
 
@@ -120,7 +125,7 @@ def take(
     else:
         made = plan()
         kernel = made.kernel
-        name = f"{kernel.op}_naive" if kernel.local else kernel.name
+        name = kernel.name.replace("one_stage", "naive") if kernel.local else kernel.name
         found = trace.reserve(name, made.blocks, *made.traced, kernel.ranks)
         kernel = dataclasses.replace(kernel, traced=found[0].capacity)
         planned = _planned(group, dataclasses.replace(made, kernel=kernel), pdl)
@@ -157,6 +162,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
             template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
+        if plan.tailor is not None:
+            plan.tailor(template, rank.index)
         if plan.kernel.uses_staging:
             staging = group.multicast_staging()
             template.multimem.staging, template.multimem.all_staging = staging.ptrs[rank.index], staging.multicast_ptr

@@ -139,7 +139,7 @@ def test_streams_of_other_devices_join_by_events(cuda: Any) -> None:
     assert b.read() == (1 + 1) * 7 + 1
 
 
-def test_a_copy_between_contexts_spoils_a_capture_and_one_without_access_does_not(cuda: Any) -> None:
+def test_a_copy_between_contexts_invalidates_a_capture_and_one_without_access_does_not(cuda: Any) -> None:
     a, b = Device(cuda, 0), Device(cuda, 1)
     theirs = ok(cuda.cuMemAllocAsync(64, b.stream))  # of a pool that device 0 has no access to
     ok(cuda.cuCtxSetCurrent(a.context))
@@ -198,7 +198,7 @@ def test_unjoined_work_is_refused(cuda: Any) -> None:
         ("free", R.CUDA_ERROR_INVALID_VALUE),
     ],
 )
-def test_what_a_capture_cannot_hold_spoils_it(cuda: Any, mode: Any, name: str, expected: Any) -> None:
+def test_what_a_capture_cannot_hold_invalidates_it(cuda: Any, mode: Any, name: str, expected: Any) -> None:
     d = Device(cuda, 0)
     outside, inside = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
     pooled = ok(cuda.cuMemAllocAsync(16, d.stream))
@@ -223,7 +223,7 @@ def test_what_a_capture_cannot_hold_spoils_it(cuda: Any, mode: Any, name: str, e
     assert d.read() == 0
 
 
-def test_allocating_in_a_global_capture_spoils_it_and_in_a_relaxed_one_does_not(cuda: Any) -> None:
+def test_allocating_in_a_global_capture_invalidates_it_and_in_a_relaxed_one_does_not(cuda: Any) -> None:
     d = Device(cuda, 0)
     ok(cuda.cuStreamBeginCapture(d.stream, GLOBAL))
     assert code(cuda.cuMemAlloc(16)) == R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED

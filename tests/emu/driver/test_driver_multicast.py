@@ -330,7 +330,7 @@ def test_the_host_cannot_copy_by_a_multicast_address(cuda: Any, machine: Machine
         machine.declare_polled(made.multicast, 16)
 
 
-def test_a_capture_is_spoilt_by_a_set_up(cuda: Any) -> None:
+def test_a_capture_is_invalidated_by_a_set_up(cuda: Any) -> None:
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(1))
     ok(cuda.cuStreamBeginCapture(stream, types.CUstreamCaptureMode(0)))

@@ -140,11 +140,11 @@ def _other(g: Graphs, name: str) -> tuple[Any, str]:
     if name == "more nodes":
         for _ in range(3):
             g.launch(g.add, 1, graph=graph)
-        return graph, "TOPOLOGY_CHANGED: there are 3 nodes"
+        return graph, "TOPOLOGY_CHANGED: the graph has 3 nodes"
     if name == "more ends":
         for _ in range(2):
             g.launch(g.add, 1, graph=graph)
-        return graph, "TOPOLOGY_CHANGED: there are 2 nodes that no other waits for"
+        return graph, "TOPOLOGY_CHANGED: the graph has 2 nodes that no other waits for"
     if name == "another kind":
         first = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
         g.launch(g.scale, 1, first, graph=graph)
@@ -157,7 +157,7 @@ def _other(g: Graphs, name: str) -> tuple[Any, str]:
     function = cuda.cuGraphAddDependencies_v2 if MAJOR == 12 else cuda.cuGraphAddDependencies
     ok(function(graph, [first], [second], [data], 1))
     if name == "another edge":
-        return graph, "TOPOLOGY_CHANGED: a node waits for another one than it did"
+        return graph, "TOPOLOGY_CHANGED: a node waits for another one than in the executable"
     value = T.CUkernelNodeAttrValue()
     value.cooperative = 1
     ok(cuda.cuGraphKernelNodeSetAttribute(second, T.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))

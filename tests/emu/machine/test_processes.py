@@ -101,7 +101,7 @@ def test_peer_access_of_one_process_opens_nothing_to_another(pair: tuple[Process
     ok(b.cuCtxEnablePeerAccess(contexts[1][1], 0))
 
 
-def test_a_capture_spoils_only_its_own_process(pair: tuple[Process, Process]) -> None:
+def test_an_illegal_call_invalidates_captures_of_its_own_process_alone(pair: tuple[Process, Process]) -> None:
     a, b = (process.driver for process in pair)
     primary(a), primary(b)
     stream = ok(a.cuStreamCreate(1))

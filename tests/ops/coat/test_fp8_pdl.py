@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programmatic dependent launch: each level, with producers that are late and a consumer that is early."""
+"""Programmatic dependent launch: every kernel at each level, with late producers and a consumer that is early."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
-from fp8_support import BF16, bits, case, place, same
+from fp8_support import bits, case, place
 
 import drvfuse as df
+from drvfuse.ops.coat import layernorm, rmsnorm_forward
+from drvfuse.plans import coat_backward
+from drvfuse.plans.coat_forward import FewRows, HeldRows, HeldTiles, ManyRows
 from drvfuse.reference import coat_rmsnorm
 
-SHAPE = (33, 96)
-LEVELS = [df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING]
+ON, EARLY = df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING
 
 HELPERS = r"""
 // Lets its dependents start at once, waits, then copies.
@@ -35,6 +40,98 @@ extern "C" __global__ void consume(const unsigned char* from, unsigned char* to,
 """
 
 
+class Inputs(NamedTuple):
+    x: Any
+    s_x: Any
+    w: Any
+    g: Any
+    rstd: Any
+
+
+Outputs = Sequence[tuple[tuple[int, ...], str]]
+
+
+class Kernel(NamedTuple):
+    """A call that one kernel serves, for `shape`; `plan` forces it where another one would be chosen."""
+
+    shape: tuple[int, int]
+    outputs: Callable[[int, int], Outputs]
+    run: Callable[..., object]
+    plan: Any = None
+
+
+def forward(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_rmsnorm_forward(a.x, a.s_x, a.w, 16, 1e-5, **rest)
+
+
+def layer_forward(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_layernorm_param_forward(a.x, a.s_x, a.w, a.w, 16, 1e-5, **rest)
+
+
+def backward(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_rmsnorm_backward(a.x, a.s_x, a.g, a.w, a.rstd, 16, **rest)
+
+
+def gradients(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_rmsnorm_backward(a.x, a.s_x, [a.g, a.g], a.w, a.rstd, 16, **rest)
+
+
+def division(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_division_transpose(a.g, 16, "E4M3", **rest)
+
+
+def division_by(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_division(a.g, 16, "E4M3", a.rstd[:1], **rest)
+
+
+def groups(a: Inputs, **rest: Any) -> object:
+    return df.coat.fp8_rmsnorm_pg2pg_forward(a.x, a.s_x, a.w, 16, 1e-5, **rest)
+
+
+def turned(m: int, n: int) -> Outputs:
+    return ((m, n), "float8_e4m3fn"), ((), "bfloat16"), ((n, m), "float8_e4m3fn")
+
+
+def normed(m: int, n: int) -> Outputs:
+    return *turned(m, n), ((m,), "float32")
+
+
+def layer_normed(m: int, n: int) -> Outputs:
+    return *normed(m, n), ((m,), "float32")
+
+
+def both_gradients(m: int, n: int) -> Outputs:
+    return ((m, n), "bfloat16"), ((n,), "bfloat16")
+
+
+def quotient(m: int, n: int) -> Outputs:
+    return (((m, n), "float8_e4m3fn"),)
+
+
+def grouped(m: int, n: int) -> Outputs:
+    return ((m, n), "float8_e4m3fn"), ((m, n // 16), "bfloat16"), ((m,), "float32")
+
+
+SMALL = (33, 96)
+KERNELS = {
+    "forward": Kernel(SMALL, normed, forward, lambda limits, m, n, QB: FewRows(limits, m, n)),
+    "forward-one-block": Kernel((1, 96), normed, forward, lambda limits, m, n, QB: HeldRows(m, n)),
+    "forward-cluster": Kernel((13, 1040), normed, forward, lambda limits, m, n, QB: HeldRows(m, n)),
+    "forward-tiles": Kernel((133, 96), normed, forward, lambda limits, m, n, QB: HeldTiles(limits, m, n, 4, 1)),
+    "forward-rows": Kernel((165, 512), normed, forward, ManyRows),
+    "layernorm": Kernel(SMALL, layer_normed, layer_forward, lambda *arguments: None),
+    "layernorm-rows": Kernel(
+        (133, 1200), layer_normed, layer_forward, lambda *arguments: ManyRows(*arguments[:-1], layer=True, affine=True)
+    ),
+    "backward": Kernel(SMALL, both_gradients, backward),
+    "backward-many": Kernel((140, 512), both_gradients, backward, 0),
+    "gradients": Kernel(SMALL, both_gradients, gradients),
+    "division": Kernel(SMALL, turned, division),
+    "division-by": Kernel(SMALL, quotient, division_by),
+    "groups": Kernel(SMALL, grouped, groups),
+}
+
+
 @pytest.fixture(scope="module", params=[0, 1], ids=["late", "early"])
 def device(request, driver):
     """On the emulator, one whose dependent launches start as late as possible and one as early as allowed."""
@@ -51,51 +148,40 @@ def module(device):
     return df.compile(HELPERS, driver=device.driver)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["forward", "forward-rows", "backward", "gradients", "division"])
-def test_a_late_producer_and_an_early_consumer(device, module, rng, name, level):
-    shape = (8 * device.sm_count + 5, 96) if name == "forward-rows" else SHAPE  # so many have a kernel of their own
-    forward = name.startswith("forward")
-    values = case(rng, shape)
-    right = place(device, values)
-    wrong = [device.array(np.full(host.shape, 0.5, np.float32).astype(host.dtype)) for host in values]
-    x, s_x, w, g = wrong
-    rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
-    v, right_v = device.zeros(shape[0], "float32"), device.array(rstd)
-    qy, qy_t = device.empty(shape, "float8_e4m3fn"), device.empty(shape[::-1], "float8_e4m3fn")
-    s_y, out_v = device.empty((), "bfloat16"), device.empty(shape[0], "float32")
-    dx, dw = device.empty(shape, "bfloat16"), device.empty(shape[1], "bfloat16")
+def force(monkeypatch, name: str, plan: Any) -> None:
+    if name.startswith("backward") and plan is not None:
+        monkeypatch.setattr(coat_backward, "FEW_ROWS", plan)
+    elif name.startswith("forward"):
+        monkeypatch.setattr(rmsnorm_forward, "forward_plan", plan)
+    elif name.startswith("layernorm"):
+        monkeypatch.setattr(layernorm, "layernorm_plan", plan)
 
-    def run():
-        if forward:
-            df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=(qy, s_y, qy_t, out_v), pdl_level=level)
-            return
-        if name == "division":
-            df.coat.fp8_division_transpose(g, 16, "E4M3", outputs=(qy, s_y, qy_t), pdl_level=level)
-            return
-        gradients = g if name == "backward" else [g, g]
-        df.coat.fp8_rmsnorm_backward(x, s_x, gradients, w, v, 16, outputs=(dx, dw), pdl_level=level)
 
-    run()  # compiled and loaded, with a workspace, on what is wrong
+@pytest.mark.parametrize(
+    ("name", "level"), [("forward", df.PDLLevel.OFF), *((name, level) for name in KERNELS for level in (ON, EARLY))]
+)
+def test_a_late_producer_and_an_early_consumer(device, module, rng, monkeypatch, name, level):
+    """Every input but the weights is written late, by kernels that let the call start before they have."""
+    kernel = KERNELS[name]
+    force(monkeypatch, name, kernel.plan)
+    values = case(rng, kernel.shape)
+    right = Inputs(*place(device, values), device.array(coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)))
+    made = [[device.empty(*one) for one in kernel.outputs(*kernel.shape)] for _ in range(2)]
+    kernel.run(right, outputs=made[0])
+    expected = [array.numpy() for array in made[0]]
+
+    hosts = [array.numpy() for array in right]
+    wrong = Inputs(*(device.array(np.full(host.shape, 0.5, np.float32).astype(host.dtype)) for host in hosts))
+    wrong = wrong._replace(w=right.w)
+    kernel.run(wrong, outputs=made[1], pdl_level=level)  # loaded, with a workspace
     device.synchronize()
-    results = (dx, dw) if name in ("backward", "gradients") else (qy, qy_t)
-    copies = [device.zeros(result.shape, result.dtype) for result in results]
-    for source, target in zip((*right, right_v), (x, s_x, w, g, v), strict=True):
+    for source, target in zip(right._replace(w=right.g), wrong._replace(w=wrong.g), strict=True):
         module["late"].prepare(1, 64, source, target, source.nbytes, 50_000, pdl=True)(device.stream)
-    run()
-    for result, copy in zip(results, copies, strict=True):
+    kernel.run(wrong, outputs=made[1], pdl_level=level)
+    copies = [device.zeros(array.shape, array.dtype) for array in made[1]]
+    for result, copy in zip(made[1], copies, strict=True):
         module["consume"].prepare(1, 64, result, copy, result.nbytes, pdl=True)(device.stream)
     device.synchronize()
-    for result, copy in zip(results, copies, strict=True):
-        assert (bits(result.numpy()) == bits(copy.numpy())).all()
-    if forward or name == "division":
-        if forward:
-            same(s_y, coat_rmsnorm.fp8_rmsnorm_forward(values.x, values.s_x, values.w, 16, 1e-5, True).s_y)
-        else:
-            same(s_y, coat_rmsnorm.fp8_division(values.g, "float8_e4m3fn")[1])
-        same(qy_t, np.ascontiguousarray(qy.numpy().T))
-    else:
-        total = values.g if name == "backward" else (2 * values.g.astype(np.float32)).astype(BF16)
-        expected = coat_rmsnorm.fp8_rmsnorm_backward(values.x, values.s_x, total, values.w, rstd, 16)
-        for array, host in zip(copies, expected, strict=True):
-            same(array, host)
+    for found, copy, host in zip(made[1], copies, expected, strict=True):
+        assert (bits(found.numpy()) == bits(host)).all()
+        assert (bits(copy.numpy()) == bits(host)).all()

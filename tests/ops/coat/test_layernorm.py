@@ -36,9 +36,11 @@ def bias_of(values: Case) -> np.ndarray:
 class Forward:
     """A call of the forward, with parameters or without, and what it returned."""
 
-    def __init__(self, device, values: Case, affine: bool, QB=16, eps=1e-5, flag=False, arrays=None, **rest: Any):
+    def __init__(
+        self, device, values: Case, affine: bool, QB=16, eps=1e-5, flag=False, arrays=None, bias=None, **rest: Any
+    ):
         self.device, self.values, self.QB, self.eps, self.flag = device, values, QB, eps, flag
-        self.pair = (values.w, bias_of(values)) if affine else (None, None)
+        self.pair = (values.w, bias_of(values) if bias is None else bias) if affine else (None, None)
         x, s_x = arrays or (device.array(values.x), device.array(values.s_x))
         if affine:
             pair = [device.array(host) for host in self.pair]

@@ -6,12 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fp8_support import Case, case
-from test_layernorm import AFFINE, E4M3, E5M2, SPECIAL, Forward, special
+from test_layernorm import AFFINE, E4M3, E5M2, SPECIAL, Forward, bias_of, special
 
 import drvfuse as df
 from drvfuse.ops.coat import layernorm
 from drvfuse.plans.coat_forward import HeldTiles, ManyRows, layernorm_plan
 from drvfuse.plans.limits import Limits
+from drvfuse.reference import coat_layernorm
 
 H200 = Limits(132, 227 << 10, (9, 0))
 TILES = {f"tiles-{rows}-{split}": (rows, split) for rows, split in ((4, 2), (4, 1), (8, 1))}
@@ -29,7 +30,7 @@ def use(monkeypatch, name: str, **changes) -> None:
     def plan(limits, rows, columns, QB, affine):
         if name in TILES:
             return HeldTiles(limits, rows, columns, *TILES[name])
-        plan = ManyRows(limits, rows, columns, QB, layer=True)
+        plan = ManyRows(limits, rows, columns, QB, layer=True, affine=affine)
         vars(plan).update(ROWS[name] | changes)
         return plan
 
@@ -122,3 +123,48 @@ def test_x_is_read_once(rng, monkeypatch, name):
     lines = [count for (file, _), count in counters.lines.items() if not file.endswith(waits)]
     assert sum(count.local_read for count in lines) == rows * columns + rows * columns // 8
     assert sum(count.local_written for count in lines) == 2 * rows * columns + 8 * rows + 2
+
+
+def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarray]:
+    """Weights and a bias for which the largest |y| is where two scales meet, or is off by `by`, relatively. The product
+    with w is `factor` times as large."""
+    bias, weights = bias_of(values), values.w.copy()
+    mean = coat_layernorm.row_mean(values.x, values.s_x, 16)
+    rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, 1e-5, mean)
+    x = values.x.astype(np.float32) * np.repeat(values.s_x.astype(np.float32), 16, axis=1)
+    normed = (x - mean[:, None]) * rstd[:, None]
+    row, column = np.unravel_index(np.abs(normed).argmax(), normed.shape)
+    border = np.float32(448 * (1 + 2.0**-8))  # between two scales of bfloat16
+    weights[column] = np.float32(factor) * border / normed[row, column]
+    bias[column] = border * np.float32(1 + by) - normed[row, column] * weights[column]
+    return values._replace(w=weights), bias
+
+
+def far_mean(rng: np.random.Generator, values: Case) -> Case:
+    """A sum of squares says little of the variance of such rows."""
+    x = (416 + 32 * rng.integers(0, 2, values.x.shape)).astype(np.float32).astype(values.x.dtype)
+    return values._replace(x=x, s_x=np.ones_like(values.s_x))
+
+
+@pytest.mark.parametrize("kind", ["usual", "far mean", "large bias"])
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_maxima_that_an_estimate_does_not_decide(device, rng, monkeypatch, name, kind):
+    """All look again: where two scales meet, as far as a guess at rstd is off, or as a bias makes of it."""
+    use(monkeypatch, name)
+    for _ in range(2):
+        values = case(rng, (1, 640), w="float32")
+        if kind == "far mean":
+            values = far_mean(rng, values)
+        values = values._replace(x=values.x.repeat(5, 0), s_x=values.s_x.repeat(5, 0))
+        for by in (0, 1, 2, 3, 5, 8, 16, 256):
+            for sign in (1, -1):
+                changed, bias = at_a_border(values, sign * by * 2.0**-24, 1000 if kind == "large bias" else 2.5)
+                Forward(device, changed, True, bias=bias).check()
+
+
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_a_weight_that_makes_much_of_what_underflows(device, rng, monkeypatch, name):
+    use(monkeypatch, name)
+    values = case(rng, (5, 640), w="float32")
+    values.w[3] = 2.0**30
+    Forward(device, values, True).check()

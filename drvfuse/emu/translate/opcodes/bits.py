@@ -215,7 +215,7 @@ def mask(op: Opcode) -> Action:
 
 
 def _picks(mode: str, i: int) -> int:
-    """The selector that a mode of prmt stands for with a number from 0 to 3."""
+    """The byte selector of a mode of prmt for a number from 0 to 3."""
     picks = {
         "f4e": [i, i + 1, i + 2, i + 3],
         "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],

@@ -54,7 +54,7 @@ def trap(op: Opcode) -> Action:
 
 @opcode(NO_FUNCTION)
 def no_function(op: Opcode) -> Action:
-    """A call by an address that is no function's."""
+    """A call by an address that is not that of a function."""
 
     def emit(g: Emitter, ins: Instruction) -> None:
         g.put("op_addr", f"i64 {g.word(ins.operands[0], 64)}")
@@ -63,7 +63,7 @@ def no_function(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
-DEPTH = "@depth"  # an opcode of our own, with which functions that call themselves begin
+DEPTH = "@depth"  # an opcode of the translator, at the start of functions that call themselves
 
 
 @opcode(DEPTH)
@@ -163,7 +163,7 @@ def _free(g: Emitter, ins: Instruction, returns: tuple[Any, ...], pointers: list
 
 
 _SYSTEM_CALLS = {"vprintf": _vprintf, "__assertfail": _assertfail, "malloc": _malloc, "free": _free}
-"""What every kernel may call without a definition."""
+"""System calls, which kernels may call without a definition."""
 
 
 # Block barriers -----------------------------------------------------------------------------------------------------

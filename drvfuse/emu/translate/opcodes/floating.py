@@ -151,7 +151,7 @@ def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> st
 
 
 def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool, nan: bool) -> Action:
-    """fp32 or fp64."""
+    """An operation on fp32 or fp64 operands."""
     ll = "float" if kind == "f32" else "double"
     if kind == "f64" and (ftz and verb != "rcp" or sat):
         raise RefusedError(

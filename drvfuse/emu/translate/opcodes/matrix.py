@@ -47,14 +47,14 @@ def items(operand: Any, count: int) -> tuple[Any, ...]:
 
 
 def together(g: Emitter, ins: Instruction, function: str | None = None) -> int:
-    """Suspend until all lanes have come and `function`, if any, has done its work."""
+    """Suspend until all lanes have arrived and `function`, if any, has run for the warp."""
     g.put("op_value", f"i64 {g.library(function) if function else 0}")
     g.put("op_mask", f"i32 {_ALL - (1 << 32)}")
     return g.suspend(ins, abi.Status.WARPOP, abi.WarpOp.MATRIX)
 
 
 def give(g: Emitter, registers: tuple[Any, ...]) -> None:
-    """Leave registers in the lane's exchange area."""
+    """Store registers to the lane's exchange area."""
     assert len(registers) <= abi.EXCHANGE_WORDS
     at = g.exchange()
     g.put("op_a", f"i32 {at}")
@@ -69,7 +69,7 @@ def take(g: Emitter, registers: tuple[Any, ...]) -> None:
 
 # Products -----------------------------------------------------------------------------------------------------------
 def _distinct(fragment: Fragment) -> Fragment:
-    """Without the registers that repeat earlier ones."""
+    """The registers of a fragment without those that repeat earlier ones."""
     count = len(dict.fromkeys(fragment[0]))
     return tuple(lane[:count] for lane in fragment)
 
@@ -98,7 +98,7 @@ def _product(
 
 
 def _order(k: int, count: int, method: abi.MatrixMethod) -> int:
-    """Where element k of a row of A is put. An FP8 product takes the lower two of each four in its first step."""
+    """The place of element k of a row of A. An FP8 product takes the lower two of each four in its first step."""
     if method is not abi.MatrixMethod.FP8:
         return k
     return k // 4 * 2 + k % 2 + (count // 2 if k % 4 >= 2 else 0)
@@ -162,7 +162,7 @@ def mma(op: Opcode) -> Action:
 # wmma ---------------------------------------------------------------------------------------------------------------
 def aligned(op: Opcode) -> None:
     op.pick("sync")
-    op.flag("aligned")  # which PTX has had since 6.3
+    op.flag("aligned")  # PTX has these since 6.3
 
 
 def wmma_shape(op: Opcode) -> Shape:

@@ -50,7 +50,7 @@ def _place(op: Opcode, *more: str) -> int:
 
 
 def _space(flags: int) -> str:
-    """What an address counts from."""
+    """The space that an address counts from: that of shared memory, or the generic one."""
     return "shared" if flags >> abi.SPACE_SHIFT & 0xF else ""
 
 

@@ -45,7 +45,7 @@ def state_space(op: Opcode) -> tuple[str, int]:
 
 
 def drop_hints(op: Opcode) -> None:
-    """Cache hints change nothing here."""
+    """Consume the cache hints of an opcode, which have no effect."""
     op.flag("ca", "cg", "cs", "lu", "cv", "wb", "wt")
     op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
 
@@ -75,7 +75,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
 
 
 def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
-    """The half before a strong access: say where, then yield."""
+    """The half before a strong access: store its address and size, then suspend with YIELD."""
 
     def before(g: Emitter, ins: Instruction) -> int:
         operand = next((o for o in ins.operands if isinstance(o, Addr)), None)
@@ -97,7 +97,7 @@ def seen(g: Emitter, value: str, n: int) -> None:
 
 
 def _compared(g: Emitter, value: str, n: int) -> None:
-    """Tell the runtime with what a compare-and-swap compares."""
+    """Store the value that a compare-and-swap compares with, for the runtime."""
     if g.mode == "raw":
         return
     if n == 128:
@@ -206,20 +206,20 @@ def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
 
 
 def _in_cluster(g: Emitter, address: str) -> str:
-    """Is a generic address in the shared memory of the blocks of the cluster?"""
+    """Whether a generic address is in the shared memory of a block of the cluster."""
     total = g.op(f"zext i32 {g.header('launch', 'cluster_window')} to i64")
     return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %window')}, {total}")
 
 
 def _in_shared(g: Emitter, address: str) -> str:
-    """Is it in that of the block?"""
+    """Whether a generic address is in the shared memory of this block."""
     static = g.header("launch", "shared_static")
     total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', 'smem_dynamic'))} to i64")
     return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %shared')}, {total}")
 
 
 def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]], str]:
-    """(old bits, operand bits) -> new bits."""
+    """A function from (old bits, operand bits) to new bits."""
     n = width(t)
     ll = f"i{n}"
     noftz = op.flag("noftz")

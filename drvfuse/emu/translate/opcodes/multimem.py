@@ -32,7 +32,7 @@ _VECTORS = {**dict.fromkeys(_INTEGERS, ("",)), **_HALVES, **_REALS, **_FP8}
 
 
 def _operations(verb: str, type_: str, vector: str) -> tuple[str, ...]:
-    """What a reduction of a type can do."""
+    """The operations that a reduction of a type has."""
     if type_ in _INTEGERS:
         return _INTEGERS[type_]
     if type_ in _HALVES and (verb == "ld_reduce" or vector):
@@ -89,7 +89,7 @@ def _words(g: Emitter, items: tuple[object, ...], n: int) -> list[str]:
 
 
 def _take(g: Emitter, items: tuple[object, ...], type_: str, n: int) -> None:
-    """Write the result, which the runtime has put where operands of other operations are."""
+    """Write the result, which the runtime has stored in op_value and op_seen."""
     words = g.get("op_value", "i64"), g.get("op_seen", "i64")
     seen(g, words[0], 64)
     for i, item in enumerate(items):

@@ -90,7 +90,7 @@ def compare(op: Opcode) -> Action:
         if sets_predicate:
             second = getattr(d, "second", None)
             first = d.first if second is not None else d
-            if len(results) == 2:  # packed: one predicate a half
+            if len(results) == 2:  # packed: one predicate per half
                 outs = [(first, results[0]), (second if second is not None else SINK, results[1])]
             else:
                 outs = [(first, results[0])]

@@ -43,7 +43,7 @@ cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_P
 cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
     const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams @node);
 cuGraphAddMemAllocNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
-    size_t numDependencies, in CUDA_MEM_ALLOC_NODE_PARAMS* nodeParams @told);
+    size_t numDependencies, in CUDA_MEM_ALLOC_NODE_PARAMS* nodeParams @filled);
 cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS* params_out @node);
 cuGraphAddMemFreeNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
     size_t numDependencies, CUdeviceptr dptr);
@@ -92,7 +92,7 @@ cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode* rootNodes[numRootNodes], inout 
 cuGraphDestroyNode(CUgraphNode hNode);
 cuGraphInstantiate(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long flags);
 cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
-    in CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams @told);
+    in CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams @filled);
 cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t* flags);
 cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
     const CUDA_KERNEL_NODE_PARAMS* nodeParams @node);
@@ -118,14 +118,14 @@ cuGraphDebugDotPrint(CUgraph hGraph, const char* path, unsigned int flags);
 cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count);
 12: cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
-    size_t numDependencies, in CUgraphNodeParams* nodeParams @told);
+    size_t numDependencies, in CUgraphNodeParams* nodeParams @filled);
 13: cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph,
     const CUgraphNode* dependencies[numDependencies] @uncounted,
     const CUgraphEdgeData* dependencyData[numDependencies] @uncounted, size_t numDependencies,
-    in CUgraphNodeParams* nodeParams @told);
+    in CUgraphNodeParams* nodeParams @filled);
 12: cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
     const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies,
-    in CUgraphNodeParams* nodeParams @told);
+    in CUgraphNodeParams* nodeParams @filled);
 cuGraphNodeSetParams(CUgraphNode hNode, in CUgraphNodeParams* nodeParams @node);
 cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, in CUgraphNodeParams* nodeParams @node);
 13: cuGraphNodeGetContainingGraph(CUgraphNode hNode, CUgraph* phGraph);
@@ -137,6 +137,6 @@ cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, in CUgraphNo
 13: cuGraphAddNode_v3(CUgraphNode* phGraphNode, CUgraph hGraph,
     const CUgraphNode* dependencies[numDependencies] @uncounted,
     const CUgraphEdgeData* dependencyData[numDependencies] @uncounted, size_t numDependencies,
-    in CUgraphNodeParams* nodeParams @told);
+    in CUgraphNodeParams* nodeParams @filled);
 13: cuGraphNodeSetParams_v2(CUgraphNode hNode, in CUgraphNodeParams* nodeParams @node);
 """

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls by which each rank gets rows of its own: parts of any size, in rounds and between calls of other kinds."""
+
+from __future__ import annotations
+
+from ..ops.collectives.kernels import PUSH
+from .collectives import AMPLE, PDL, TIGHT, Calls
+from .problems import Problem
+from .run import Run
+
+SHAPE = (24, 104)
+UNEVEN = ((24, 0, 0), (0, 23, 1), (8, 8, 8), (0, 0, 24), (3, 1, 20))
+"""Rows of three ranks: a rank without rows hears of the others too, and sends what they need."""
+
+
+def changing_parts(run: Run, op: str = "reduce_scatter", tight: bool | None = None, side: bool | None = None) -> None:
+    """Push calls of which each splits its rows in another way than the one before, in one round or, with a `tight`
+    workspace, in several; with `side` an all-reduce by push between any two."""
+    tight = run.chance() if tight is None else tight
+    with run.group(3, workspace_bytes=TIGHT // 4 if tight else AMPLE, max_blocks=4) as group:
+        options = {"pdl": run.choice(PDL), "max_num_blocks": run.choice((1, 3, 4))}
+        calls = []
+        for number, splits in enumerate((*UNEVEN, *run.shuffled(UNEVEN))):
+            problem = Problem(op, 3, SHAPE, splits=splits, number=number % 3)
+            calls.append(Calls(run, group, [problem], "push", **options))
+            if run.chance() if side is None else side:
+                calls.append(Calls(run, group, [Problem("allreduce", 3, (9, 61))], run.choice(PUSH[:1]), **options))
+        group.synchronize()
+        for call in calls:
+            call.launch(0, [rank.stream for rank in group], late=run.choice((None, 0, 1, 2)))
+        group.synchronize()
+        for done in calls:
+            done.compare()

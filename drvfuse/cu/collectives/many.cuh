@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several tensors that are reduced by one call, as one row of packs: each begins with a pack of its own.
+//
+// Tensor t has packs [first[t], first[t + 1]) of the row, and its last one may be partial. So a pack has elements of one
+// tensor alone, which are summed as by a call of that tensor. Tensors without elements are left out. DRVFUSE_MANY is the
+// most tensors that a call has, a power of two.
+#pragma once
+#include "collectives/allreduce_packs.cuh"
+
+constexpr int MOST_TENSORS = DRVFUSE_MANY;
+
+struct ManyCall {
+    const void* inputs[MOST_TENSORS];
+    void* outputs[MOST_TENSORS];
+    i64 counts[MOST_TENSORS];  // elements
+    i64 first[MOST_TENSORS];   // from the number of tensors on beyond all packs
+};
+
+// The tensor that has pack `index` of the row.
+__device__ __forceinline__ int tensor_of(const ManyCall& many, i64 index) {
+    int found = 0;
+#pragma unroll
+    for (int step = MOST_TENSORS / 2; step > 0; step /= 2) {
+        if (index >= many.first[found + step]) found += step;
+    }
+    return found;
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-gather, broadcast and all-to-all behind barriers: bytes of each rank to others, in one kernel per rank.
+//
+// Layout. moves.cuh. Pack j of what a pair of ranks moves belongs to thread j mod (blocks * threads) of the grid, on both.
+//   move_pull  every rank copies from its peers' inputs to its output.
+//   move_put   every rank copies from its input to its peers' outputs.
+//   DRVFUSE_STAGED: with inputs, or outputs, that peers cannot access, at addresses off 16 bytes, which would cost an
+//   access across the link for each byte, and in place where a peer's bytes would come over bytes that are still to be read.
+//   Chunk by chunk the bytes pass a payload, which lies on the rank that is read from (pull) or written to (put).
+//   DRVFUSE_SAME: a rank's bytes are the same for all peers, so of pull one staged copy serves all.
+// Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each: one by pull of the same bytes, else one
+// for each pair of ranks, by distance.
+// Ranks begin with the peer at distance 1, so that not all of them access one rank at a time.
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, moves and chunk on every rank.
+//
+// Memory ordering. Thread t of block b accesses of a peer's memory only what thread t of block b there accesses, or what
+// no kernel writes between the barriers; so the barrier of equal blocks (barrier.cuh) orders all of it.
+//   Direct: at the start barrier all peers have completed what came before in their streams, so inputs are written and
+//   outputs are free. At the end barrier a rank's peers have read all of its input (pull), or written all of its output
+//   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that
+//   known to what follows in the stream. Inputs and outputs of one call have no bytes in common but those that stay.
+//   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers' blocks
+//   arrive after reading that half. After the start barrier of a call payloads are free. Nobody else reads an input or
+//   writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/moves.cuh"
+#include "sync/barrier.cuh"
+
+constexpr bool PUT = DRVFUSE_PUT;
+constexpr bool STAGED = DRVFUSE_STAGED;
+constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // in the payload, for all peers
+constexpr int PACKS = 8;                         // in flight per thread
+
+#if !DRVFUSE_STAGED
+
+__device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!FAULT("moves-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (int distance = 1; distance < RANKS; ++distance) {
+        if constexpr (PUT) {
+            copy_packs<PACKS>(
+                p.most, trace, [&](i64 j) { return source_of(p, distance, j); },
+                [&](i64 j) { return far_target_of(p, distance, j); });
+        } else {
+            copy_packs<PACKS>(
+                p.most, trace, [&](i64 j) { return far_source_of(p, distance, j); },
+                [&](i64 j) { return target_of(p, distance, j); });
+        }
+    }
+    copy_own<PACKS>(p, trace);
+    if (!FAULT("moves-no-end-barrier") && !barrier.arrive_and_wait(true)) return;
+    barrier.finish();
+}
+
+#else
+
+// A pack of the chunk on its way from this rank to the one at that distance, in the payload of one of the two.
+__device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
+    const i64 slot = ONE_COPY ? 0 : distance - 1;
+    return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, 16};
+}
+
+__device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
+    char* const own = p.call.workspaces[p.call.rank];
+    i64 half = 0;
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+    copy_own<PACKS>(p, trace);
+#pragma unroll 1
+    for (i64 begin = 0; begin < p.most || begin == 0; begin += p.chunk_packs) {
+        const i64 left = p.most - begin, count = left < p.chunk_packs ? left : p.chunk_packs;
+#pragma unroll 1
+        for (int distance = 1; distance < (ONE_COPY && RANKS > 1 ? 2 : RANKS); ++distance) {
+            char* const to = PUT ? p.call.workspaces[(p.call.rank + distance) % RANKS] : own;
+            copy_packs<PACKS>(
+                count, trace, [&](i64 j) { return source_of(p, distance, begin + j); },
+                [&](i64 j) { return staged(p, to, half, distance, j); });
+        }
+        if (!barrier.arrive_and_wait(true)) return;
+#pragma unroll 1
+        for (int distance = 1; distance < RANKS; ++distance) {
+            char* const from = PUT ? own : p.call.workspaces[(p.call.rank + RANKS - distance) % RANKS];
+            copy_packs<PACKS>(
+                count, trace,
+                [&](i64 j) {
+                    Spot at = staged(p, from, half, distance, j);
+                    if (target_of(p, distance, begin + j).left <= 0) at.left = 0;
+                    return at;
+                },
+                [&](i64 j) { return target_of(p, distance, begin + j); });
+        }
+        if (!FAULT("moves-payload-not-doubled")) half = (ONE_COPY ? 1 : PEERS) * p.chunk_packs * 16 - half;
+    }
+    barrier.finish();
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    DRVFUSE_KERNEL(const __grid_constant__ MoveParams p DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    follow_producer(trace);
+    move(p, trace);
+    end(p.call, trace);
+}

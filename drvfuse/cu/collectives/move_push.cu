@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-gather, broadcast and all-to-all by pushing: bytes of each rank to others, in one kernel per rank, without a barrier.
+//
+// Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's threads,
+// and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
+// once. Pairs with fewer packs than others send no packs in their last units, but keys. What stays on a rank is copied by
+// all blocks, beside the first words' way.
+// DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), so they are loaded once.
+//
+// Grid. One dimension, the same on every rank. Blocks beyond the units copy what stays and take part in the epoch.
+//
+// Memory ordering. keys.cuh and push.cuh. The input is read by its own rank alone, so it is free when the rank's kernel
+// completes. In place: an all-gather's input is what stays in its output, a broadcast's root has no output to write, and an
+// all-to-all whose blocks for and from a rank lie in one place has each pack loaded by the thread that later writes it.
+//
+// Failure. push.cuh; outputs are then undefined.
+#include "collectives/moves.cuh"
+
+constexpr bool SAME = DRVFUSE_SAME;
+constexpr int SOURCES = SAME ? 1 : PEERS;
+
+// A thread's packs of a unit for all peers. Those that do not exist have no bytes left, and are not sent.
+struct Packs {
+    u32 word[SOURCES][4];
+    bool exists[SOURCES];
+};
+
+__device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
+#pragma unroll
+    for (int k = 0; k < (RANKS > 1 ? SOURCES : 0); ++k) {
+        const Spot from = source_of(p, k + 1, index);
+        packs.exists[k] = from.left > 0;
+        if (packs.exists[k]) load_bytes(packs.word[k], from.at, from.left);
+    }
+}
+
+__device__ __forceinline__ void send_unit(const Packs& packs, const Pushing& push, const Slots& slots) {
+    u32 sent[4], key[1];
+#pragma unroll
+    for (int distance = 1; distance < RANKS; ++distance) {
+        const int k = SAME ? 0 : distance - 1;
+        if (!SAME || distance == 1) {
+            key[0] = key_of(packs.word[k], packs.exists[k]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sent[i] = packs.word[k][i] ^ key[0];
+        }
+        send_packs(push, slots, distance, packs.exists[k], sent, key);
+    }
+}
+
+__device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& push, Trace& trace, i64 index,
+                                             const Slots& slots) {
+    u32 words[PEERS][4], keys[PEERS][1];
+    bool wanted[PEERS];
+#pragma unroll
+    for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).left > 0;
+    push.receive_keyed(words, wanted, slots.offset, slots.stride, keys, slots.key_offset, slots.key_stride);
+    trace.need(keys);
+    trace.lap(TraceRole::receive);
+#pragma unroll
+    for (int k = 0; k < PEERS; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[k][i] ^= keys[k][0];
+        const Spot to = target_of(p, k + 1, index);
+        if (wanted[k]) store_bytes(to.at, words[k], to.left);
+    }
+    trace.lap(TraceRole::store);
+}
+
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 : 4)
+    move_push(const __grid_constant__ MovePushParams p DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    Pushing push(p.call, p.push);
+    follow_producer(trace);
+    Packs packs;
+    if (blockIdx.x * blockDim.x < p.chunk_packs)  // before the state is read, since all that follows waits for that
+        load_unit(packs, p, i64(blockIdx.x) * blockDim.x + threadIdx.x);
+    push.start();
+    bool first = true;
+#pragma unroll 1
+    for (int round = 0; round < p.push.rounds; ++round) {
+        if (round > 0) push.next_round();
+#pragma unroll 1
+        for (u32 unit = blockIdx.x; RANKS > 1 && unit * blockDim.x < p.chunk_packs; unit += gridDim.x) {
+            const u32 in_round = unit * blockDim.x + threadIdx.x;
+            const i64 index = round * p.chunk_packs + in_round;
+            const Slots slots(p, in_round);
+            if (!first) load_unit(packs, p, index);
+            send_unit(packs, push, slots);
+            trace.lap(TraceRole::push);
+            push.join();
+            if (first) copy_own<2>(p, trace);
+            first = false;
+            receive_unit(p, push, trace, index, slots);
+        }
+    }
+    push.join();
+    if (first) copy_own<2>(p, trace);
+    end(p.call, trace);
+}

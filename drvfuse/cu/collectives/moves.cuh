@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels that move bytes share: which bytes go where, and packs of them.
+//
+// All tables are by distance: entry d of `sent` is what this rank gives to rank (rank + d) mod ranks, entry d of `received`
+// what it gets from rank (rank - d) mod ranks, and entry 0 of both is what stays. Of each pair of ranks the bytes are
+// numbered as packs of 16: first those of the rows, then those of the scales, where there are any. A pack begins at any
+// address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
+#pragma once
+#include "collectives/place.cuh"
+#include "common/bytes.cuh"
+#include "sync/keys.cuh"
+
+constexpr int RANKS = DRVFUSE_RANKS;
+constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
+
+struct Move {
+    i64 source, target, nbytes;  // offsets in the sender's input and in the receiver's output
+};
+
+struct Moved {
+    char* input;
+    char* output;
+    char* far
+        [DRVFUSE_MAX_RANKS];  // by distance, where a kernel accesses them: the senders' inputs or the receivers' outputs
+    Move sent[DRVFUSE_MAX_RANKS];
+    Move received[DRVFUSE_MAX_RANKS];
+};
+
+struct MoveParams {
+    Call call;
+    Moved rows, scales;
+    i64 most;         // packs of the pair of ranks with most
+    i64 chunk_packs;  // of each pair: those of a round, or those that are staged at a time
+};
+
+// By push: `chunk_packs` are those of a round, a multiple of the block's threads. Blocks have units of a pack per thread.
+struct MovePushParams : MoveParams {
+    PushCall push;
+    i64 root;  // of a broadcast
+};
+
+using Pushing = Push<RANKS, false, false, false>;
+
+// Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
+// [distance - 1][chunk_packs / 32]. Here those of a thread at distance 1, and from one distance to the next.
+struct Slots {
+    u32 offset, stride, key_offset, key_stride;
+
+    __device__ __forceinline__ Slots(const MovePushParams& p, u32 in_round)
+        : offset(GREETINGS_BYTES + in_round * 16), stride(u32(p.chunk_packs) * 16),
+          key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
+};
+
+// To the peer at that distance: the warp's packs, where they exist, and their key.
+__device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
+                                           const u32 (&sent)[4], const u32 (&key)[1]) {
+    if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
+    const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
+    if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
+}
+
+// Where a pack begins, and how many bytes there are from there on: none or less if the pack does not exist.
+struct Spot {
+    char* at;
+    i64 left;
+};
+
+__device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
+
+__device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i64 scale_bytes, i64 index) {
+    const i64 behind = index - packs_of(row_bytes);
+    if (behind < 0) return {rows + index * 16, row_bytes - index * 16};
+    return {scales + behind * 16, scale_bytes - behind * 16};
+}
+
+// In this rank's input, of what it gives to the rank at that distance.
+__device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64 index) {
+    const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
+    return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
+}
+
+// In this rank's output, of what it gets.
+__device__ __forceinline__ Spot target_of(const MoveParams& p, int distance, i64 index) {
+    const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
+    return spot(p.rows.output + rows.target, rows.nbytes, p.scales.output + scales.target, scales.nbytes, index);
+}
+
+// In the input of the rank from which this one gets it.
+__device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
+    const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
+    return spot(p.rows.far[distance] + rows.source, rows.nbytes, p.scales.far[distance] + scales.source, scales.nbytes,
+                index);
+}
+
+// In the output of the rank to which this one gives it.
+__device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
+    const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
+    return spot(p.rows.far[distance] + rows.target, rows.nbytes, p.scales.far[distance] + scales.target, scales.nbytes,
+                index);
+}
+
+// Copies this thread's packs of [0, count): pack j belongs to thread j mod (blocks * threads) of the grid, and goes from
+// from(j) to to(j), unless from(j) has no bytes. B packs are loaded at once where all of them are whole and aligned.
+template <int B, typename From, typename To>
+__device__ __forceinline__ void copy_packs(i64 count, Trace& trace, const From& from, const To& to) {
+    const i64 stride = i64(gridDim.x) * blockDim.x;
+#pragma unroll 1
+    for (i64 j = i64(blockIdx.x) * blockDim.x + threadIdx.x; j < count; j += B * stride) {
+        u32 words[B][4];
+        bool exists[B], plain = true;
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            const Spot source = from(j + b * stride), target = to(j + b * stride);
+            exists[b] = j + b * stride < count && source.left > 0;
+            plain &= !exists[b] || (is_whole(source.at, source.left) && is_whole(target.at, target.left));
+        }
+        if (!plain) {
+#pragma unroll 1
+            for (i64 k = j; k < count && k < j + B * stride; k += stride) {
+                const Spot source = from(k), target = to(k);
+                if (source.left <= 0) continue;
+                load_bytes(words[0], source.at, source.left);
+                store_bytes(target.at, words[0], target.left);
+            }
+            trace.lap(TraceRole::load);
+            trace.lap(TraceRole::store);
+            continue;
+        }
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            if (exists[b]) ptx::load_v4(words[b], from(j + b * stride).at);
+        }
+        trace.need(words);
+        trace.lap(TraceRole::load);
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            if (exists[b]) ptx::store_v4(to(j + b * stride).at, words[b]);
+        }
+        trace.lap(TraceRole::store);
+    }
+}
+
+// Copies what stays on this rank, unless it is in its place already.
+template <int B>
+__device__ __forceinline__ void copy_own(const MoveParams& p, Trace& trace) {
+    copy_packs<B>(
+        packs_of(p.rows.sent[0].nbytes) + packs_of(p.scales.sent[0].nbytes), trace,
+        [&](i64 j) {
+            Spot source = source_of(p, 0, j);
+            if (source.at == target_of(p, 0, j).at) source.left = 0;
+            return source;
+        },
+        [&](i64 j) { return target_of(p, 0, j); });
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// A collective kernel's place in its stream, by all threads: `begin` comes first, then what reads nothing that a producer
+// writes, then `follow_producer`, the work, and `end`.
+#pragma once
+#include "common/faults.cuh"
+#include "sync/pdl.cuh"
+#include "sync/workspace.cuh"
+#include "trace/trace.cuh"
+
+__device__ __forceinline__ void begin(const Call& call) {
+    if (FAULT("trigger-always-at-entry") || (call.early_trigger && !FAULT("no-trigger-at-entry"))) launch_dependents();
+}
+
+__device__ __forceinline__ void follow_producer(Trace& trace) {
+    if (!FAULT("state-before-pdl-wait")) wait_for_producer();
+    trace.start();
+}
+
+__device__ __forceinline__ void end(const Call& call, Trace& trace) {
+    if (FAULT("state-before-pdl-wait")) wait_for_producer();
+    if (!call.early_trigger && !FAULT("no-trigger-at-end")) launch_dependents();
+    trace.exit();
+}

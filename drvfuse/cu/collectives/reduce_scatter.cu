@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reduce-scatter: of the sum of one tensor per rank each rank gets its part, in one kernel per rank.
+//
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. Pack j of a part belongs to
+// thread j mod (blocks * threads) of the grid, on every rank.
+//   direct  each rank loads its part from the peers' inputs.
+//   STAGED  inputs that peers cannot read: each rank first copies the parts of the others, chunk by chunk, to its payload,
+//           as two halves that are used in turn, of ranks * chunk_packs packs, by owner.
+//   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
+//
+// Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
+//
+// Memory ordering. As by one stage in allreduce.cu; that every thread sums the part of its own rank, where it sums
+// the whole tensor there, changes who reads what of whom, and not between which barriers.
+//   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
+//   input before they arrive at the end barrier, which this rank waits for; so its input is free when its kernel
+//   completes. Staged: nobody else reads it.
+//   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier of equal
+//   blocks is between. A half is written again two chunks later, after the barrier of the chunk between, at which the
+//   peers' blocks arrive after reading that half.
+//   In place (the output is this rank's part of its input): nobody else reads that part, and each of its elements is
+//   last read by the thread that writes it.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/scatter_parts.cuh"
+#include "sync/barrier.cuh"
+
+// Sums `count` packs of the own part from pack `done` on; load(pack, source, j) reads one of them from a rank.
+template <typename Load>
+__device__ __forceinline__ void sum_part(const ScatterParams& p, const Part& part, i64 done, i64 count, Trace& trace,
+                                         const Load& load EPILOGUE_REFERENCE) {
+    reduce_range(count, trace, load, [&](i64 j, float (&sum)[W]) {
+        trace.need(sum);
+        trace.lap(TraceRole::reduce);
+        part.store(p, done + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+        trace.lap(TraceRole::store);
+    });
+}
+
+__device__ __forceinline__ void reduce_scatter(const ScatterParams& p, Trace& trace EPILOGUE_REFERENCE) {
+    const Part part(p, p.call.rank);
+#if !DRVFUSE_LOCAL
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#endif
+#if !DRVFUSE_STAGED
+    sum_part(p, part, 0, part.packs(), trace, [&](InPack& pack, int source, i64 j) {
+        part.load(pack, p.call.sources[source], j);
+    } DRVFUSE_EPILOGUE_ARGUMENT);
+#if !DRVFUSE_LOCAL
+    if (!FAULT("scatter-start-barrier-only") && !barrier.arrive_and_wait(true)) return;
+    barrier.finish();
+#endif
+#else
+    const i64 chunk = p.chunk_packs;
+    char* const own = payload(p.call.workspaces[p.call.rank]);
+    i64 half = 0;
+#pragma unroll 1
+    for (i64 done = 0; done < p.most_packs; done += chunk) {
+#pragma unroll 1
+        for (int step = 1; step < RANKS; ++step) {
+            const int owner = (p.call.rank + step) % RANKS;
+            const Part theirs(p, owner);
+#pragma unroll 2
+            for (i64 j = thread_index(); j < theirs.in_chunk(done, chunk); j += thread_count()) {
+                InPack pack;
+                theirs.load(pack, p.call.input, done + j);
+                store_pack(own + half + (owner * chunk + j) * IN_BYTES, pack);
+            }
+        }
+        trace.lap(TraceRole::stage);
+        if (!FAULT("scatter-staging-unpublished") && !barrier.arrive_and_wait(true)) return;
+        sum_part(p, part, done, part.in_chunk(done, chunk), trace, [&](InPack& pack, int source, i64 j) {
+            if (source == p.call.rank) {
+                part.load(pack, p.call.input, done + j);
+            } else {
+                load_pack(pack, payload(p.call.workspaces[source]) + half + (p.call.rank * chunk + j) * IN_BYTES);
+            }
+        } DRVFUSE_EPILOGUE_ARGUMENT);
+        half = RANKS * chunk * IN_BYTES - half;
+    }
+    barrier.finish();
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) reduce_scatter_one_stage(
+    const __grid_constant__ ScatterParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    follow_producer(trace);
+    reduce_scatter(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    end(p.call, trace);
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, in one kernel per rank: each rank
+// normalises the rows that it owns.
+//
+// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says who owns which. A block works on one row at a
+// time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also says what DRVFUSE_RAGGED is.
+//   direct  each rank loads its rows from the peers' inputs.
+//   STAGED  inputs that peers cannot read: each rank first copies the rows of the others, chunk by chunk, to its payload,
+//           as two halves that are used in turn, of ranks * chunk_rows rows of whole packs, by owner.
+//   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
+// the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
+//
+// Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
+//
+// Memory ordering. As in reduce_scatter.cu, with rows for packs: block b stages what block b of the owner reads, and the
+// barrier of equal blocks is between. Residuals are read by their own rank alone; residual_output may be residual, as
+// a thread stores a pack after it has read it. gamma is fetched before the wait for the producer.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/scatter_rows.cuh"
+#include "sync/barrier.cuh"
+
+struct FusedScatterParams : FusedParams {
+    RowParts parts;
+};
+
+__device__ __forceinline__ void own_rows(Rows& rows, const FusedScatterParams& p, Trace& trace) {
+    const int first = p.parts.starts[p.call.rank];
+#if !DRVFUSE_LOCAL
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#endif
+#if !DRVFUSE_STAGED
+#pragma unroll 1
+    for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        whole_row(rows, p, row, [&](InPack& pack, int source, int at) {
+            load_of_row(pack, p.call.sources[source], first + row, at, p);
+        });
+    }
+#if !DRVFUSE_LOCAL
+    if (!FAULT("scatter-start-barrier-only") && !barrier.arrive_and_wait(true)) return;
+    barrier.finish();
+#endif
+#else
+    const int chunk = p.chunk_rows;
+    const u32 stride = input_stride(p);
+    char* const own = payload(p.call.workspaces[p.call.rank]);
+    u32 half = 0;
+#pragma unroll 1
+    for (int done = 0; done < p.parts.most; done += chunk) {
+#pragma unroll 1
+        for (int step = 1; step < RANKS; ++step) {
+            const int owner = (p.call.rank + step) % RANKS;
+            const int count = p.parts.in_chunk(owner, done, chunk);
+#pragma unroll 1
+            for (int j = blockIdx.x; j < count; j += gridDim.x)
+                rows.stage(own + half + (owner * chunk + j) * stride, p.parts.starts[owner] + done + j);
+        }
+        trace.lap(TraceRole::stage);
+        if (!barrier.arrive_and_wait(true)) return;
+        const int mine = p.parts.in_chunk(p.call.rank, done, chunk);
+#pragma unroll 1
+        for (int j = blockIdx.x; j < mine; j += gridDim.x) {
+            whole_row(rows, p, done + j, [&](InPack& pack, int source, int at) {
+                if (source == p.call.rank) {
+                    load_of_row(pack, p.call.input, first + done + j, at, p);
+                } else {
+                    load_pack(pack, payload(p.call.workspaces[source]) + half + (p.call.rank * chunk + j) * stride +
+                                        at * sizeof(InPack));
+                }
+            });
+        }
+        half = RANKS * chunk * stride - half;
+    }
+    barrier.finish();
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    reduce_scatter_rmsnorm_fp8_one_stage(const __grid_constant__ FusedScatterParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ Scratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    Rows rows(p, scratch, trace);
+    follow_producer(trace);
+    own_rows(rows, p, trace);
+    clear_padding(p);
+    end(p.call, trace);
+}

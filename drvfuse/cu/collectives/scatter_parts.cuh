@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of a tensor that the ranks own in a reduce-scatter: ranges of elements, in packs of the tensor.
+//
+// A part begins and ends anywhere. Its packs are those of the whole tensor, which lie on 16 bytes, and with
+// DRVFUSE_RAGGED its first and last pack may be shared with its neighbours: of these a rank reads and writes its own
+// elements alone, since a neighbour may write the others (in place) at the same time.
+#pragma once
+#include "collectives/ranges.cuh"
+
+struct ScatterParams {
+    Call call;
+    void* output;                       // of this rank's part
+    i64 columns;                        // the tensor's last dimension, for the epilogue
+    i64 most_packs;                     // of the largest part
+    i64 chunk_packs;                    // of each part, see the kernels; unused where nothing is staged
+    i64 starts[DRVFUSE_MAX_RANKS + 1];  // elements in front of each rank's part, and behind the last one
+};
+
+class Part {
+public:
+    __device__ __forceinline__ Part(const ScatterParams& p, int rank)
+        : begin_(p.starts[rank]), end_(p.starts[rank + 1]), first_(begin_ / W),
+          packs_(begin_ < end_ ? (end_ + W - 1) / W - first_ : 0) {}
+
+    __device__ __forceinline__ i64 packs() const { return packs_; }
+
+    // How many packs lie in the chunk that begins `done` packs into the part.
+    __device__ __forceinline__ i64 in_chunk(i64 done, i64 chunk) const {
+        const i64 left = packs_ - done;
+        return left < 0 ? 0 : left < chunk ? left : chunk;
+    }
+
+    // Pack j of the part, of a whole tensor.
+    __device__ __forceinline__ void load(InPack& pack, const void* tensor, i64 j) const {
+        const i64 at = (first_ + j) * W;
+        const char* const address = static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES;
+        if (RAGGED && !whole(at)) {
+            load_elements(pack, address, end_ - at, begin_ - at);
+        } else {
+            load_pack(pack, address);
+        }
+    }
+
+    // The output of pack j, from its sum.
+    __device__ __forceinline__ void store(const ScatterParams& p, i64 j, float (&sum)[W] EPILOGUE_REFERENCE) const {
+        const i64 at = (first_ + j) * W;
+        apply_epilogue(sum, at, begin_, end_, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
+        OutPack pack;
+        from_float(pack, sum);
+        char* const address = static_cast<char*>(p.output) + (at - begin_) * i64(sizeof(Out));
+        if (RAGGED && (!whole(at) || reinterpret_cast<u64>(address) % 16 != 0)) {
+            store_elements(address, pack, end_ - at, begin_ - at);
+        } else {
+            store_pack(address, pack);
+        }
+    }
+
+private:
+    __device__ __forceinline__ bool whole(i64 at) const { return at >= begin_ && at + W <= end_; }
+
+    i64 begin_, end_;  // elements
+    i64 first_, packs_;
+};

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows that the ranks own in a reduce-scatter with norm: rank r those from starts[r] to starts[r + 1].
+//
+// `rows` of the call's parameters is how many this rank owns, and the outputs, scales and residuals have these alone: row j
+// of them is row starts[rank] + j of the inputs.
+#pragma once
+#include "collectives/whole_row.cuh"
+
+struct RowParts {
+    int starts[DRVFUSE_MAX_RANKS + 1];
+    int most;  // rows of the rank that owns most
+
+    __device__ __forceinline__ int rows(int rank) const { return starts[rank + 1] - starts[rank]; }
+
+    // How many rows of a rank lie in the chunk that begins `done` rows into its part.
+    __device__ __forceinline__ int in_chunk(int rank, int done, int chunk) const {
+        const int left = rows(rank) - done;
+        return left < 0 ? 0 : left < chunk ? left : chunk;
+    }
+};

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`all_to_all`: rows of every rank for every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ArgumentError, kind_of
+from ...plans import moves
+from ...runtime.array import Array
+from ...runtime.interop import ArrayLike
+from ..call import operands
+from ..call.op import op
+from ..call.options import PDLLevel
+from ..call.prepared import Prepared
+from ..call.streams import Streams, resolve_streams
+from . import moving
+from .moving import MovePart
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...trace.buffer import Trace
+
+
+@op
+def all_to_all(
+    group: Group,
+    inputs: ArrayLike | Sequence[ArrayLike],
+    outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    *,
+    splits: Sequence[Sequence[int]] | None = None,
+    algo: str = "auto",
+    pdl_level: PDLLevel = PDLLevel.OFF,
+    max_num_blocks: int | None = None,
+    streams: Streams = None,
+    trace: Trace | None = None,
+) -> Prepared[list[Array]]:
+    """Give each rank its rows of every rank's input: dimension 0 of an input has the rows for rank 0, then for rank 1
+    and so on, and that of an output the rows from rank 0, then from rank 1 and so on.
+
+    `inputs` is a list with one array per local rank, as in `all_gather`. Without `splits` all have one shape, and each
+    rank gets an equal block of rows, so the rows must be a multiple of the group's size. `splits` is a table of
+    integers, the same on all ranks: `splits[i][j]` rows go from rank i to rank j, so rank i's input has the sum of row
+    i of the table, and its output that of column i. `outputs` None allocates them.
+    In place: `outputs[i]` may be `inputs[i]` itself where as many rows go from i to j as from j to i, for all ranks:
+    then what comes from a rank replaces what goes to it.
+
+    The other arguments, alignment and errors are those of `all_gather`.
+    """
+    common = moving.MoveOptions(group, "all_to_all", algo, pdl_level, max_num_blocks, trace)
+    ranks = range(group.size)
+    if splits is None:
+        sources = operands.rows_of_ranks(group, "inputs", inputs, None)
+        rows = sources[0].shape[0]
+        if rows % group.size:
+            expected = f"a number of rows that the {group.size} ranks divide; give splits for another one"
+            raise ArgumentError(sources[0].name, f"of shape {sources[0].shape}", expected)
+        counts = ((rows // group.size,) * group.size,) * group.size
+    else:
+        counts = _table(splits, group.size)
+        sources = operands.rows_of_ranks(group, "inputs", inputs, [sum(of) for of in counts], why="as splits say")
+    first = sources[0]
+    queues = resolve_streams(group, streams, sources)
+    received = [sum(of_rank[j] for of_rank in counts) for j in ranks]
+    targets, values = moving.outputs(group, "outputs", outputs, received, first, queues, "the rows from all ranks")
+    in_place = all(counts[i][j] == counts[j][i] for i in ranks for j in ranks)
+    operands.no_overlap(sources, targets, list(zip(sources, targets, strict=True)) if in_place else ())
+    table = moves.all_to_all(counts, math.prod(first.shape[1:]) * first.dtype.itemsize)
+    return moving.prepare(
+        common,
+        f"of {first.shape[1:]} {first.dtype}, rows {counts}",
+        [MovePart(sources, targets, table)],
+        queues,
+        values[0] if operands.is_bare(group, inputs) else values,
+        same=False,
+        in_place_hazard=any(s.ptr == t.ptr and s.ptr for s, t in zip(sources, targets, strict=True)),
+    )
+
+
+def _table(splits: Any, ranks: int) -> tuple[tuple[int, ...], ...]:
+    if hasattr(splits, "tolist"):
+        splits = splits.tolist()
+    if not isinstance(splits, (list, tuple)):
+        raise ArgumentError("splits", kind_of(splits), f"a table of {ranks} x {ranks} numbers of rows")
+    if len(splits) != ranks:
+        raise ArgumentError("splits", f"{len(splits)} rows", f"{ranks} rows, one for each rank of the group")
+    return tuple(moving.lengths(f"splits[{i}]", row, ranks) for i, row in enumerate(splits))

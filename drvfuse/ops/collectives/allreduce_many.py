@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`allreduce_many`: the sums of several arrays per rank, in one launch per rank."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ArgumentError, Unsupported, kind_of
+from ...plans import collectives as plans
+from ...plans import push, traffic, tuning
+from ...runtime.array import Array
+from ...runtime.interop import ArrayLike
+from ..call import operands, options
+from ..call.op import op
+from ..call.operands import Operand
+from ..call.options import PDLLevel
+from ..call.planned import Ready
+from ..call.prepared import Direct, Prepared, Schedule
+from ..call.results import of_ranks
+from ..call.specialisation import Specialisation
+from ..call.streams import Streams, resolve_streams
+from ..call.tracing import CallTrace
+from ..call.turns import GroupTurns
+from . import plan
+from .allreduce import AllreduceCall
+from .compared import compared
+from .kernels import INPUT_DTYPES, PUSH, AllreducePushParams, CollectiveKernel
+from .tuned import Tuned
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...dtypes import DType
+    from ...runtime.kernel import Launch
+    from ...runtime.stream import Stream
+    from ...trace.buffer import Trace
+
+MOST_TENSORS = 64
+ALGORITHMS = ("auto", *PUSH, "naive")
+_BEYOND = 1 << 62  # packs that no call has
+
+
+@op
+def allreduce_many(
+    group: Group,
+    tensors: Sequence[ArrayLike] | Sequence[Sequence[ArrayLike]],
+    outputs: Sequence[ArrayLike] | Sequence[Sequence[ArrayLike]] | None = None,
+    *,
+    algo: str = "auto",
+    pdl_level: PDLLevel = PDLLevel.OFF,
+    max_num_blocks: int | None = None,
+    streams: Streams = None,
+    trace: Trace | None = None,
+) -> Prepared[list[list[Array]] | list[Array]]:
+    """Sum several tensors over the ranks, each as `allreduce` does; every rank gets all sums.
+
+    `tensors[i]` is the list of local rank i's arrays, 1 to 64, each of any shape, all of one dtype; array t of every
+    rank has the same shape. What `allreduce` says of its inputs holds for each. `outputs` likewise; None allocates
+    them. `outputs[i][t]` may be `tensors[i][t]` itself and must otherwise share memory with nothing. Returns a list of
+    arrays for each local rank. With one local rank a list of arrays is accepted in place of a list of lists, and a list
+    of arrays comes back.
+
+    One launch per rank does all, and the bits are those of `allreduce` of each tensor alone. A tensor takes whole packs
+    of 16 bytes on its way, so many that are smaller than that cost as much as one of 16 bytes each.
+
+    `algo` is "push_one_shot", "push_two_shot", "naive" (which has a launch for each tensor) or "auto", as for
+    `allreduce` of all bytes together. `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors are as for
+    `allreduce`. Raises Unsupported for a group over several nodes.
+    """
+    options.open_group(group)
+    options.one_of("algo", algo, ALGORITHMS)
+    pdl = options.pdl_level(pdl_level)
+    blocks = options.block_limit(max_num_blocks, group.max_blocks)
+    traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
+    alone = group.max_blocks_alone if max_num_blocks is None and traced is None else blocks  # a trace is of one grid
+
+    bare = _is_bare(group, tensors)
+    columns = _by_tensor(group, "tensors", tensors, bare)
+    sources = [operands.of_ranks(group, "tensors", of_tensor, suffix=f"[{t}]") for t, of_tensor in enumerate(columns)]
+    first = sources[0][0]
+    options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
+    for found in sources:
+        if found[0].dtype != first.dtype:
+            raise ArgumentError(found[0].name, f"of dtype {found[0].dtype}", f"of dtype {first.dtype}, as {first.name}")
+    shapes = [found[0].shape for found in sources]
+    targets: list[list[Operand]] = [[] for _ in sources]
+    given: list[Any] = [None] * len(sources)
+    if outputs is not None:
+        given = _by_tensor(group, "outputs", outputs, bare)
+        if len(given) != len(sources):
+            raise ArgumentError("outputs", f"{len(given)} arrays per rank", f"{len(sources)} arrays per rank")
+        targets = [
+            operands.of_ranks(
+                group, "outputs", of_tensor, shape, first.dtype, "that of tensors", suffix=f"[{t}]", writable=True
+            )
+            for t, (of_tensor, shape) in enumerate(zip(given, shapes, strict=True))
+        ]
+        flat = list(itertools.chain(*sources)), list(itertools.chain(*targets))
+        operands.no_overlap(*flat, list(zip(*flat, strict=True)))
+    nbytes = sum(math.prod(shape) for shape in shapes) * first.dtype.itemsize
+    algos = _algorithms(group, algo, nbytes)
+    queues = resolve_streams(group, streams, sources[0])
+    written, values = [], []
+    for of_tensor, found, shape in zip(given, targets, shapes, strict=True):
+        made = of_ranks(group, "outputs", of_tensor, found, shape, first.dtype, queues)
+        written.append(made[0])
+        values.append(made[1])
+
+    schedule: Schedule | None = None
+    ready: list[Ready] = []
+    call = _Call(group, first.dtype, tuple(map(tuple, shapes)), algos[0], blocks, alone, pdl, traced)
+    if nbytes:
+        inputs, results = _addresses(sources), _addresses(written)
+
+        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
+            chosen = replace(call, algo=algo)
+            return chosen, *chosen.schedule(inputs, results)
+
+        call, schedule, ready = plan.first_that_fits(algos, scheduled)
+    schedule, ready = compared(group, call.text, schedule, ready)
+    returned = [list(of_rank) for of_rank in zip(*values, strict=True)]
+    return Prepared(
+        "allreduce_many",
+        GroupTurns(group),
+        returned[0] if bare else returned,
+        [list(of_rank) for of_rank in zip(*sources, strict=True)],
+        [list(of_rank) for of_rank in zip(*written, strict=True)],
+        schedule,
+        queues,
+        ready,
+        algo=call.algo,
+        traffic=lambda: (
+            traffic.reading_sources(call.algo, group.size, nbytes, False)
+            + traffic.writing_results(call.algo, group.size, nbytes)
+        ),
+        trace=traced,
+    )
+
+
+def _is_bare(group: Group, tensors: Any) -> bool:
+    """Whether there is one local rank, and its arrays were given without a list around them."""
+    return len(group) == 1 and not (
+        isinstance(tensors, (list, tuple)) and tensors and isinstance(tensors[0], (list, tuple))
+    )
+
+
+def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]:
+    """For each tensor a list with an array per local rank; or the array of the one rank where the value is `bare`."""
+    of_ranks = [value] if bare else operands.per_rank(group, argument, value)
+    for position, arrays in enumerate(of_ranks):
+        name = argument if bare else f"{argument}[{position}]"
+        if not isinstance(arrays, (list, tuple)):
+            raise ArgumentError(name, kind_of(arrays), "a list of arrays")
+        if not 1 <= len(arrays) <= MOST_TENSORS:
+            raise ArgumentError(name, f"{len(arrays)} arrays", f"1 to {MOST_TENSORS} arrays")
+        if len(arrays) != len(of_ranks[0]):
+            raise ArgumentError(name, f"{len(arrays)} arrays", f"{len(of_ranks[0])}, as {argument}[0]")
+    return list(value) if bare else [list(of_tensor) for of_tensor in zip(*of_ranks, strict=True)]
+
+
+def _addresses(of_tensors: Sequence[Sequence[Operand]]) -> list[list[int]]:
+    """By tensor and local rank."""
+    return [[operand.ptr for operand in of_tensor] for of_tensor in of_tensors]
+
+
+def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
+    """What to try in turn, where the workspace is too small for the first."""
+    if group.nodes > 1:
+        raise Unsupported("allreduce_many over several nodes: use allreduce")
+    if algo != "auto":
+        plan.require_peers(group, algo)
+        return [algo]
+    if not group.peers_readable:
+        return ["naive"]
+    return [tuning.allreduce_algorithm(group.part(Tuned).costs, group.size, nbytes), "push_one_shot"]
+
+
+class ManyCall(ctypes.Structure):
+    """`struct ManyCall` of cu/collectives/many.cuh."""
+
+    _fields_ = (
+        ("inputs", ctypes.c_uint64 * MOST_TENSORS),
+        ("outputs", ctypes.c_uint64 * MOST_TENSORS),
+        ("counts", ctypes.c_int64 * MOST_TENSORS),
+        ("first", ctypes.c_int64 * MOST_TENSORS),
+    )
+
+
+class AllreduceManyParams(AllreducePushParams):
+    """`struct Params` of cu/collectives/allreduce_push.cu with DRVFUSE_MANY."""
+
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class ManyKernel(CollectiveKernel):
+    """An all-reduce by push whose packs are those of several tensors."""
+
+    @property
+    def name(self) -> str:
+        return super().name.replace("allreduce", "allreduce_many")
+
+    @property
+    def specialisation(self) -> Specialisation:
+        found = super().specialisation
+        return replace(found, defines=(*found.defines, ("DRVFUSE_MANY", MOST_TENSORS)))
+
+
+class InTurn:
+    """The schedules of several calls, one after another on each rank's stream."""
+
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        self._schedules = schedules
+        self.launches: list[list[Launch]] = [
+            [launch for schedule in schedules for launch in schedule.launches[position]]
+            for position in range(len(schedules[0].launches))
+        ]
+
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        for schedule in self._schedules:
+            schedule.check(captures, alone)
+
+    def launch_all(self, streams: Sequence[Stream]) -> None:
+        for schedule in self._schedules:
+            schedule.launch_all(streams)
+
+    def launch_one(self, position: int, stream: Stream) -> None:
+        for schedule in self._schedules:
+            schedule.launch_one(position, stream)
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is the same on every rank of one call of at least one element."""
+
+    group: Group
+    dtype: DType
+    shapes: tuple[tuple[int, ...], ...]
+    algo: str
+    blocks: int
+    alone: int
+    pdl: PDLLevel
+    trace: CallTrace | None
+
+    @property
+    def text(self) -> str:
+        """All that must be equal on all ranks."""
+        return f"allreduce_many {self.algo} of {list(self.shapes)} {self.dtype}"
+
+    def schedule(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[Schedule, list[Ready]]:
+        """For the addresses of each tensor by local rank."""
+        counts = list(map(math.prod, self.shapes))
+        some = [t for t, count in enumerate(counts) if count]
+        counts = [counts[t] for t in some]
+        if self.algo == "naive":
+            calls = [self._naive(count, inputs[t], outputs[t]) for t, count in zip(some, counts, strict=True)]
+            return InTurn([schedule for schedule, _ in calls]), [one for _, ready in calls for one in ready]
+        key = ("allreduce_many", self.algo, self.dtype.name, tuple(counts), self.blocks, self.alone)
+        none: list[list[int]] = [[] for _ in self.group]
+        ready = plan.take(self.group, key, lambda: self._plan(counts), none, [0] * len(none), self.pdl, self.trace)
+        for position, one in enumerate(ready):
+            one.point("many.inputs", *(inputs[t][position] for t in some))
+            one.point("many.outputs", *(outputs[t][position] for t in some))
+        return Direct([one.launch for one in ready]), ready
+
+    def _naive(self, count: int, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
+        call = AllreduceCall(
+            self.group, self.dtype, (count,), "naive", False, self.blocks, self.alone, self.pdl, None, self.trace, None
+        )
+        return call.schedule(inputs, outputs)
+
+    def _plan(self, counts: Sequence[int]) -> plan.Plan:
+        group, itemsize = self.group, self.dtype.itemsize
+        width = plans.PACK_BYTES // itemsize
+        first = list(itertools.accumulate((-(-count // width) for count in counts), initial=0))
+        spec = ManyKernel(
+            op="allreduce",
+            algo=self.algo,
+            dtype=self.dtype,
+            ranks=group.size,
+            out_dtype=self.dtype,
+            ragged=any(plans.ragged(count, itemsize) for count in counts),
+            compares=plan.compares(group),
+        )
+        total = first.pop() * width
+        shape = push.allreduce_shape(spec.work, total, group.workspace.payload_bytes)
+        spec = replace(spec, threads=shape.threads, exact=shape.exact, depth=shape.depth, relays=shape.relays)
+        parameters = AllreduceManyParams(count=total, columns=1, chunk_packs=shape.chunk)
+        parameters.many.counts[: len(counts)] = counts
+        parameters.many.first[:] = [*first, *[_BEYOND] * (MOST_TENSORS - len(first))]
+        return plan.push(group, spec, shape, self.blocks, self.alone, parameters)

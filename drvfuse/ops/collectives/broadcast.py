@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`broadcast`: one rank's array, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import ArgumentError
+from ...plans import moves
+from ...runtime.array import Array
+from ...runtime.interop import ArrayLike
+from ..call import operands
+from ..call.op import op
+from ..call.options import PDLLevel
+from ..call.prepared import Prepared
+from ..call.streams import Streams, resolve_streams
+from . import moving
+from .move_kernels import RELAY
+from .moving import MovePart
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...trace.buffer import Trace
+
+
+@op
+def broadcast(
+    group: Group,
+    inputs: ArrayLike | Sequence[ArrayLike],
+    outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    *,
+    root: int = 0,
+    algo: str = "auto",
+    pdl_level: PDLLevel = PDLLevel.OFF,
+    max_num_blocks: int | None = None,
+    streams: Streams = None,
+    trace: Trace | None = None,
+) -> Prepared[list[Array]]:
+    """Copy the input of rank `root` of the group to the output of every rank.
+
+    `inputs` is a list with one array per local rank, all of one shape and dtype, as in `all_gather` but of any number
+    of dimensions. Only the root's is read: another rank may give its output there. `outputs` likewise; None allocates
+    them. In place: `outputs[i]` may be `inputs[i]` itself.
+
+    `algo` may also be "relay": the root pushes each part of its array to one rank, which stores it and pushes it on to
+    the others, so that no link carries more than the array once. With fewer than three ranks that is "push".
+
+    The other arguments, alignment and errors are those of `all_gather`.
+    """
+    common = moving.MoveOptions(group, "broadcast", algo, pdl_level, max_num_blocks, trace, (RELAY,))
+    if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:
+        raise ArgumentError("root", repr(root), f"a rank of the group, 0 to {group.size - 1}")
+    sources = operands.of_ranks(group, "inputs", inputs, alignment=1)
+    first = sources[0]
+    queues = resolve_streams(group, streams, sources)
+    targets, values = moving.outputs(
+        group, "outputs", outputs, (), first, queues, "that of the inputs", rest=first.shape
+    )
+    operands.no_overlap(sources, targets, list(zip(sources, targets, strict=True)))
+    table = moves.broadcast(group.size, int(root), first.array.nbytes)
+    text = f"of {first.shape} {first.dtype} from rank {int(root)}"
+    result = values[0] if operands.is_bare(group, inputs) else values
+    return moving.prepare(common, text, [MovePart(sources, targets, table)], queues, result, same=True, root=int(root))

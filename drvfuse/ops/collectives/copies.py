@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events on the host.
+
+Each rank copies from its peers' inputs to its output, when all ranks have come to the call. Then they meet again: so an
+input is free when its rank's stream is through. In place an all-to-all would write over what a peer still reads; there
+each rank first copies to its workspace, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...comm.workspace import PAYLOAD_OFFSET
+from ...plans.collectives import naive_slot
+from ...runtime.stream import Event
+from . import naive
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...runtime.kernel import Launch
+    from ...runtime.stream import Stream
+    from .moving import MovePart
+
+
+class Copies:
+    """The copies of a call of all ranks."""
+
+    def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
+        """`staged`: in place, by way of the workspaces. ArgumentError if they are too small for that."""
+        self._group, self._parts = group, parts
+        self._slot = naive_slot(group.workspace.payload_bytes, group.size, 1) if staged else 0
+        self.launches: Sequence[Sequence[Launch]] = [[] for _ in group]
+        self._met = [Event(rank.device) for rank in group]
+
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        naive.check_together(captures, alone)
+        if captures[0] is not None:
+            for part in self._parts:
+                sources = [(operand.ptr, operand.array.nbytes) for operand in part.sources]
+                naive.require_access(self._group, *map(list, zip(*sources, strict=True)))
+
+    def launch_one(self, position: int, stream: Stream) -> None:
+        raise NotImplementedError("check() has refused it")
+
+    def launch_all(self, streams: Sequence[Stream]) -> None:
+        captured = streams[0].capture_id() is not None
+        naive.meet(self._met, streams)
+        for part in self._parts:
+            if self._slot:
+                self._by_workspaces(part, streams, captured)
+            else:
+                self._directly(part, streams, captured)
+        naive.meet(self._met, streams)
+
+    def _directly(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
+        for position, stream in enumerate(streams):
+            for peer, source in enumerate(part.sources):
+                move = part.table[peer][position]
+                at, to = source.ptr + move.source, part.targets[position].ptr + move.target
+                if move.nbytes and at != to:
+                    naive.copy(self._group, position, peer, to, at, move.nbytes, stream, captured)
+
+    def _by_workspaces(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
+        largest = max(move.nbytes for of_rank in part.table for move in of_rank)
+        for begin in range(0, largest, self._slot):
+            todo = [
+                (position, peer, min(self._slot, part.table[peer][position].nbytes - begin))
+                for position in range(len(streams))
+                for peer in range(len(streams))
+                if peer != position and part.table[peer][position].nbytes > begin
+            ]
+            for position, peer, nbytes in todo:
+                at = part.sources[peer].ptr + part.table[peer][position].source + begin
+                to = self._slot_of(position, peer)
+                naive.copy(self._group, position, peer, to, at, nbytes, streams[position], captured)
+            naive.meet(self._met, streams)
+            for position, peer, nbytes in todo:
+                to = part.targets[position].ptr + part.table[peer][position].target + begin
+                at = self._slot_of(position, peer)
+                naive.copy(self._group, position, position, to, at, nbytes, streams[position], captured)
+
+    def _slot_of(self, position: int, peer: int) -> int:
+        base = self._group.workspace.pointers[position] + PAYLOAD_OFFSET
+        return base + (peer - (peer > position)) * -(-self._slot // 16) * 16

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reduce-scatter with norm of at least one row: its schedule and its launches, by algorithm."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ...plans import collectives as plans
+from ...plans import push, scatter, traffic
+from ..call.planned import Ready
+from ..call.prepared import Direct, Schedule
+from . import naive, plan
+from .fused_call import Addresses, FusedCall
+from .fused_params import params_of
+from .kernels import CollectiveKernel, FusedParams
+from .scatter_kernels import ROW_FORMS, FusedScatterParams, FusedScatterPushParams, RowParts, ScatterKernel
+
+
+@dataclass(slots=True)
+class FusedScatterCall(FusedCall):
+    """What is the same on every rank. `counts` are the rows of each rank, and `rows` is the largest of them; `algo` is
+    that of the all-reduce by which each rank sums its rows (`ROW_FORMS`)."""
+
+    counts: tuple[int, ...]
+
+    op: ClassVar[str] = "reduce_scatter_rmsnorm_fp8"
+    kind: ClassVar[type[CollectiveKernel]] = ScatterKernel
+
+    @property
+    def name(self) -> str:
+        """What messages and `Prepared.algo` call the algorithm."""
+        return next(name for name, form in ROW_FORMS.items() if form == self.algo)
+
+    @property
+    def starts(self) -> list[int]:
+        """The rows in front of each rank's, and behind the last one."""
+        return list(itertools.accumulate(self.counts, initial=0))
+
+    def text(self, shape: Sequence[int]) -> str:
+        """All that must be equal on all ranks, whose inputs have that shape."""
+        return f"{FusedCall.text(self, shape)}, rows {list(self.counts)}"
+
+    def traffic(self) -> traffic.Traffic:
+        rows = sum(self.counts)
+        elements = rows * self.columns
+        nbytes = elements * self.dtype.itemsize
+        of_row = self.quantisation.row_bytes(self.columns, self.dtype) + self.quantisation.row_scale_bytes(self.columns)
+        written = rows * of_row
+        written += nbytes if self.form.normed else 0
+        written += 2 * elements * self.residual_dtype.itemsize if self.residual else 0
+        return scatter.traffic(self.name, self.group.size, nbytes, self.staged) + traffic.Traffic(written, 0)
+
+    def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+        inputs = [of_rank.input for of_rank in arrays]
+        if self.algo == "naive":
+            return self._naive(arrays, inputs)
+        table = plan.sources(self.group, inputs, False)
+        ready = self._ready([table] * len(arrays), arrays, self.rows)
+        self._have_rows(ready, [self.counts[rank.index] for rank in self.group])
+        return Direct([one.launch for one in ready]), ready
+
+    def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
+        group, row_bytes, starts = self.group, self.columns * self.dtype.itemsize, self.starts
+        slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
+        step = min(slot // row_bytes, self.rows)
+        slot = step * row_bytes
+        chunks, every = [], []
+        for done in range(0, self.rows, step):
+            counts = [max(0, min(step, self.counts[rank.index] - done)) for rank in group]
+            offsets = [(starts[rank.index] + done) * row_bytes for rank in group]
+            part = [self._from_row(of_rank, done)._replace(input=of_rank.input) for of_rank in arrays]
+            table = [
+                naive.sources(group, position, inputs[position] + offset, slot, offset)
+                for position, offset in enumerate(offsets)
+            ]
+            ready = self._ready(table, part, self.rows, done)
+            self._have_rows(ready, counts)
+            for rank, one in zip(group, ready, strict=True):
+                one.parameters.parts.starts[rank.index] = starts[rank.index] + done
+            copies = [(offset, count * row_bytes) for offset, count in zip(offsets, counts, strict=True)]
+            chunks.append(naive.Chunk(copies, [one.launch for one in ready]))
+            every += ready
+        return naive.Naive(group, inputs, slot, chunks), every
+
+    def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
+        """Write to the launches how many rows each rank has, in this launch and in all."""
+        for rank, one, count in zip(self.group, ready, counts, strict=True):
+            one.parameters.rows = count
+            if self.form.has_more:
+                one.parameters.all_rows = self.counts[rank.index]
+
+    def _key(self, rows: int) -> tuple[object, ...]:
+        """All that the plan depends on besides the group."""
+        return (*FusedCall._key(self, rows), self.counts)
+
+    def _plan(self, rows: int) -> plan.Plan:
+        group, spec = self.group, self._kernel()
+        parts = RowParts(most=rows)
+        parts.starts[: len(self.counts) + 1] = self.starts
+
+        def parameters(kind: type[FusedParams], chunk: int) -> FusedParams:
+            return params_of(kind, self.form)(chunk_rows=chunk, columns=self.columns, parts=parts)
+
+        nbytes = group.workspace.payload_bytes
+        if spec.pushes:
+            clusters = plan.capability(group) >= push.CLUSTER_CAPABILITY
+            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
+            packs, threads, cluster = pushed.packs, pushed.threads, pushed.cluster
+            spec = replace(spec, packs=packs, threads=threads, cluster=cluster, exact=pushed.exact)
+            made = parameters(FusedScatterPushParams, pushed.chunk)
+            return plan.push(group, spec, pushed, self.blocks, self.alone, made)
+        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, self.blocks)
+        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, nbytes // group.size)
+        return plan.pull(replace(spec, packs=shape.packs), shape, rows, chunk, parameters(FusedScatterParams, chunk))

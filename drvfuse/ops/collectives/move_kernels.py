@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels that move bytes are compiled for, and their parameters, as in cu/collectives/moves.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+from ...comm import workspace
+from ...plans import moves
+from ...trace import layout
+from ..call import faults
+from ..call.specialisation import Specialisation
+from .kernels import Call, PushCall
+
+ALGOS = ("push", "pull", "put")
+ALGORITHMS = ("auto", *ALGOS, "naive")
+RELAY = "relay"
+"""Of broadcasts alone, of three ranks or more."""
+
+
+@dataclass(frozen=True)
+class MoveKernel:
+    """What a kernel is compiled for: one of `ALGOS` or `RELAY`; whether a rank's bytes are the `same` for all ranks;
+    whether bytes are `staged` in workspaces (not by push); and as in `CollectiveKernel` whether it `compares` calls,
+    how much it notes if it is `traced`, and the `fault` that is planted in it."""
+
+    algo: str
+    ranks: int
+    same: bool
+    staged: bool = False
+    compares: bool = False
+    traced: int = 0
+    fault: str = field(default_factory=faults.planted)
+
+    op = "move"
+    local = False
+    uses_staging = False
+    cluster = 1
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in the compiled module."""
+        return f"move_{self.algo}"
+
+    @property
+    def pushes(self) -> bool:
+        """Whether it stores to its peers' slots."""
+        return self.algo in moves.PUSH
+
+    @property
+    def specialisation(self) -> Specialisation:
+        """How it is compiled. It needs compute capability 8.0."""
+        defines: dict[str, str | int] = {
+            **workspace.defines(),
+            "DRVFUSE_RANKS": self.ranks,
+            "DRVFUSE_COMPARES": int(self.compares),
+        }
+        if self.algo != RELAY:
+            defines["DRVFUSE_SAME"] = int(self.same)
+        if not self.pushes:
+            defines |= {
+                "DRVFUSE_PUT": int(self.algo == "put"),
+                "DRVFUSE_STAGED": int(self.staged),
+                "DRVFUSE_KERNEL": self.name,
+            }
+        if self.traced:
+            defines |= layout.defines(self.traced)
+        file = self.name if self.pushes else "move"
+        return Specialisation("collectives", file, tuple(defines.items()), self.name, (8, 0), "moves", "", self.fault)
+
+
+class Move(ctypes.Structure):
+    """`struct Move`."""
+
+    _fields_ = (("source", ctypes.c_int64), ("target", ctypes.c_int64), ("nbytes", ctypes.c_int64))
+
+
+class Moved(ctypes.Structure):
+    """`struct Moved`."""
+
+    _fields_ = (
+        ("input", ctypes.c_uint64),
+        ("output", ctypes.c_uint64),
+        ("far", ctypes.c_uint64 * workspace.MAX_RANKS),
+        ("sent", Move * workspace.MAX_RANKS),
+        ("received", Move * workspace.MAX_RANKS),
+    )
+
+    def tailor(self, table: moves.Moves, rank: int) -> None:
+        """Write the moves of a rank, by distance."""
+        for distance in range(len(table)):
+            self.sent[distance] = Move(*table[rank][(rank + distance) % len(table)])
+            self.received[distance] = Move(*table[rank - distance][rank])
+
+
+class MoveParams(ctypes.Structure):
+    """`struct MoveParams`."""
+
+    _fields_ = (
+        ("call", Call),
+        ("rows", Moved),
+        ("scales", Moved),
+        ("most", ctypes.c_int64),
+        ("chunk_packs", ctypes.c_int64),
+    )
+
+
+class MovePushParams(MoveParams):
+    """`struct MovePushParams`."""
+
+    _fields_ = (("push", PushCall), ("root", ctypes.c_int64))  # type: ignore[assignment]  # behind those of the base

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all-gather, broadcast and all-to-all share: from tables of moves to a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...errors import ArgumentError, Unsupported, kind_of
+from ...plans import moves
+from ...runtime.array import Array
+from ..call import operands, options
+from ..call.operands import Operand
+from ..call.options import PDLLevel
+from ..call.planned import Ready
+from ..call.prepared import Direct, Prepared, Schedule
+from ..call.results import refuse_capture
+from ..call.tracing import CallTrace
+from ..call.turns import GroupTurns
+from . import plan
+from .compared import compared
+from .copies import Copies
+from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...runtime.stream import Stream
+    from ...trace.buffer import Trace
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class MovePart:
+    """The rows of a call, or their scales: an array for each local rank, and what is moved."""
+
+    sources: Sequence[Operand]
+    targets: Sequence[Operand]
+    table: moves.Moves
+
+
+class MoveOptions:
+    """The options that all three ops have, checked; the group is open and on one node."""
+
+    def __init__(
+        self,
+        group: Group,
+        op: str,
+        algo: str,
+        pdl_level: PDLLevel,
+        max_num_blocks: int | None,
+        trace: Trace | None,
+        more: Sequence[str] = (),
+    ) -> None:
+        """`more` algorithms than those that all three have."""
+        options.open_group(group)
+        self.group, self.op = group, op
+        self.algo = options.one_of("algo", algo, (*ALGORITHMS, *more))
+        self.pdl = options.pdl_level(pdl_level)
+        self.blocks = options.block_limit(max_num_blocks, group.max_blocks)
+        self.trace = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
+        self.alone = group.max_blocks_alone if max_num_blocks is None and trace is None else self.blocks
+        if group.link is not None:
+            raise Unsupported(f"{op} moves bytes within a node, and the group spans {group.nodes}: split it by node")
+        if algo != "auto":
+            plan.require_peers(group, algo)
+
+
+def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
+    """A list of a number of rows for each rank."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise ArgumentError(argument, kind_of(value), f"a list of {ranks} numbers of rows, one for each rank")
+    if len(value) != ranks:
+        raise ArgumentError(argument, f"{len(value)} entries", f"{ranks} entries, one for each rank of the group")
+    for position, rows in enumerate(value):
+        if isinstance(rows, bool) or not hasattr(rows, "__index__") or rows < 0:
+            raise ArgumentError(f"{argument}[{position}]", repr(rows), "an integer of at least 0: a number of rows")
+    return tuple(map(int, value))
+
+
+def outputs(
+    group: Group,
+    argument: str,
+    given: Any,
+    rows: Sequence[int],
+    like: Operand,
+    queues: Sequence[Stream],
+    why: str,
+    *,
+    rest: tuple[int, ...] | None = None,
+) -> tuple[list[Operand], list[Any]]:
+    """Arrays of `rows[i]` rows on rank i, given or new, as operands and as what the caller gets.
+
+    All but the rows is as in `like`; of arrays without a dimension of rows `rest` is the whole shape.
+    """
+    shape = like.shape[1:] if rest is None else rest
+    if given is not None and rest is None:
+        found = operands.rows_of_ranks(group, argument, given, rows, shape, like.dtype, why, writable=True)
+        return found, operands.per_rank(group, argument, given)
+    if given is not None:
+        found = operands.of_ranks(group, argument, given, shape, like.dtype, why, alignment=1, writable=True)
+        return found, operands.per_rank(group, argument, given)
+    refuse_capture(queues, argument)
+    arrays: list[Array] = []
+    for rank, stream in zip(group, queues, strict=True):
+        full = shape if rest is not None else (rows[rank.index], *shape)
+        arrays.append(rank.device.empty(full, like.dtype, stream=stream))
+    return [operands.made(f"{argument}[{position}]", array) for position, array in enumerate(arrays)], arrays
+
+
+def prepare(
+    common: MoveOptions,
+    text: str,
+    parts: Sequence[MovePart],
+    queues: Sequence[Stream],
+    result: R,
+    *,
+    same: bool,
+    root: int | None = None,
+    in_place_hazard: bool = False,
+) -> Prepared[R]:
+    """The call. `text` says of it, besides the algorithm, all that must be equal on all ranks. `same`: a rank's bytes
+    are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an input that
+    are still to be read.
+    """
+    group = common.group
+    work = moves.MoveWork(tuple(part.table for part in parts), same, root)
+    call = MoveCall(common, parts, work, in_place_hazard, "", False)
+    schedule: Schedule | None = None
+    ready: list[Ready] = []
+    if work.nbytes:
+        algos = call.algorithms()
+
+        def scheduled(algo: str) -> tuple[MoveCall, Schedule, list[Ready]]:
+            chosen = replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
+            return chosen, *chosen.schedule()
+
+        call, schedule, ready = plan.first_that_fits(algos, scheduled)
+    else:
+        call = replace(call, algo=common.algo)
+    schedule, ready = compared(group, f"{common.op} {call.name} {text}", schedule, ready)
+    return Prepared(
+        common.op,
+        GroupTurns(group),
+        result,
+        [[part.sources[position] for part in parts] for position in range(len(group))],
+        [[part.targets[position] for part in parts] for position in range(len(group))],
+        schedule,
+        queues,
+        ready,
+        algo=call.algo,
+        traffic=lambda: moves.traffic(work, call.algo, call.staged),
+        trace=common.trace,
+    )
+
+
+@dataclass(frozen=True)
+class MoveCall:
+    """A call by one algorithm."""
+
+    common: MoveOptions
+    parts: Sequence[MovePart]
+    work: moves.MoveWork
+    in_place_hazard: bool
+    algo: str
+    staged: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.algo} staged" if self.staged else self.algo
+
+    def algorithms(self) -> list[str]:
+        """What to try in turn, where the workspace is too small for the first."""
+        group, algo = self.common.group, self.common.algo
+        if algo == RELAY and group.size < 3:
+            return ["push"]
+        if algo != "auto":
+            return [algo]
+        if not group.peers_readable:
+            return ["naive"]
+        behind_barriers = "put" if self.direct("put") else "pull"
+        return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
+
+    def direct(self, algo: str) -> bool:
+        """Whether the bytes need not be staged on their way."""
+        if self.in_place_hazard:
+            return False
+        if algo == "naive":
+            return True
+        far = [operand for part in self.parts for operand in (part.targets if algo == "put" else part.sources)]
+        own = [operand for part in self.parts for operand in (part.sources if algo == "put" else part.targets)]
+        aligned = self.work.aligned and all(operand.ptr % 16 == 0 for operand in (*far, *own))
+        return aligned and plan.readable_by_peers(self.common.group, far)
+
+    def schedule(self) -> tuple[Schedule, list[Ready]]:
+        group, common = self.common.group, self.common
+        if self.algo == "naive":
+            return Copies(group, self.parts, self.staged), []
+        own = [source.ptr for source in self.parts[0].sources]
+        key = ("move", self.work, self.algo, self.staged, common.blocks, common.alone)
+        ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
+        for field, part in zip(("rows", "scales"), self.parts, strict=False):
+            self._point(ready, field, part)
+        return Direct([one.launch for one in ready]), ready
+
+    def _point(self, ready: Sequence[Ready], field: str, part: MovePart) -> None:
+        inputs, results = ([operand.ptr for operand in of] for of in (part.sources, part.targets))
+        for position, one in enumerate(ready):
+            one.point(f"{field}.input", inputs[position])
+            one.point(f"{field}.output", results[position])
+            if self.algo in moves.PUSH or self.staged:
+                continue
+            ranks = len(inputs)
+            if self.algo == "put":
+                far = [results[(position + distance) % ranks] for distance in range(1, ranks)]
+            else:
+                far = [inputs[position - distance] for distance in range(1, ranks)]
+            one.point(f"{field}.far", 0, *far)
+
+    def _plan(self) -> plan.Plan:
+        group, common, work = self.common.group, self.common, self.work
+        same = work.same and (
+            self.algo == "push" or (self.algo == "pull" and self.staged)
+        )  # where kernels differ by it
+        kernel = MoveKernel(self.algo, group.size, same, self.staged, plan.compares(group))
+
+        def tailor(parameters: Any, rank: int) -> None:
+            for target, table in zip((parameters.rows, parameters.scales), work.tables, strict=False):
+                target.tailor(table, rank)
+
+        if kernel.pushes:
+            pushed = moves.push_shape(work, group.workspace.payload_bytes)
+            parameters = MovePushParams(most=work.most, chunk_packs=pushed.chunk, root=work.root or 0)
+            made = plan.push(group, kernel, pushed, common.blocks, common.alone, parameters)
+            return replace(made, tailor=tailor)
+        chunk = moves.staged_chunk(work, self.algo, group.workspace.payload_bytes) if self.staged else 0
+        shape = moves.barrier_shape(work, common.blocks)
+        return plan.Plan(
+            kernel,
+            shape.blocks,
+            shape.threads,
+            moves.trace_counts(work, shape, chunk),
+            moves.barriers(work, chunk),
+            MoveParams(most=work.most, chunk_packs=chunk),
+            tailor=tailor,
+        )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls have in common by which each rank gets its own rows of a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ArgumentError, Unsupported
+from ...plans.scatter import split_rows
+from ..call.operands import VECTOR, Operand
+from . import plan
+from .moving import lengths
+from .scatter_kernels import FORMS
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+
+
+def rows_of_ranks(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
+    """Of so many rows those of each rank: `splits`, or as equal as possible. ArgumentError for splits of other rows."""
+    if splits is None:
+        return split_rows(rows, group.size)
+    found = lengths("splits", splits, group.size)
+    if sum(found) != rows:
+        raise ArgumentError(
+            "splits", f"{list(found)}, with the sum {sum(found)}", f"numbers of rows with the sum {rows}"
+        )
+    return found
+
+
+def algorithms(group: Group, algo: str) -> list[str]:
+    """What to try in turn, where the workspace is too small for the first.
+
+    Raises Unsupported for an algorithm that the group's devices cannot run, and for a group over several nodes.
+    """
+    if group.nodes > 1:
+        raise Unsupported("a reduce-scatter over several nodes: use allreduce, or a group inside each node")
+    if algo == "auto":
+        return ["push", "pull"] if group.peers_readable else ["naive"]
+    plan.require_peers(group, "naive" if algo == "naive" else FORMS[algo])
+    return [algo]
+
+
+def in_place(
+    sources: Sequence[Operand], targets: Sequence[Operand], starts: Sequence[int]
+) -> list[tuple[Operand, Operand]]:
+    """The pairs, for `no_overlap`, of inputs and outputs that are their rank's rows, which begin `starts[i]` bytes into
+    `sources[i]`.
+
+    ArgumentError for another output that is not on 16 bytes.
+    """
+    pairs = []
+    for source, target, start in zip(sources, targets, starts, strict=True):
+        if target.ptr == source.ptr + start:
+            pairs.append((Operand(source.name, target.array, target.shape, 1, None, False), target))
+        elif target.array.size and target.ptr % VECTOR:
+            where = f"aligned to {VECTOR} bytes, or its rank's rows of {source.name}"
+            raise ArgumentError(target.name, f"at address {target.ptr:#x}", where)
+    return pairs

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reduce_scatter_rmsnorm_fp8`: reduce-scatter, optional residual, norm and FP8 quantisation of rows in one kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...plans.quantisation import Quantisation
+from ...runtime.interop import ArrayLike
+from ..call.op import op
+from ..call.options import PDLLevel
+from ..call.prepared import Prepared
+from ..call.streams import Streams
+from .allreduce_rmsnorm_fp8 import NormResult, prepared
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...dtypes import DType
+    from ...trace.buffer import Trace
+
+
+@op
+def reduce_scatter_rmsnorm_fp8(
+    group: Group,
+    inputs: ArrayLike | Sequence[ArrayLike],
+    gammas: ArrayLike | Sequence[ArrayLike],
+    *,
+    epsilon: float,
+    splits: Sequence[int] | None = None,
+    weight_offset: float = 0.0,
+    scale_ub: float = math.inf,
+    residuals: ArrayLike | Sequence[ArrayLike] | None = None,
+    residual_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    norm: str = "rms",
+    betas: ArrayLike | Sequence[ArrayLike] | None = None,
+    head_columns: int | None = None,
+    out_dtype: str | DType = "float8_e4m3fn",
+    scales_dtype: str | DType = "float32",
+    quantisation: Quantisation | None = None,
+    outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    scales: ArrayLike | Sequence[ArrayLike] | None = None,
+    normed_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    algo: str = "auto",
+    pdl_level: PDLLevel = PDLLevel.OFF,
+    max_num_blocks: int | None = None,
+    streams: Streams = None,
+    trace: Trace | None = None,
+) -> Prepared[NormResult]:
+    """Sum `inputs` over the ranks, and on each rank add the residual to its own rows, normalise and quantise these.
+
+    The inputs' leading dimensions are one dimension of rows [rows, columns], which is split as by `reduce_scatter`:
+    `splits[r]` are the rows of rank r, and None splits them as equally as possible. Everything else is of a rank's own
+    rows alone: `residuals`, `residual_outputs`, `outputs` and `normed_outputs` are [rows of the rank, columns], and
+    `scales` are of these rows, with `head_columns` [rows of the rank, heads]. Each row has the bits that
+    `allreduce_rmsnorm_fp8` gives it, whose other arguments mean the same here. Residuals need not be replicated: each
+    rank has its own rows, as the last call of this op has left them in `residual_outputs`.
+
+    `algo` is "push", "pull", "naive" or "auto", as for `reduce_scatter`. Raises Unsupported for a group over several
+    nodes.
+
+    Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
+    """
+    return prepared(
+        group,
+        inputs,
+        gammas,
+        scatters=True,
+        splits=splits,
+        epsilon=epsilon,
+        weight_offset=weight_offset,
+        scale_ub=scale_ub,
+        residuals=residuals,
+        residual_outputs=residual_outputs,
+        norm=norm,
+        betas=betas,
+        head_columns=head_columns,
+        out_dtype=out_dtype,
+        scales_dtype=scales_dtype,
+        quantisation=quantisation,
+        outputs=outputs,
+        scales=scales,
+        normed_outputs=normed_outputs,
+        algo=algo,
+        pdl_level=pdl_level,
+        max_num_blocks=max_num_blocks,
+        streams=streams,
+        trace=trace,
+    )

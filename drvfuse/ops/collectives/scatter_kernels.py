@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels of reduce-scatters are compiled for, and their parameters, byte for byte as in the `.cu` files."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+from ...comm import workspace
+from ..call.specialisation import Specialisation
+from .kernels import Call, CollectiveKernel, FusedParams, PushCall
+
+ALGORITHMS = ("auto", "push", "pull", "naive")
+FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
+"""By which a rank sums its part: as an all-reduce sums the whole tensor by that algorithm."""
+ROW_FORMS = FORMS | {"naive": "naive"}
+"""The same, as calls of the fused ops name them."""
+
+
+class ScatterKernel(CollectiveKernel):
+    """The kernel of a reduce-scatter: that of the all-reduce of the same fields in every respect but its file and name.
+
+    `work` is what plans must know of the largest part, which is summed as by that all-reduce.
+    """
+
+    @property
+    def name(self) -> str:
+        return _renamed(super().name)
+
+    @property
+    def specialisation(self) -> Specialisation:
+        found = super().specialisation
+        return replace(found, name=_renamed(found.name))
+
+
+def _renamed(name: str) -> str:
+    return name.replace("allreduce", "reduce_scatter")
+
+
+class ScatterParams(ctypes.Structure):
+    """`struct ScatterParams` of cu/collectives/scatter_parts.cuh."""
+
+    _fields_ = (
+        ("call", Call),
+        ("output", ctypes.c_uint64),
+        ("columns", ctypes.c_int64),
+        ("most_packs", ctypes.c_int64),
+        ("chunk_packs", ctypes.c_int64),
+        ("starts", ctypes.c_int64 * (workspace.MAX_RANKS + 1)),
+    )
+
+
+class ScatterPushParams(ScatterParams):
+    """`struct ScatterPushParams` of cu/collectives/reduce_scatter_push.cu."""
+
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class RowParts(ctypes.Structure):
+    """`struct RowParts` of cu/collectives/scatter_rows.cuh."""
+
+    _fields_ = (("starts", ctypes.c_int32 * (workspace.MAX_RANKS + 1)), ("most", ctypes.c_int32))
+
+
+class FusedScatterParams(FusedParams):
+    """`struct FusedScatterParams` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu."""
+
+    _fields_ = (("parts", RowParts),)  # behind those of the base
+
+
+class FusedScatterPushParams(FusedParams):
+    """`struct FusedScatterPushParams` of cu/collectives/reduce_scatter_rmsnorm_fp8_push.cu."""
+
+    _fields_ = (("parts", RowParts), ("push", PushCall))  # behind those of the base

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives that only move bytes: which bytes go from which rank to which, and how their kernels share that out.
+
+All-gather, broadcast and all-to-all are one thing here, a table of moves: `moves[i][j]` are the bytes that rank i's
+input gives to rank j's output. A call has one table for its rows and, where rows have scales, one for these. Everything
+depends on numbers that are the same on every rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
+from .limits import ceil_div
+from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
+from .traffic import Traffic
+from .tuning import Cost
+
+PUSH = ("push", "relay")
+PULL_PACKS = 8  # that a thread has in flight: cu/collectives/move.cu
+_KEY_BYTES = 4  # of a warp's packs: cu/collectives/move_push.cu
+
+
+class Move(NamedTuple):
+    """`nbytes` bytes from offset `source` of an input to offset `target` of an output."""
+
+    source: int
+    target: int
+    nbytes: int
+
+    @property
+    def packs(self) -> int:
+        return ceil_div(self.nbytes, PACK_BYTES)
+
+
+Moves = tuple[tuple[Move, ...], ...]
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return [0, *itertools.accumulate(lengths)][:-1]
+
+
+def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
+    """Rank i's `rows[i]` rows go to every output, behind those of the ranks before it."""
+    starts = _starts(rows)
+    return tuple(
+        tuple(Move(0, start * row_bytes, count * row_bytes) for _ in rows)
+        for start, count in zip(starts, rows, strict=True)
+    )
+
+
+def broadcast(ranks: int, root: int, nbytes: int) -> Moves:
+    """The root's input goes to every output."""
+    return tuple(tuple(Move(0, 0, nbytes if i == root else 0) for _ in range(ranks)) for i in range(ranks))
+
+
+def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
+    """`splits[i][j]` rows go from rank i to rank j; inputs are in the order of targets, outputs in that of sources."""
+    sources = [_starts(of_rank) for of_rank in splits]
+    targets = [_starts(to_rank) for to_rank in zip(*splits, strict=True)]
+    return tuple(
+        tuple(
+            Move(sources[i][j] * row_bytes, targets[j][i] * row_bytes, count * row_bytes)
+            for j, count in enumerate(of_rank)
+        )
+        for i, of_rank in enumerate(splits)
+    )
+
+
+@dataclass(frozen=True)
+class MoveWork:
+    """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included. `root`: of a
+    broadcast."""
+
+    tables: tuple[Moves, ...]
+    same: bool
+    root: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return len(self.tables[0])
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that are moved, those that stay on their rank included."""
+        return sum(move.nbytes for table in self.tables for of_rank in table for move in of_rank)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every move begins at multiples of 16 bytes."""
+        every = (move for table in self.tables for of_rank in table for move in of_rank if move.nbytes)
+        return all(move.source % PACK_BYTES == move.target % PACK_BYTES == 0 for move in every)
+
+    @property
+    def most(self) -> int:
+        """The most packs that one rank sends to another."""
+        return max((self._packs(i, j) for i in range(self.ranks) for j in range(self.ranks) if i != j), default=0)
+
+    @property
+    def most_own(self) -> int:
+        """The most packs that stay on their rank."""
+        return max(self._packs(i, i) for i in range(self.ranks))
+
+    @property
+    def remote(self) -> int:
+        """All bytes that leave their rank."""
+        return sum(self.sent(i) for i in range(self.ranks))
+
+    @property
+    def busiest(self) -> int:
+        """The bytes of the link that has most: what a rank sends to the others, or receives from them."""
+        return max(max(self.sent(i), self.received(i)) for i in range(self.ranks))
+
+    def sent(self, rank: int) -> int:
+        return sum(table[rank][j].nbytes for table in self.tables for j in range(self.ranks) if j != rank)
+
+    def received(self, rank: int) -> int:
+        return sum(table[i][rank].nbytes for table in self.tables for i in range(self.ranks) if i != rank)
+
+    def _packs(self, i: int, j: int) -> int:
+        return sum(table[i][j].packs for table in self.tables)
+
+
+def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
+    """A unit is a pack per thread of a block from each rank to each other one. `chunk` is a round's packs.
+
+    ArgumentError for slots that do not hold a unit of every peer.
+    """
+    most = max(work.most, work.most_own)
+    threads = threads_of_unit(most)
+    peers = work.ranks - 1
+    per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
+    units = max(1, ceil_div(work.most, threads))  # one at least, as every rank hears from every other in every call
+    of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
+    return PushShape(
+        units=max(of_round, ceil_div(work.most_own, threads)),
+        threads=threads,
+        packs=1,
+        cluster=1,
+        exact=False,
+        depth=0,
+        relays=False,
+        chunk=of_round * threads,
+        rounds=rounds,
+        slot_bytes=GREETINGS_BYTES + of_round * per_unit,
+    )
+
+
+def barrier_shape(work: MoveWork, max_blocks: int) -> LaunchShape:
+    """Grid and block of the kernels that meet at barriers: a thread has `PULL_PACKS` packs in flight."""
+    packs = max(work.most, work.most_own)
+    threads = 256 if packs <= 256 * 64 else MAX_THREADS
+    blocks = min(max(1, ceil_div(packs, threads)), max_blocks, MAX_BLOCKS)
+    return LaunchShape(blocks, threads, PULL_PACKS)
+
+
+def staged_chunk(work: MoveWork, algo: str, payload_bytes: int) -> int:
+    """Packs of each move that are staged at a time: all, or as many as half of the payload holds."""
+    slots = 1 if work.same and algo == "pull" else max(1, work.ranks - 1)
+    return chunk_of(max(1, work.most), 2 * slots * PACK_BYTES, payload_bytes, "16-byte pack for every rank")
+
+
+def barriers(work: MoveWork, chunk: int) -> int:
+    """How many a launch passes; `chunk` is that of staged moves, 0 for others."""
+    return 2 if not chunk else 1 + ceil_div(max(1, work.most), chunk)
+
+
+def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, int]:
+    """(most phases that a block notes, its barriers)."""
+    rounds = barriers(work, chunk)
+    chunks = rounds - 1
+    step = shape.blocks * shape.threads * shape.packs
+    own = 2 * ceil_div(work.most_own, step)
+    each = 2 * ceil_div(min(work.most, chunk) if chunk else work.most, step)
+    return 2 + 2 * rounds + own + chunks * (work.ranks - 1) * each * (2 if chunk else 1), rounds
+
+
+def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
+    """Bytes (local, remote) over all ranks, as in `plans.traffic`. What stays on its rank is read and written there."""
+    remote, own = work.remote, work.nbytes - work.remote
+    if algo == "naive":
+        local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
+        return Traffic(2 * own + local, remote)
+    once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
+    if algo in PUSH:  # read, and on the other device polled, cleared and written
+        return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
+    if staged and algo == "pull" and work.same:  # one copy serves all peers
+        return Traffic(2 * own + 2 * once + remote, remote)
+    return Traffic(2 * own + (3 * remote if staged else remote), remote)
+
+
+class MoveCosts(NamedTuple):
+    """What a call takes by words that carry their own readiness, sent to all or passed on by relays, and behind
+    barriers, directly and staged."""
+
+    push: Cost
+    relay: Cost
+    direct: Cost
+    staged: Cost
+
+
+COSTS = MoveCosts(Cost(1.9, 335e3), Cost(3.2, 320e3), Cost(4.5, 365e3), Cost(6.0, 320e3))
+"""Estimates from the all-reduce's figures on H200 (plans/tuning.py)."""
+
+
+def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
+    """What "auto" takes: "push", for a broadcast to several ranks also "relay", or `behind_barriers`."""
+    nbytes = work.busiest
+    times = {"push": COSTS.push.microseconds(nbytes)}
+    times[behind_barriers] = (COSTS.staged if staged else COSTS.direct).microseconds(nbytes)
+    if work.root is not None and work.ranks > 2:
+        times["relay"] = COSTS.relay.microseconds(work.sent(work.root) / (work.ranks - 1))
+    return min(times, key=lambda algo: times[algo])

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a tensor each rank owns after a reduce-scatter, and the bytes that such a call moves.
+
+A rank sums its part as an all-reduce by one stage sums a whole tensor. So grids, chunks, rounds and traces are those of
+an all-reduce of the largest part, which is the same on every rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .limits import ceil_div
+from .traffic import NONE, Traffic
+
+
+def split_rows(rows: int, ranks: int) -> tuple[int, ...]:
+    """The rows of each rank, as equal as possible: the first (rows mod ranks) ranks have one more."""
+    return tuple(rows // ranks + (rank < rows % ranks) for rank in range(ranks))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a tensor, in elements: rank r owns [starts[r], starts[r + 1]), in the order of the ranks.
+
+    Packs of `width` elements are those of the tensor, so neighbours may share one.
+    """
+
+    starts: tuple[int, ...]
+    width: int
+
+    @classmethod
+    def of(cls, rows: Sequence[int], row_elements: int, width: int) -> Parts:
+        """For so many rows of each rank."""
+        return cls(tuple(itertools.accumulate((count * row_elements for count in rows), initial=0)), width)
+
+    def first(self, rank: int) -> int:
+        """The pack with which the part of a rank begins."""
+        return self.starts[rank] // self.width
+
+    def packs(self, rank: int) -> int:
+        """The packs that a rank's part has, in whole or in part."""
+        begin, end = self.starts[rank], self.starts[rank + 1]
+        return ceil_div(end, self.width) - begin // self.width if begin < end else 0
+
+    @property
+    def largest(self) -> int:
+        """Packs of the largest part."""
+        return max(map(self.packs, range(len(self.starts) - 1)))
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a part begins or ends within a pack."""
+        return any(start % self.width for start in self.starts)
+
+
+def naive_chunks(parts: Parts, rank: int, packs: int, chunks: int) -> list[tuple[int, int]]:
+    """The elements [begin, end) of a rank's part in each of so many chunks of `packs` packs; the last may have none."""
+    begin, end = parts.starts[rank], parts.starts[rank + 1]
+    bounds = [(parts.first(rank) + chunk * packs) * parts.width for chunk in range(chunks + 1)]
+    bounds[0] = begin
+    return [(min(low, end), min(high, end)) for low, high in itertools.pairwise(bounds)]
+
+
+def traffic(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic:
+    """The sums of inputs of `nbytes`, of which each rank takes its part; the results are not in it.
+
+    Without the packs that a push call sends beyond the ends of parts.
+    """
+    others = (ranks - 1) * nbytes  # what all ranks together take from their peers
+    read = Traffic(ranks * nbytes, 0)
+    if algo == "push":  # stored remotely, found by polls and cleared
+        return read + Traffic(2 * others, others)
+    if algo == "naive":  # copies into slots, which are then read
+        return Traffic(nbytes + 2 * others, others)
+    staging = Traffic(2 * others, 0) if staged else NONE
+    return staging + Traffic(nbytes, others)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduce-scatter in numpy: each rank's part of what the all-reduce gives, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTypeLike
+from ..errors import ArgumentError
+from ..plans.quantisation import Quantisation
+from ..plans.scatter import split_rows
+from .arithmetic import Floats, NDArray
+from .collectives import Normalised, allreduce, allreduce_rmsnorm_fp8
+
+
+def _rows(rows: int, ranks: int, splits: Sequence[int] | None) -> Sequence[int]:
+    if splits is None:
+        return split_rows(rows, ranks)
+    if len(splits) != ranks or sum(splits) != rows or min(splits) < 0:
+        raise ArgumentError("splits", list(splits), f"{ranks} numbers of rows with the sum {rows}")
+    return splits
+
+
+def _parts(values: NDArray, splits: Sequence[int]) -> list[NDArray]:
+    return np.split(values, np.cumsum(splits)[:-1])
+
+
+def reduce_scatter(
+    inputs: Sequence[NDArray],
+    splits: Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    epilogue: Callable[[Floats], NDArray] | None = None,
+) -> list[NDArray]:
+    """For each rank its rows of `allreduce(inputs, dtype, epilogue)`.
+
+    `splits` are the rows, along dimension 0, of each rank; None: as equal as possible, the first ranks with one more.
+    """
+    total = allreduce(inputs, dtype, epilogue)
+    if not total.ndim:
+        raise ArgumentError("inputs[0]", "of shape ()", "of at least one dimension")
+    return _parts(total, _rows(total.shape[0], len(inputs), splits))
+
+
+def reduce_scatter_rmsnorm_fp8(
+    inputs: Sequence[NDArray],
+    gamma: NDArray,
+    epsilon: float,
+    weight_offset: float = 0.0,
+    scale_ub: float = float("inf"),
+    residuals: Sequence[NDArray] | None = None,
+    out_dtype: DTypeLike = "float8_e4m3fn",
+    scales_dtype: DTypeLike = "float32",
+    *,
+    splits: Sequence[int] | None = None,
+    norm: str = "rms",
+    beta: NDArray | None = None,
+    head_columns: int | None = None,
+    quantisation: Quantisation | None = None,
+) -> list[Normalised]:
+    """For each rank its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns], whose leading dimensions are one.
+
+    `residuals[i]` [rows of rank i, columns] is rank i's.
+    """
+    shape = np.shape(inputs[0])
+    counts = _rows(math.prod(shape[:-1]), len(inputs), splits)
+    by_rank = zip(*(_parts(np.asarray(values).reshape(-1, *shape[-1:]), counts) for values in inputs), strict=True)
+    before, after = (gamma, epsilon, weight_offset, scale_ub), (out_dtype, scales_dtype)
+    options: dict[str, Any] = {"norm": norm, "beta": beta, "head_columns": head_columns, "quantisation": quantisation}
+    added = [None] * len(inputs) if residuals is None else residuals
+    return [
+        allreduce_rmsnorm_fp8(own, *before, residual, *after, **options)
+        for own, residual in zip(by_rank, added, strict=True)
+    ]

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of moves fill every output, and their plans hold all of them, for any rows, ranks and workspace."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drvfuse.errors import ArgumentError
+from drvfuse.plans import moves
+from drvfuse.plans.push import GREETINGS_BYTES, half_bytes
+
+RANKS = st.integers(1, 8)
+WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
+
+
+@st.composite
+def tables(draw):
+    """A call's work, and the bytes of each rank's output."""
+    n, row_bytes = draw(RANKS), draw(st.integers(1, 70) | st.integers(1, 1 << 22))
+    few = st.integers(0, 40)
+    kind = draw(st.sampled_from(["all_gather", "broadcast", "all_to_all"]))
+    if kind == "all_gather":
+        rows = draw(st.lists(few, min_size=n, max_size=n))
+        found = (moves.all_gather(rows, row_bytes), moves.all_gather(rows, 4))[: draw(st.integers(1, 2))]
+        return moves.MoveWork(found, True), [[sum(rows) * row_bytes] * n, [sum(rows) * 4] * n]
+    if kind == "broadcast":
+        root = draw(st.integers(0, n - 1))
+        return moves.MoveWork((moves.broadcast(n, root, row_bytes),), True), [[row_bytes] * n]
+    splits = draw(st.lists(st.lists(few, min_size=n, max_size=n), min_size=n, max_size=n))
+    outputs = [sum(column) * row_bytes for column in zip(*splits, strict=True)]
+    return moves.MoveWork((moves.all_to_all(splits, row_bytes),), False), [outputs]
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables())
+def test_every_byte_of_an_output_comes_from_one_place(drawn):
+    work, outputs = drawn
+    for table, expected in zip(work.tables, outputs, strict=False):
+        for rank, nbytes in enumerate(expected):
+            parts = sorted((of[rank].target, of[rank].nbytes) for of in table if of[rank].nbytes)
+            assert [start for start, _ in parts] == [sum(size for _, size in parts[:i]) for i in range(len(parts))]
+            assert sum(size for _, size in parts) == nbytes
+    assert work.nbytes - work.remote == sum(table[i][i].nbytes for table in work.tables for i in range(work.ranks))
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables(), WORKSPACES)
+def test_rounds_hold_all_packs_and_fit_the_slots(drawn, workspace_bytes):
+    work, _ = drawn
+    try:
+        shape = moves.push_shape(work, workspace_bytes)
+    except ArgumentError as error:
+        workspace_bytes = int(str(error).split("at least ")[1].split()[0])
+        with pytest.raises(ArgumentError):
+            moves.push_shape(work, workspace_bytes - 1)
+        shape = moves.push_shape(work, workspace_bytes)
+    assert shape.chunk % shape.threads == 0 and shape.chunk * shape.rounds >= max(work.most, 1)
+    assert shape.rounds == 1 or shape.chunk * (shape.rounds - 1) < work.most
+    assert shape.units * shape.threads >= max(shape.chunk, work.most_own)
+    peers, warps = work.ranks - 1, shape.chunk // 32
+    assert shape.slot_bytes == GREETINGS_BYTES + peers * (16 * shape.chunk + 4 * warps)
+    assert shape.slot_bytes <= half_bytes(workspace_bytes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables(), st.sampled_from(["pull", "put"]), st.integers(300, 1 << 20))
+def test_staged_chunks_fit_half_of_the_payload(drawn, algo, payload):
+    work, _ = drawn
+    chunk = moves.staged_chunk(work, algo, payload)
+    slots = 1 if work.same and algo == "pull" else max(1, work.ranks - 1)
+    assert 1 <= chunk <= max(1, work.most) and 2 * slots * 16 * chunk <= payload
+    assert moves.barriers(work, chunk) == 1 + -(-max(1, work.most) // chunk)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the source distribution, and the wheel from it, and use the wheel: `python -m tools.check_distributions`.
+
+What is checked: both contain every file of the package and no other; their metadata and the long description are what
+a package index takes (`twine check --strict`); the wheel, installed into an environment without a checkout, runs the
+demo. The extras `release`, `emu` and `cu12` or `cu13` must be installed. Nothing is downloaded, and the checkout is not
+changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ("demo", "--driver", "emu", "--gpus", "2", "--rows", "4", "--cols", "512")
+
+
+def check(folder: Path) -> None:
+    """Do all of it in `folder`, which is empty. Raises CalledProcessError for a step that fails."""
+    tree, dist = folder / "tree", folder / "dist"
+    shutil.copytree(ROOT / "drvfuse", tree / "drvfuse", ignore=shutil.ignore_patterns("__pycache__", "*.ptx"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tree)
+    files = {path.relative_to(tree).as_posix() for path in (tree / "drvfuse").rglob("*") if path.is_file()}
+    python("-m", "build", "--no-isolation", "--outdir", str(dist), str(tree))
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        members = [member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()]
+        same(sdist, files, {name for name in members if name.startswith("drvfuse/")})
+    with zipfile.ZipFile(wheel) as contents:
+        same(wheel, files, {name for name in contents.namelist() if ".dist-info/" not in name})
+    python("-m", "twine", "check", "--strict", str(sdist), str(wheel))
+    demo(wheel, folder / "clean")
+
+
+def same(archive: Path, expected: set[str], found: set[str]) -> None:
+    """Exit with the names of missing and unexpected files, if there are any."""
+    if expected != found:
+        missing, extra = sorted(expected - found), sorted(found - expected)
+        raise SystemExit(f"{archive.name}: missing {missing}, unexpected {extra}")
+
+
+def demo(wheel: Path, environment: Path) -> None:
+    """Run the demo of the wheel in an environment that has it and, from this one, its dependencies alone."""
+    venv.create(environment)
+    own = {"base": str(environment), "platbase": str(environment)}
+    packages = Path(sysconfig.get_path("purelib", vars=own))
+    interpreter = environment / "bin" / "python"
+    python("-m", "pip", "--python", str(interpreter), "install", "-q", "--no-deps", "--no-index", str(wheel))
+    # Of a folder in a .pth file the .pth files do not count, so an editable install is not found through it.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    program = environment / "bin" / "drvfuse"
+    subprocess.run([str(program), *DEMO], cwd=environment, env=variables, check=True, stdout=subprocess.DEVNULL)
+    where = "import drvfuse; print(drvfuse.__file__)"
+    command = [str(interpreter), "-c", where]
+    file = subprocess.run(command, cwd=environment, env=variables, capture_output=True, text=True).stdout.strip()
+    if Path(file) != packages / "drvfuse" / "__init__.py":
+        raise SystemExit(f"the demo ran {file}, and not the installed wheel")
+
+
+def python(*arguments: str) -> None:
+    """Run this interpreter; its output is shown only if it fails."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        check(Path(temporary))
+    print("the source distribution and the wheel are complete, and the wheel runs")

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation site (docs/conf.py) takes from the code: the API, the errors and the command line.
+
+    sphinx-build -W -q docs site
+
+A page asks for such text by a line `<!-- generated: api -->`, or with `errors` or `command-line` in place of `api`. The
+public names and their order are those of `drvfuse/__init__.pyi`, so a new op appears without a change here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drvfuse import __main__ as program
+from drvfuse import coat, errors
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+
+SECTIONS = {
+    "comm": "Groups and ranks",
+    "ops": "Ops",
+    "trace": "Traces",
+    "runtime": "Devices, arrays, streams, kernels",
+}
+"""Room of `drvfuse` -> heading of its public names, in the order of the page."""
+
+BESIDES = {"ops": ["drvfuse.ops.call.prepared.Prepared"]}
+"""Room -> classes that calls return, which programs need not name."""
+
+RETURNED = {
+    *("Group", "Rank", "RankGraphs", "Prepared", "Array", "Device"),
+    *("Graph", "Kernel", "Launch", "Module", "Process"),
+}
+"""Classes whose objects programs get from functions: how they are constructed is not shown."""
+
+
+def api() -> str:
+    """The public names of `drvfuse`, `drvfuse.coat` and `drvfuse.emu` with their docstrings."""
+    package = ROOT / "drvfuse"
+    names: dict[str, list[str]] = {room: [] for room in SECTIONS}
+    for home, name in _listed(package / "__init__.pyi"):
+        names[home.split(".")[1]].append(f"drvfuse.{name}")
+    sections = [_section(heading, names[room] + BESIDES.get(room, [])) for room, heading in SECTIONS.items()]
+    sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
+    emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]
+    sections.append(_section("The emulated driver: `drvfuse.emu`", emulated))
+    sections.append(_section("Settings: `drvfuse.config`", ["drvfuse.config.get", "drvfuse.config.override"]))
+    return "\n".join(sections)
+
+
+def all_errors() -> str:
+    """Every exception, in the order of the module."""
+    kinds = [name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)]
+    return _described([f"drvfuse.errors.{name}" for name in kinds], members="no-members")
+
+
+def command_line() -> str:
+    """The help of every command, as `drvfuse COMMAND --help` prints it."""
+    return "\n".join(
+        f"{'#' * level} `{parser.prog}`\n\n```text\n{parser.format_help()}```\n"
+        for parser, level in _commands(program._parser(), 2)
+    )
+
+
+GENERATED = {"api": api, "errors": all_errors, "command-line": command_line}
+
+
+def _listed(stub: Path) -> Iterator[tuple[str, str]]:
+    """(module, public name) of every line of a stub that takes a name from a module."""
+    yield from re.findall(r"^from (\.[\w.]+) import \w+ as (\w+)$", stub.read_text(), re.MULTILINE)
+
+
+def _section(heading: str, names: list[str]) -> str:
+    return f"## {heading}\n\n{_described(names)}"
+
+
+def _described(names: list[str], members: str = "members") -> str:
+    """autodoc's directives for these names."""
+    lines = []
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        value = getattr(importlib.import_module(module), attribute)
+        if inspect.isclass(value):
+            lines += [f".. autoclass:: {name}", f"   :{members}:", ""]
+        elif callable(value):
+            lines += [f".. autofunction:: {name}", ""]
+        else:
+            lines += [f".. autodata:: {name}", "   :no-value:", ""]
+    return "\n".join(("```{eval-rst}", *lines, "```\n"))
+
+
+def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[argparse.ArgumentParser, int]]:
+    yield parser, level
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _commands(command, min(level + 1, 4))
+
+
+def fill(app: Any, page: str, source: list[str]) -> None:
+    """Sphinx's `source-read`: put the generated text where a page asks for it."""
+    source[0] = MARK.sub(lambda mark: GENERATED[mark[1]](), source[0])
+
+
+def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
+    """Sphinx's `autodoc-skip-member`: leave out the methods that other rooms call, and say so ("Called by ...")."""
+    return skipped or (inspect.getdoc(member) or "").startswith("Called ")
+
+
+def signature(app: Any, what: str, name: str, value: object, options: object, text: str, returned: str) -> Any:
+    """Sphinx's `autodoc-process-signature`: no arguments for classes that programs do not construct."""
+    return ("", None) if what in ("class", "exception") and name.rpartition(".")[2] in RETURNED else None
+
+
+def docstring(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Sphinx's `autodoc-process-docstring`: docstrings are plain text with names in single backquotes, not RST."""
+    lines[:] = _escaped("\n".join(_definitions(lines))).split("\n")
+
+
+def _definitions(lines: list[str]) -> Iterator[str]:
+    """Rows of "name    what it is", with their indented continuations, as definition lists."""
+    inside = False
+    for line in lines:
+        if match := re.fullmatch(r"(\w+)  +(\S.*)", line):
+            yield from ("", f"`{match[1]}`", f"    {match[2]}")
+            inside = True
+        elif inside and line.startswith(" "):
+            yield f"    {line.strip()}"
+        else:
+            if inside and line:
+                yield ""  # which ends the list
+            inside = False
+            yield line
+
+
+def _escaped(text: str) -> str:
+    """Plain text as RST: what is in single backquotes becomes a literal, pages become links, other marks are plain."""
+    parts = re.split(r"(:\w+:`[^`]*`|`[^`]+`|\bdocs/[\w-]+\.md\b)", text)
+    parts[::2] = [re.sub(r"([*|\\]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [_marked(part) for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _marked(part: str) -> str:
+    if part.startswith("docs/"):
+        return f":doc:`{part.removeprefix('docs/').removesuffix('.md')}`"
+    return part if part.startswith(":") else f"`{part}`"
