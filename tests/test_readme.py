@@ -83,6 +83,13 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     assert checks == {(op, algo): 0 for op in ops for algo in algos}
 
 
+def test_the_readmes_figures_are_those_of_the_measurements() -> None:
+    measured = set(re.findall(r"[\d.]+", (ROOT / "docs" / "performance.md").read_text()))
+    (section,) = re.findall(r"## How fast it is\n(.*?)\n## ", README.read_text(), re.DOTALL)
+    figures = re.findall(r"([\d.]+) us", section)
+    assert figures and not set(figures) - measured, "not in docs/performance.md"
+
+
 @pytest.mark.emulated
 def test_the_demo_prints_what_the_readme_shows() -> None:
     (shown,) = re.findall(r"drvfuse demo\n```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
