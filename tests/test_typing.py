@@ -83,6 +83,8 @@ def divide(x: df.ArrayLike) -> None:
 
 normed, unnormed = df.gemv_partial_norm(array, array, Foreign(), n_normed=8, eps=1e-6)
 assert_type(normed, df.Array)
+rows = df.rmsnorm_fp8(array, Foreign(), epsilon=1e-6, quantisation=df.Quantisation.mxfp8(layout="tiles"))
+assert_type((rows.output, rows.scales), tuple[df.Array, df.Array | None])
 qy, s_y, qy_t, (_, rstd, num_warps) = coat.fp8_rmsnorm_forward(array, array, Foreign(), 16, 1e-5)
 assert_type((qy, s_y, qy_t, rstd, num_warps), tuple[df.Array, df.Array, df.Array, df.Array, int])
 divide(array)

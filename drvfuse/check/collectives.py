@@ -19,12 +19,12 @@ from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
 from ..dtypes import DType
+from ..ops.call.epilogue import Epilogue, float32
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_many import allreduce_many
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.epilogue import Epilogue, float32
 from ..ops.collectives.reduce_scatter import reduce_scatter
 from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
 from ..runtime.array import Array, view

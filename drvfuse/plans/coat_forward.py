@@ -25,7 +25,6 @@ _SHARED_SUMS = 1 << 14  # of rows and segments, up to which blocks share the row
 _ROOM_BESIDE_L1 = (
     195 << 10
 )  # bytes; with more L1 shrinks, and reading again gets slower (H200: 5 % of 67 million elements)
-_HELD_COLUMNS = 1024  # that the registers of a block hold
 _STRIP_WORDS = 16  # between two strips' words, which lie among those of rows
 
 
@@ -225,7 +224,7 @@ class ManyRows(_Plan):
         self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False, affine: bool = False
     ) -> None:
         """With `layer` of LayerNorm, then with `affine` of one that has w and b, whose blocks have whole rows."""
-        self._layer, self._row_bytes = layer, 8 if layer else 4  # rstd, and of LayerNorm mean
+        self._row_bytes = 8 if layer else 4  # rstd, and of LayerNorm mean
         segments = ceil_div(columns, _SEGMENT)
         shared = rows * segments <= _SHARED_SUMS and not affine
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
@@ -266,20 +265,10 @@ class ManyRows(_Plan):
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known
         self.resident_columns = min(ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
-        others = columns - _HELD_COLUMNS
-        self.holds = self._may_hold(columns) and _SEGMENT <= others <= self.resident_columns < columns
-        if self.holds:
-            self.resident_columns = others
         self.shared_bytes += self.resident_columns * most
 
-    def _may_hold(self, columns: int) -> bool:
-        """Whether registers can hold the last columns: blocks have one group of 64 whole rows."""
-        one_group = self.groups + (self.longer > 0) == 1 and self.block_rows == 64 and self.parts == 1
-        return one_group and self.known and not self._layer and columns % _SEGMENT == 0 and self.chunk_rows >= 64
-
     def defines(self, aligned: bool) -> Defines:
-        kept = defines(known=self.known, parts=self.parts, rereads=self.rereads, holds=self.holds)
-        return _tile_defines(self, 4, aligned) + kept
+        return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts, rereads=self.rereads)
 
 
 def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:

@@ -162,15 +162,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
     i64 row = i64(blockIdx.x) * TEAMS + team.index;
     const i64 step = i64(gridDim.x) * TEAMS;
 
-    if (NORM) prefetch_weights(p.weight, 0, p.columns);
-    enter_stream(p);
-    Loaded loaded;
-    load_row(loaded, p, team, row);
     WeightPack weight[HOLD ? PACKS : 1];
     if constexpr (NORM && HOLD) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) load_columns<ALIGNED>(weight[i], p.weight, team.column(i), p.columns);
     }
+    enter_stream(p);
+    Loaded loaded;
+    load_row(loaded, p, team, row);
     for (; row < p.rows; row += step) {
         Fp8Row x;
         if constexpr (ADD) {

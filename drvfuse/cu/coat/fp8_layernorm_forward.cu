@@ -17,7 +17,7 @@
 // which is a product with the approximate reciprocal, as div.full computes it.
 // NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
 //
-// PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after it
+// PDL: the w and b that are held in registers are fetched before the wait, all else after it; the trigger is right after it
 // (early_trigger) or after the last store.
 #include "coat/kernel.cuh"
 #include "coat/teams.cuh"
@@ -119,9 +119,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     Team team;
     const float count = float(p.columns);
 
-    if constexpr (PARAMETERS) {
-        prefetch_weights(p.weight, 0, p.columns);
-        prefetch_weights(p.bias, 0, p.columns);
+    WeightPack weight[HOLD ? PACKS : 1], bias[HOLD ? PACKS : 1];
+    if constexpr (HOLD) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            load_columns<ALIGNED>(weight[i], p.weight, team.column(i), p.columns);
+            load_columns<ALIGNED>(bias[i], p.bias, team.column(i), p.columns);
+        }
     }
     if (threadIdx.x == 0) found = 0;
     enter_stream(p);
@@ -138,14 +142,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     i64 row = i64(blockIdx.x) * TEAMS + team.index;
     Fp8Row loaded;
     load(loaded, row);
-    WeightPack weight[HOLD ? PACKS : 1], bias[HOLD ? PACKS : 1];
-    if constexpr (HOLD) {
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            load_columns<ALIGNED>(weight[i], p.weight, team.column(i), p.columns);
-            load_columns<ALIGNED>(bias[i], p.bias, team.column(i), p.columns);
-        }
-    }
     u32 most = 0;
     for (; row < p.rows; row += step) {
         Fp8Row x = loaded;

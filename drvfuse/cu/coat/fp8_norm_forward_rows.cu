@@ -21,14 +21,14 @@
 // phase 2; 2 are written. Each row's rstd, and its mean, adds 4. The weights are read once per warp and change of segment
 // in phase 1, and once per tile and row of lanes in phase 2.
 //
-// PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after the
-// first loads (early_trigger) or after the last store.
+// PDL: nothing in global memory is read before the wait; the trigger is right after the first loads (early_trigger) or
+// after the last store.
 #include "coat/forward_meeting.cuh"
-#include "coat/forward_held.cuh"
+#include "coat/forward_tiles.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
-// There are no registers for what the first near tile needs beside what others hold.
-constexpr bool LATE = (LAYER && AFFINE) || HOLDS;
+constexpr bool LATE =
+    LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 
@@ -132,26 +132,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
         load_batch(batch, p, rows.global(place.down), column_of(place));
     };
     const auto begin_chunk = [&] {
-        run.begin(first, end, HOLDS ? segments - HELD_SEGMENTS : segments, fetch);
+        run.begin(first, end, segments, fetch);
         held = -1;
         if (!LAYER && run.left > 0) load_weight_pack(raw, p, column_of(run.asked));
     };
-    if (!LAYER || AFFINE) prefetch_weights(p.weight, first_column, first_column + width);
-    if (LAYER && AFFINE) prefetch_weights(p.bias, first_column, first_column + width);
-    for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     wait_for_producer();
     ScratchUse use(p.scratch, gridDim.x > 1);
     if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
         ptx::store_relaxed_gpu(&p.scratch.state->epoch, use.epoch());
     }
-    If<HOLDS, Held, NothingHeld> in_registers(rows);
     begin_chunk();
     if (p.early_trigger) launch_dependents();
+    for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     __syncthreads();
 
     u32 best = 0;
     float largest_weight = 0.0f, largest_bias = 0.0f;
-    in_registers.reduce(sums, products, largest_weight);
     bool given_up = false;
     float w[PACK];
     // What the lanes have of four rows' sums and, unless LAYER adds the mean, of their largest magnitudes.
@@ -303,13 +299,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const int near = min(strips, p.resident_columns / TILE_COLUMNS);
-    const int others = HOLDS ? 0 : count / TILE_ROWS * (strips - near);  // the tiles that do not stay
+    const int others = count / TILE_ROWS * (strips - near);  // the tiles that do not stay
     const int second = (warp + WARPS - others % WARPS) % WARPS;
-    Tiles<false> far_tiles(rows, near, HOLDS ? 0 : strips - near, warp);
+    Tiles<false> far_tiles(rows, near, strips - near, warp);
     Tiles<true> near_tiles(rows, 0, near, second);
     tell(words, 0, meetings.estimate, meetings.epoch);
-    in_registers.ask_for_weights();
-    if (!HOLDS) far_tiles.ask_for_first();
+    far_tiles.ask_for_first();
     if (!LATE) near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
@@ -336,8 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
-    in_registers.quantise_all(inverse);
-    if (!HOLDS) far_tiles.quantise_all(inverse);
+    far_tiles.quantise_all(inverse);
     if (LATE) near_tiles.ask_for_first();
     near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);

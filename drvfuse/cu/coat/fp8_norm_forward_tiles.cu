@@ -33,8 +33,8 @@
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd, and its mean, adds 4. Each row of lanes
 // reads the weights.
 //
-// PDL: nothing in global memory is read before the wait, but L2 is asked for w and b; the trigger is right after the
-// loads (early_trigger) or after the last store.
+// PDL: w and b are fetched before the wait, all else after it; the trigger is right after the loads (early_trigger) or
+// after the last store.
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
 
@@ -215,18 +215,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     const u32 round_words = WORDS * seat.segments * PAIRS * BLOCK_ROWS;
     u64* const sums = words->sums + u64(seat.strip) * (LAYER ? 2 : 1) * round_words;
 
-    const int first_column = seat.segment * SEGMENT, end_column = min(first_column + SEGMENT, p.columns);
-    if (!LAYER || AFFINE) prefetch_weights(p.weight, first_column, end_column);
-    if (LAYER && AFFINE) prefetch_weights(p.bias, first_column, end_column);
-    if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
-    wait_for_producer();
-
     // Phase 1.
-    Batch batch;
     Pack<Weight, PACK> raw, raw_bias;
-    load_batch(batch, p, row, at);
     if (!LAYER || AFFINE) load_weight_pack(raw, p.weight, p.columns, at);
     if (LAYER && AFFINE) load_weight_pack(raw_bias, p.bias, p.columns, at);
+    if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
+    wait_for_producer();
+    Batch batch;
+    load_batch(batch, p, row, at);
     ScratchUse use(p.scratch);
     if (p.early_trigger) launch_dependents();
     float w[PACK], b[PACK], largest = 0.0f;

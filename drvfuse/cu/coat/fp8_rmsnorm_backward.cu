@@ -22,8 +22,7 @@
 // dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
 //
 // Memory order: backward_sums.cuh.
-// PDL: nothing is read before the wait, but L2 is asked for w; the trigger is right after it (early_trigger) or after the
-// last store of dw.
+// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store of dw.
 // Grid: cooperative, at most one block a segment. The last block has the first segment: the first segments may have a
 // row more, and the first blocks add up columns. Failure: scratch.cuh; then dw is not written.
 #include "coat/backward_ring.cuh"
@@ -45,12 +44,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH;
 
-    if (WEIGHTED) prefetch_weights(p.weight, 0, p.columns);
+    enter_stream(p);
+    ScratchUse use(p.scratch, WEIGHTED);
     const float inverse = __frcp_rn(float(p.columns));
     const i64 jump = i64(TEAMS) * p.segments;
     Ring ring(p, slots + team * RING * Ring::slot_bytes(p), arrivals[team], RING > 0 && member == 0);
-    enter_stream(p);
-    ScratchUse use(p.scratch, WEIGHTED);
 
     u32 turn = 0;
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {

@@ -14,7 +14,7 @@
 // scale of its 16); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile and row
 // of lanes in phase 2.
 //
-// PDL: nothing in global memory is read before the wait, but L2 is asked for the weights; the trigger is right after it
+// PDL: a warp's first weights of each phase are fetched before the wait, all else after it; the trigger is right after it
 // (early_trigger) or after the last store.
 #include "coat/forward_meeting.cuh"
 
@@ -70,10 +70,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         if (tile.down >= tiles_down) return;
 #pragma unroll
         for (int q = 0; q < TR / 4; ++q) load_tile_quad(q);
-        load_weight_pack(weights, p, lane_column());
     };
 
-    prefetch_weights(p.weight, 0, p.columns);
+    Pack<Weight, PACK> raw;  // of phase 1
+    if (warp / segments * BATCH < count) load_weight_pack(raw, p, warp % segments * SEGMENT + lane * PACK);
+    if (tile.down < tiles_down) load_weight_pack(weights, p, lane_column());
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
@@ -96,9 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             if (after.down < end) load_batch(next, p, global(after.down), after.across * SEGMENT + lane * PACK);
             const int at = place.across * SEGMENT + lane * PACK;
             if (place.across != held) {
+                if (held >= 0) load_weight_pack(raw, p, at);
                 held = place.across;
-                Pack<Weight, PACK> raw;
-                load_weight_pack(raw, p, at);
                 take_phase1_weights(w, largest, raw);
             }
             float squares[BATCH];

@@ -27,8 +27,8 @@
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
 //
-// PDL: nothing in global memory is read before the wait, but L2 is asked for the weights; the trigger is right after it
-// (early_trigger) or after the last store.
+// PDL: the weights are fetched before the wait, all else after it; the trigger is right after it (early_trigger) or after
+// the last store.
 #include "coat/forward.cuh"
 #include "common/cluster_exchange.cuh"
 
@@ -140,15 +140,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
         exchange.init();
         exchange.expect_pairs(0, segments * BLOCK_ROWS);
     }
-    prefetch_weights(p.weight, first * SEGMENT, min((first + SEGMENTS) * SEGMENT, p.columns));
+    Pack<Weight, PACK> raw;
+    load_weight_pack(raw, p, at);
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
 
     // Phase 1.
     Batch batch;
-    Pack<Weight, PACK> raw;
     load_batch(batch, p, row, at);
-    load_weight_pack(raw, p, at);
     float w[PACK], largest = 0.0f;
     take_phase1_weights(w, largest, raw);
     float squares[BATCH];

@@ -80,8 +80,8 @@ def fp8_rmsnorm_backward(
     `num_warps` has no effect. A NaN in a row of x, in its scales or in v makes that row of dx and all of dw's columns
     that it touches NaN; in g or w also only its row, or its column, and c1 of the rows.
 
-    With `pdl_level` the kernel reads nothing before its wait for the producer; its dependents may start after its last
-    store of dw (ON), or right after that wait (OVERLAP_AT_BEGINNING), and must wait themselves before they read.
+    With `pdl_level` the kernel reads nothing but w before its wait for the producer; its dependents may start after its
+    last store of dw (ON), or right after that wait (OVERLAP_AT_BEGINNING), and must wait themselves before they read.
 
     `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)`, zeroed once, for one launch at a
     time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw

@@ -58,6 +58,8 @@ def fp8_rmsnorm_forward(
     s_y of an all-zero tensor. A row whose y are all NaN (one NaN in x does that) makes s_y NaN, and so every qy; other
     NaN stay in their column. An infinite y makes s_y infinite: every finite y becomes 0.
 
+    With `pdl_level` w may be fetched before the wait for the producer, all else is read after it.
+
     `outputs` is (qy, s_y, qy_t, rstd), else they are allocated. `workspace` is a uint8 array of
     `fp8_workspace_bytes(N)`, zeroed once, for one launch at a time; by default one is cached for each stream. `stream`:
     None for the device's own, "current" for that of x's framework, or a stream (0 or 1: the legacy default one). The

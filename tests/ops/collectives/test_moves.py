@@ -14,6 +14,7 @@ from test_push import epochs, slots_are_empty
 
 import drvfuse as df
 from drvfuse import dtypes, reference
+from drvfuse.errors import ArgumentError
 from drvfuse.ops.call.repeat import Repeat
 from drvfuse.ops.collectives.move_kernels import ALGOS
 
@@ -293,6 +294,17 @@ def test_plain_calls_of_one_layout_are_repeated(open_group, rng, monkeypatch, al
         assert_bits(found.output, reference.all_gather(hosts))
         assert_bits(found.scales, reference.all_gather(scales))
     assert len(repeated) == 2
+    rows = [words(rng, (2, 64)) for _ in range(3)]
+    for _ in range(3):  # in place: parts of the outputs, in calls of one layout
+        ys = [rank.zeros((6, 64), "uint8") for rank in group]
+        xs = [y[2 * i : 2 * i + 2] for i, y in enumerate(ys)]
+        for x, row in zip(xs, rows, strict=True):
+            x.copy_from(row)
+        kept.append((xs, ys, df.all_gather(group, xs, ys, algo=algo)))
+        assert_bits(ys, reference.all_gather(rows))
+    assert len(repeated) == 4
+    with pytest.raises(ArgumentError, match="overlapping"):
+        df.all_gather(group, [y[i : i + 2] for i, y in enumerate(ys)], ys, algo=algo)
 
 
 @pytest.mark.gpus(3)
