@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...comm.group import Group
-from ...errors import ArgumentError, Unsupported, require_kind, require_real
+from ...errors import ArgumentError, Unsupported, any_of, require_kind, require_real
 
 
 class PDLLevel(IntEnum):
@@ -65,7 +65,7 @@ def pdl_level(value: Any) -> PDLLevel:
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
     """`value` if it is one of the allowed names, else ArgumentError."""
     if not isinstance(value, str) or value not in allowed:
-        raise ArgumentError(argument, repr(value), "one of " + ", ".join(map(repr, allowed)))
+        raise ArgumentError(argument, repr(value), any_of(list(map(repr, allowed))))
     return value
 
 
