@@ -14,7 +14,7 @@ from ...plans import push, scatter, traffic
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
-from ..call.epilogue import Epilogue, explain
+from ..call.epilogue import Epilogue
 from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
@@ -210,8 +210,7 @@ class _Call:
         except CompileError as error:
             if self.epilogue is None:
                 raise
-            expression = self.epilogue.epilogue.expression
-            raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
+            raise self.epilogue.explained(error) from None
         for one, output in zip(found, outputs, strict=True):
             one.point("output", output)
         return found
