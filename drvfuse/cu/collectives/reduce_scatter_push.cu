@@ -89,6 +89,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     DRVFUSE_KERNEL(const __grid_constant__ ScatterPushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
+#pragma unroll
+    for (int rank = 0; rank < RANKS; ++rank)
+        Part(p, rank).prefetch(p.call.input, i64(blockIdx.x) * blockDim.x + threadIdx.x);
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Unit unit;
