@@ -67,7 +67,8 @@ def measure(
     """A result for each size. The peers are measured first. Unsupported without peer access."""
     if not group.peers_readable:
         raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
-    sizes = [-(-1024 * size // (16 * group.size)) * 16 * group.size for size in kib]
+    unit = 16 * group.size**2  # so that every rank's part of every rank's input is whole packs
+    sizes = [-(-1024 * size // unit) * unit for size in kib]
     shapes = [(1, size) for size in sizes]
     names = PEERS if with_peers else ()
     found = {name: peers.measure(name, op, [False], group.size, shapes, settings) for name in names}

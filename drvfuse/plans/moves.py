@@ -135,8 +135,9 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
     units = max(1, ceil_div(work.most, threads))  # one at least, as every rank hears from every other in every call
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
+    stays = work.same and work.ranks > 1  # what stays is copied with the packs that are sent, else by all blocks
     return PushShape(
-        units=max(of_round, ceil_div(work.most_own, threads)),
+        units=of_round if stays else max(of_round, ceil_div(work.most_own, threads)),
         threads=threads,
         packs=1,
         cluster=1,
@@ -185,6 +186,8 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
         return Traffic(2 * own + local, remote)
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
+    if algo == "push" and work.same and work.ranks > 1:  # what is read once is sent to all, and stays
+        return Traffic(own + once + 3 * remote, remote)
     if algo in PUSH:  # read, and on the other device polled, cleared and written
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
     if staged and algo == "pull" and work.same:  # one copy serves all peers

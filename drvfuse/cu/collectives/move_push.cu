@@ -5,7 +5,7 @@
 // and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
 // once. Pairs with fewer packs than others send no packs in their last units, but keys. What stays on a rank is copied by
 // all blocks, beside the first words' way.
-// DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), so they are loaded once.
+// DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), and stay too, so they are loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks beyond the units copy what stays and take part in the epoch.
 //
@@ -17,6 +17,7 @@
 #include "collectives/moves.cuh"
 
 constexpr bool SAME = DRVFUSE_SAME;
+constexpr bool STAYS = SAME && RANKS > 1;  // what a thread sends is also what stays
 constexpr int SOURCES = SAME ? 1 : PEERS;
 
 // A thread's packs of a unit for all peers. Those that do not exist have no bytes left, and are not sent.
@@ -67,15 +68,26 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     trace.lap(TraceRole::store);
 }
 
-extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 : 4)
+// What stays on this rank, which its peers get as well.
+__device__ __forceinline__ void store_own(const Packs& packs, const MovePushParams& p, i64 index) {
+    const Spot from = source_of(p, 0, index), to = target_of(p, 0, index);
+    if (packs.exists[0] && from.at != to.at) store_bytes(to.at, packs.word[0], to.left);
+}
+
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
+                                                  : RANKS > 2 ? 2
+                                                              : 4)
     move_push(const __grid_constant__ MovePushParams p DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
+    const i64 first_index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const Spot first_source = source_of(p, RANKS > 1, first_index);
+    if (first_source.left > 0) ptx::prefetch_l2(first_source.at);  // warms the address translation
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    if (blockIdx.x * blockDim.x < p.chunk_packs)  // before the state is read, since all that follows waits for that
-        load_unit(packs, p, i64(blockIdx.x) * blockDim.x + threadIdx.x);
+    if (first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
+        load_unit(packs, p, first_index);
     push.start();
     bool first = true;
 #pragma unroll 1
@@ -90,12 +102,16 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            if (first) copy_own<2>(p, trace);
+            if (STAYS) {
+                store_own(packs, p, index);
+            } else if (first) {
+                copy_own<2>(p, trace);
+            }
             first = false;
             receive_unit(p, push, trace, index, slots);
         }
     }
     push.join();
-    if (first) copy_own<2>(p, trace);
+    if (first && !STAYS) copy_own<2>(p, trace);
     end(p.call, trace);
 }

@@ -258,7 +258,8 @@ def prepared(
         normed=normed_outputs is not None,
     )
     if scatters:
-        algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo)]
+        received = (group.size - 1) * max(counts) * kept * dtype.itemsize
+        algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo, received, sources)]
     elif group.link is not None:
         algos = [nodes.algorithm(group, algo, use_multimem)]
     elif use_multimem:
