@@ -16,7 +16,6 @@ release = version = drvfuse.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4  # links to headings are those of GitHub, and a link to no heading is a warning
-suppress_warnings = ["toc.not_readable"]  # until the pages of the new collectives and of quantisation are there
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 

@@ -11,6 +11,10 @@ from . import reference_gemv as reference_gemv
 from .comm.group import Group as Group
 from .comm.rank import Rank as Rank
 from .comm.rank_graphs import RankGraphs as RankGraphs
+from .ops.call.epilogue import Epilogue as Epilogue
+from .ops.call.epilogue import Replicated as Replicated
+from .ops.call.epilogue import float32 as float32
+from .ops.call.epilogue import int32 as int32
 from .ops.call.options import PDLLevel as PDLLevel
 from .ops.call.scratch import check_device as check_device
 from .ops.collectives.all_gather import Gathered as Gathered
@@ -20,10 +24,6 @@ from .ops.collectives.allreduce import allreduce as allreduce
 from .ops.collectives.allreduce_many import allreduce_many as allreduce_many
 from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
 from .ops.collectives.broadcast import broadcast as broadcast
-from .ops.collectives.epilogue import Epilogue as Epilogue
-from .ops.collectives.epilogue import Replicated as Replicated
-from .ops.collectives.epilogue import float32 as float32
-from .ops.collectives.epilogue import int32 as int32
 from .ops.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from .ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8 as reduce_scatter_rmsnorm_fp8
 from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm

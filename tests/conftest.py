@@ -79,8 +79,9 @@ def refused() -> Callable[..., None]:
     return check
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of test items: no later collection of garbage need look at them, and some tests make many."""
+@pytest.fixture(autouse=True, scope="module")
+def collections_of_garbage_are_quick() -> None:
+    """What is there when a module begins, test items and compiled kernels above all, no later collection looks at."""
     gc.collect()
     gc.freeze()
 

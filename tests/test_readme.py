@@ -41,6 +41,7 @@ PAGES = {
     "algorithms": 1,
     "arrays": 1,
     "checking": 4,
+    "collectives": 3,
     "embedding": 1,
     "emulated-graphs": 1,
     "findings": 30,
@@ -80,6 +81,13 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     checks = {(check["op"], check["algo"]): check["mismatches"] for check in report["checks"]}
     ops, algos = ("allreduce", "allreduce_rmsnorm_fp8"), ("push_one_shot", "one_stage", "two_stage", "naive")
     assert checks == {(op, algo): 0 for op in ops for algo in algos}
+
+
+def test_the_readmes_figures_are_those_of_the_measurements() -> None:
+    measured = set(re.findall(r"[\d.]+", (ROOT / "docs" / "performance.md").read_text()))
+    (section,) = re.findall(r"## How fast it is\n(.*?)\n## ", README.read_text(), re.DOTALL)
+    figures = re.findall(r"([\d.]+) us", section)
+    assert figures and not set(figures) - measured, "not in docs/performance.md"
 
 
 @pytest.mark.emulated

@@ -36,6 +36,12 @@ with df.Group.local(2, driver=machine) as group:
     assert_type(inputs, list[df.Array])
     assert_type(df.allreduce(group, inputs), list[df.Array])
     assert_type(df.allreduce.prepare(group, inputs).launch(), list[df.Array])
+    assert_type(df.broadcast(group, inputs, root=1), list[df.Array])
+    assert_type(df.all_to_all.prepare(group, inputs, inputs, algo="put").launch(), list[df.Array])
+    gathered = df.all_gather(group, inputs, scales=inputs)
+    assert_type(gathered, list[df.Array] | df.Gathered)
+    assert isinstance(gathered, df.Gathered)
+    assert_type(gathered.scales, list[df.Array])
     with group.symmetric(64, multicast=True) as buffer:
         assert_type(buffer.multicast_ptr, int | None)
     assert_type(df.Multicast.granularity([rank.device for rank in group]), int)
@@ -77,6 +83,8 @@ def divide(x: df.ArrayLike) -> None:
 
 normed, unnormed = df.gemv_partial_norm(array, array, Foreign(), n_normed=8, eps=1e-6)
 assert_type(normed, df.Array)
+rows = df.rmsnorm_fp8(array, Foreign(), epsilon=1e-6, quantisation=df.Quantisation.mxfp8(layout="tiles"))
+assert_type((rows.output, rows.scales), tuple[df.Array, df.Array | None])
 qy, s_y, qy_t, (_, rstd, num_warps) = coat.fp8_rmsnorm_forward(array, array, Foreign(), 16, 1e-5)
 assert_type((qy, s_y, qy_t, rstd, num_warps), tuple[df.Array, df.Array, df.Array, df.Array, int])
 divide(array)

@@ -29,7 +29,7 @@ SECTIONS = {
     "trace": "Traces",
     "runtime": "Devices, arrays, streams, kernels",
 }
-"""Room of `drvfuse` -> heading of its public names, in the order of the page."""
+"""Room of `drvfuse` -> heading of its public names, in the order of the page. Other rooms' names stand with the ops."""
 
 BESIDES = {"ops": ["drvfuse.ops.call.prepared.Prepared"]}
 """Room -> classes that calls return, which programs need not name."""
@@ -46,7 +46,8 @@ def api() -> str:
     package = ROOT / "drvfuse"
     names: dict[str, list[str]] = {room: [] for room in SECTIONS}
     for home, name in _listed(package / "__init__.pyi"):
-        names[home.split(".")[1]].append(f"drvfuse.{name}")
+        room = home.split(".")[1]
+        names[room if room in SECTIONS else "ops"].append(f"drvfuse.{name}")
     sections = [_section(heading, names[room] + BESIDES.get(room, [])) for room, heading in SECTIONS.items()]
     sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
     emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]

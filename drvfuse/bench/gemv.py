@@ -4,7 +4,8 @@
 One token, bfloat16; the weights are rotated over copies that L2 does not hold. "read" is the fastest of some kernels
 that load the same bytes and add nothing up. Of ours: "none" has no normed column, "normed" those that the shape says,
 "all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with `PDLLevel.OVERLAP_AT_BEGINNING`; "traced"
-is "normed" with a trace.
+is "normed" with a trace. "FP8 weight" is "normed" with a float8_e4m3fn weight and a scale for each of its rows,
+and "FP8 act" that with a float8_e4m3fn act and a scale for each group of 128 columns.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ SHAPES = (
     *((n, k, 3 * n // 4) for n in (512, 1024, 2048, 4096, 8192, 16384) for k in (1024, 2048, 4096, 8192, 16384)),
 )
 EPSILON = 1e-3
-OURS = ("none", "normed", "all", "ON", "EARLY", "traced")
+OURS = ("none", "normed", "all", "ON", "EARLY", "traced", "FP8 weight", "FP8 act")
 PEERS = ("cublas", "cublas + norm", "compiled")
 HEAD, TEXT_COLUMNS = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS], 1
 _ROTATED_BYTES = 256 << 20
 CALLS = 64  # of a graph, at least
+_FP8 = "float8_e4m3fn"
 _READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
 
 _READ = """
@@ -67,13 +69,13 @@ class Bench:
 
     def _weight_bytes(self, nbytes: int) -> Array:
         bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)
-        return self._device.array(bits & np.uint16(0xBFFF))  # all finite
+        return self._device.array(bits & np.uint16(0xBFF7))  # all finite, as FP8 too
 
     def measure(self, n: int, k: int, n_normed: int) -> dict[str, Any]:
         """All figures of one shape: microseconds a call."""
 
-        def ours(n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None) -> float:
-            return self._time(self.calls(n, k, n_normed, level, trace))
+        def ours(n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, **dtypes: str) -> float:
+            return self._time(self.calls(n, k, n_normed, level, trace, **dtypes))
 
         times = {
             "none": ours(0),
@@ -82,6 +84,8 @@ class Bench:
             "ON": ours(n_normed, level=PDLLevel.ON),
             "EARLY": ours(n_normed, level=PDLLevel.OVERLAP_AT_BEGINNING),
             "traced": ours(n_normed, trace=Trace(self._device, nbytes=64 << 20)),
+            "FP8 weight": ours(n_normed, weight=_FP8),
+            "FP8 act": ours(n_normed, weight=_FP8, act=_FP8),
         }
         if self._torch:
             from .gemv_torch import torch_us
@@ -89,15 +93,13 @@ class Bench:
             times |= dict(zip(PEERS, torch_us(n, k, n_normed, EPSILON, _ROTATED_BYTES), strict=True))
         return {"n": n, "k": k, "n_normed": n_normed, "bytes": 2 * n * k, "read": self.read(n, k), **times}
 
-    def weights(self, n: int, k: int) -> list[Array]:
+    def weights(self, n: int, k: int, dtype: str = "bfloat16") -> list[Array]:
         """Different ones, that share no memory; each begins at a multiple of 128 bytes."""
-        step = -(-2 * n * k // 128) * 128
+        step = -(-dtypes.get(dtype).itemsize * n * k // 128) * 128
         if step > self._pool.nbytes:
             self._pool = self._weight_bytes(step)
         many = min(2 * CALLS, self._pool.nbytes // step)
-        return [
-            view(self._pool.ptr + i * step, (n, k), "bfloat16", self._device, owner=self._pool) for i in range(many)
-        ]
+        return [view(self._pool.ptr + i * step, (n, k), dtype, self._device, owner=self._pool) for i in range(many)]
 
     def read(self, n: int, k: int) -> float:
         """The fastest reader."""
@@ -112,13 +114,27 @@ class Bench:
         return min(times)
 
     def calls(
-        self, n: int, k: int, n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None
+        self,
+        n: int,
+        k: int,
+        n_normed: int,
+        level: PDLLevel = PDLLevel.OFF,
+        trace: Trace | None = None,
+        *,
+        act: str = "bfloat16",
+        weight: str = "bfloat16",
     ) -> list[Callable[[], object]]:
-        """A call of the op with each of the weights."""
-        bf16, device = dtypes.get("bfloat16").numpy, self._device
-        act, gamma = (device.array(self._random.standard_normal(length).astype(bf16)) for length in (k, n_normed))
+        """A call of the op with each of the weights. FP8 weights have scales of rows, and an FP8 act of groups."""
+        device, random = self._device, self._random
+        x = device.array(random.standard_normal(k).astype(dtypes.get(act).numpy))
+        gamma = device.array(random.standard_normal(n_normed).astype(dtypes.get("bfloat16").numpy))
+        scales: dict[str, Any] = {}
+        for name, dtype, count in (("act_scales", act, -(-k // 128)), ("weight_scales", weight, n)):
+            if dtype == _FP8:
+                scales[name] = device.array(random.uniform(0.5, 2, count).astype(np.float32))
         call = partial(
             gemv_partial_norm,
+            **scales,
             n_normed=n_normed,
             eps=EPSILON,
             normed_output=device.empty(n_normed, "bfloat16"),
@@ -126,7 +142,7 @@ class Bench:
             pdl_level=level,
             trace=trace,
         )
-        return [partial(call, act, weight, gamma) for weight in self.weights(n, k)]
+        return [partial(call, x, each, gamma) for each in self.weights(n, k, weight)]
 
     def _time(self, calls: Sequence[Callable[[], object]]) -> float:
         return microseconds_per_call(self._device, calls, CALLS).median

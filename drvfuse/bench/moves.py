@@ -21,6 +21,7 @@ from ..ops.call.prepared import Prepared
 from ..ops.collectives.all_gather import all_gather
 from ..ops.collectives.all_to_all import all_to_all
 from ..ops.collectives.broadcast import broadcast
+from ..ops.collectives.move_kernels import RELAY
 from . import peers, sums
 from .collective_calls import launches
 from .floors import Links
@@ -29,7 +30,8 @@ from .settings import Settings
 from .timing import REPLAYS, microseconds_per_call
 
 OPS: dict[str, Callable[..., Any]] = {"all_gather": all_gather, "broadcast": broadcast, "all_to_all": all_to_all}
-ALGORITHMS = ("push", "put", "pull", "push_one_shot", "push_two_shot", "auto")
+_MOVING = ("push", "relay", "put", "pull", "auto")
+ALGORITHMS = ("push", "relay", "put", "pull", "push_one_shot", "push_two_shot", "auto")
 LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
@@ -37,14 +39,14 @@ TEXT_COLUMNS = 0
 _ROTATED_BYTES = 256 << 20  # of all sets of inputs of a rank: more than any cache
 
 
-def algorithms(op: str) -> tuple[str, ...]:
-    """What is measured of an op, unless told otherwise."""
-    return sums.ALGORITHMS[op] if op in sums.OPS else ("push", "put", "pull", "auto")
-
-
 def input_bytes(op: str, ranks: int, nbytes: int) -> int:
     """Of a rank, for an output of `nbytes`, which the ranks divide."""
     return nbytes // ranks if op == "all_gather" else nbytes
+
+
+def algorithms(op: str) -> tuple[str, ...]:
+    """Those of an op that are timed."""
+    return sums.ALGORITHMS.get(op) or tuple(algo for algo in _MOVING if algo != RELAY or op == "broadcast")
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:

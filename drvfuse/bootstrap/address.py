@@ -30,7 +30,7 @@ Target = tuple[str, int] | str
 
 @dataclass(frozen=True)
 class Address:
-    """Where the board of one group is served, and the secret of its ranks.
+    """The address of the board of one group, and the secret of its ranks.
 
     `unix` is an abstract name on the host `host`, or on the reader's own if that is "".
     """

@@ -106,7 +106,7 @@ class _Sockets(list[socket.socket]):
 
 
 def _listener() -> tuple[socket.socket, str]:
-    """A socket that listens at a name that nobody can foresee."""
+    """A listening socket with a random name, which others cannot guess."""
     listener, name = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"drvfuse-fd-{secrets.token_hex(16)}"
     try:
         listener.bind(f"\0{name}")

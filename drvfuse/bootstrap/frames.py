@@ -24,7 +24,7 @@ NOT_A_MESSAGE = (KeyError, TypeError, ValueError, OverflowError)
 
 
 class Malformed(Exception):
-    """What came is not a frame, or larger than frames may be."""
+    """The received bytes are not a frame, or the frame is too large."""
 
 
 def pack(message: dict[str, Any], data: bytes = b"") -> bytes:
@@ -41,7 +41,7 @@ class Unpacker:
         self._largest = _STRANGER
 
     def trust(self, values: int) -> None:
-        """From now on a frame may carry that many values."""
+        """Accept frames with so many values from now on."""
         self._largest = _LARGEST_MESSAGE, values * LARGEST_VALUE
 
     def feed(self, received: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -60,7 +60,7 @@ def same_user(connected: socket.socket) -> bool:
 
 
 def notice_loss(connected: socket.socket) -> None:
-    """Of a TCP connection: send at once, and notice within half a minute that the other host has gone."""
+    """Let a TCP connection send at once, and notice within half a minute that the other host has gone."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -69,6 +69,6 @@ def notice_loss(connected: socket.socket) -> None:
 
 
 def loss(error: OSError) -> str:
-    """What a failed transfer says of the process at the other end."""
+    """The reason of a failed transfer, as a statement about the process at the other end."""
     ended = error.errno in (errno.EPIPE, errno.ECONNRESET)
     return PROCESS_ENDED if ended else f"the connection to it was lost ({error.strerror})"

@@ -71,7 +71,7 @@ class Meetings:
         return all(rank in self._seen for rank in self._boards[0].members)
 
     def came(self, rank: int, who: str) -> str | None:
-        """That rank has connected; `who` says from where. Returns who it was if it had come before."""
+        """A rank has connected; `who` says from where. Returns the former connection of that rank, if there was one."""
         before = self._seen.get(rank)
         self._seen.setdefault(rank, who)
         return before

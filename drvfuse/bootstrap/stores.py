@@ -57,7 +57,7 @@ class NotThere(Exception):
 
 
 def notice_board(store: object) -> Notices:
-    """How `store` carries a notice. Raises ArgumentError if it is none of the kinds above."""
+    """The `Notices` for a store or communicator. Raises ArgumentError if it is none of the kinds above."""
     if _has(store, "Get_rank", "Get_size", "Isend", "Iprobe", "Recv"):
         return _Communicator(store)
     if _has(store, "rank", "size", "allreduce", "broadcast"):

@@ -19,12 +19,12 @@ from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
 from ..dtypes import DType
+from ..ops.call.epilogue import Epilogue, float32
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_many import allreduce_many
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.epilogue import Epilogue, float32
 from ..ops.collectives.reduce_scatter import reduce_scatter
 from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
 from ..runtime.array import Array, view
@@ -32,11 +32,12 @@ from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
-from .problems import EPSILON, MAIN, Problem, solved
+from .problems import EPSILON, MAIN, QUANTISATIONS, Problem, solved
 from .run import Run
 
 AMPLE, TIGHT = 256 << 10, 20 << 10
 TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
+TIGHT_FORMS = 40 << 10  # the same with residuals of float32
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 INPUTS, BOTH = "inputs", "both"
@@ -76,7 +77,8 @@ class Calls:
         vectors = [rank.array(first.vector) for rank in group]
         residuals: list[Array] | None = None
         if first.residual is not None:
-            residuals = [rank.empty(problems[0].own(first.residual, rank.index).shape, dtype) for rank in group]
+            kind = dtypes.get(first.residual.dtype)
+            residuals = [rank.empty(problems[0].own(first.residual, rank.index).shape, kind) for rank in group]
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
         options["use_multimem"] = problems[0].multimem
         if problems[0].epilogue:
@@ -86,9 +88,12 @@ class Calls:
             solution = solved(problem)
             sources = [rank.array(host) for rank, host in zip(group, solution.hosts, strict=True)]
             produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
+            kinds = [dtypes.get(array.dtype) for array in solution.outputs]
+            if problem.form == "nvfp4":
+                kinds[0] = dtypes.get(dtypes.FP4)
             outputs = [
-                [rank.empty(problem.own(a, rank.index).shape, dtypes.get(a.dtype)) for rank in group]
-                for a in solution.outputs
+                [rank.empty(problem.own(array, rank.index).shape, kind) for rank in group]
+                for array, kind in zip(solution.outputs, kinds, strict=True)
             ]
             call: Prepared[Any]
             if problem.op == "reduce_scatter":
@@ -107,6 +112,10 @@ class Calls:
                     options |= {"residuals": residuals, "residual_outputs": outputs[2]}
                     for rank, launches, target in zip(group, produce, residuals, strict=True):
                         launches.append(self._copying(rank.array(problem.own(solution.residual, rank.index)), target))
+                if problem.form == "layer":
+                    options |= {"norm": "layer", "betas": vectors, "normed_outputs": outputs[-1]}
+                elif problem.form:
+                    options["quantisation"] = QUANTISATIONS[problem.form]
                 if problem.op == "allreduce_rmsnorm_fp8":
                     call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
                 else:
@@ -186,13 +195,14 @@ def repeated(
     multicast: str | None = None,
     shape: tuple[int, int] = MAIN,
     nodes: int = 1,
+    form: str = "",
 ) -> None:
     """Two calls, of 64 KiB per rank unless told otherwise, on 4 GPUs, with options as drawn by the seed where None.
 
     `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
     holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
     With `multimem` what `multicast` says lies in multicast memory: "", INPUTS or BOTH inputs and outputs. The GPUs form
-    so many `nodes`.
+    so many `nodes`. The two calls are of that `form`.
     """
     naive = algo == "naive"
     if multimem:
@@ -204,10 +214,10 @@ def repeated(
     graph = run.chance(0.25) if graph is None else graph
     pdl = run.choice(PDL) if pdl is None else pdl
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
-    small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
+    small = TIGHT if algo != "push_two_shot" else TIGHT_FORMS if form else TIGHT_SLOTS
     with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         kind: dict[str, Any] = {"residual": residual, "multimem": multimem, "nodes": nodes}
-        problems = [Problem(op, 4, shape, number=number, **kind) for number in range(2)]
+        problems = [Problem(op, 4, shape, number=number, form=form, **kind) for number in range(2)]
         options: dict[str, Any] = {"private": private, "multicast": multicast or ""}
         calls = [Calls(run, group, problems, algo, **options, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
@@ -328,6 +338,7 @@ def near_32_bits(
     op: str = "allreduce",
     algo: str = "two_stage",
     shape: tuple[int, int] = (9, 520),
+    form: str = "",
     timeout: float = 10.0,
     pdl: PDLLevel = PDLLevel.OFF,
 ) -> None:
@@ -340,7 +351,7 @@ def near_32_bits(
         for pointer, rank in zip(group.workspace.pointers, group, strict=True):
             word = view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
             word.copy_from(np.array([(2**32 - 1 - int(run.seed % 4)) * workspace.EPOCH_UNIT], np.uint64))
-        problems = [Problem(op, 4, shape, number=number) for number in range(3)]
+        problems = [Problem(op, 4, shape, number=number, form=form) for number in range(3)]
         with config.override(spin_timeout=timeout):
             calls = Calls(run, group, problems, algo, pdl=pdl)
         streams = [rank.stream for rank in group]

@@ -30,7 +30,7 @@ from .problems import Host
 from .run import Run
 
 TIGHT = 8 << 10
-OPS = ("all_gather", "scales", "broadcast", "all_to_all", "one_way", "in_place")
+OPS = ("all_gather", "scales", "broadcast", "relay", "all_to_all", "one_way", "in_place")
 COLUMNS = (33, 64)  # words of a row, which then begins at multiples of 4 bytes or of 16
 _WORDS = 1 << 14
 
@@ -81,7 +81,8 @@ class _Call:
             xs, ys = _both(memory, pairs)
             more = {"scales": xs[1], "gathered_scales": ys[1]} if op == "scales" else {}
             call = all_gather.prepare(group, xs[0], ys[0], splits=rows, **more, **options)
-        elif op == "broadcast":
+        elif op in ("broadcast", "relay"):
+            options["algo"] = op if op == "relay" else algo
             root, hosts = int(run.random.integers(n)), [_words(run, (30, columns)) for _ in rows]
             pairs.append(("in", "out", hosts, [hosts[root]] * n))
             xs, ys = _both(memory, pairs)
@@ -185,23 +186,20 @@ def moves(
             done.compare(run)
 
 
-def moves_in_rounds(run: Run, *, timeout: float = 10.0, pdl: PDLLevel | None = None) -> None:
+def moves_in_rounds(
+    run: Run,
+    *,
+    ops: Sequence[str] = ("broadcast", "relay", "one_way", "all_gather", "all_to_all"),
+    ranks: int = 0,
+    timeout: float = 10.0,
+) -> None:
     """Push calls of several rounds, some with bytes one way alone, between sums whose words use the same slots."""
-    ranks = 2 + run.seed % 2
+    ranks = ranks or 2 + run.seed % 2
     with run.group(ranks, workspace_bytes=TIGHT, max_blocks=4) as group:
         memory, streams = _Memory(run, group), [rank.stream for rank in group]
         hosts = [run.random.standard_normal(520).astype(np.float32) for _ in range(ranks)]
         with config.override(spin_timeout=timeout):
-            calls = [
-                _Call(
-                    memory,
-                    op,
-                    "push",
-                    run.choice(PDL) if pdl is None else pdl,
-                    int(run.choice((1, 3, 4))),
-                )
-                for op in run.shuffled(("broadcast", "one_way", "all_gather", "all_to_all"))
-            ]
+            calls = [_Call(memory, op, "push", run.choice(PDL), int(run.choice((1, 3, 4)))) for op in run.shuffled(ops)]
             xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
             ys = [[rank.empty(520, "float32") for rank in group] for _ in calls]
             sums = [allreduce.prepare(group, xs, y, algo="push_one_shot") for y in ys]

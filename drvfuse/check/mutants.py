@@ -107,7 +107,7 @@ staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
 )
 
-pushed_moves = partial(moves, ranks=3, algos=("push",), graph=False, timeout=0.002)
+pushed_moves = partial(moves, ranks=2, ops=("all_gather",), algos=("push",), graph=False, timeout=0.002)
 
 few_compared = partial(compared, kinds=FEW, shape=(3, 72), first=False, timeout=0.002)
 
@@ -397,6 +397,13 @@ _ALL = (
         (*WRONG, *HANGS),
     ),
     Mutant(
+        "codes-without-marks",
+        "eight FP4 codes of -6, whose word means that nothing is there yet, are sent as they are",
+        "push protocols for data that may hold the word of an empty slot",
+        partial(near_push_rows, shape=(9, 512), form="nvfp4", timeout=0.002),
+        HANGS,
+    ),
+    Mutant(
         "epoch-by-one-thread",
         "one thread advances the epoch, and warps that have not read it yet take the other half of the slots",
         "prototypes of push protocols, which hung",
@@ -638,32 +645,32 @@ _ALL = (
         "keys-only-with-bytes",
         "a warp without bytes for a peer sends it nothing, so the peer's next bytes come over slots that are in use",
         "push protocols whose words go one way alone, in several rounds",
-        partial(moves_in_rounds, timeout=0.002),
+        partial(moves_in_rounds, ops=("broadcast",) * 3, ranks=2, timeout=0.002),
         (*WRONG, *HANGS),
     ),
     Mutant(
         "moves-no-start-barrier",
         "bytes are stored to a peer's output while kernels in front of the peer's call still read it",
         "hand-written gathers that store to the outputs of others",
-        partial(moves, ops=("broadcast",), algos=("put",), graph=False),
+        partial(moves, ranks=2, ops=("broadcast",), algos=("put",), graph=False),
     ),
     Mutant(
         "moves-no-end-barrier",
         "a call ends before its peers have stored all of its output",
         "hand-written gathers that store to the outputs of others",
-        partial(moves, ops=("all_gather",), algos=("put",), graph=False),
+        partial(moves, ranks=2, ops=("broadcast",), algos=("put",), graph=False),
     ),
     Mutant(
         "moves-payload-not-doubled",
         "one half of the workspace serves every chunk, which is staged while peers still read the one before",
         "chunked exchanges by way of a buffer",
-        partial(moves, ops=("in_place",), algos=("pull",), tight=True, graph=False),
+        partial(moves, ranks=3, ops=("in_place",), algos=("pull",), tight=True, graph=False),
     ),
     Mutant(
         "exchange-in-place-not-staged",
         "what comes from a peer is written over what that peer still reads",
         "all-to-alls whose outputs are their inputs",
-        partial(moves, ops=("in_place",), algos=("pull", "put"), graph=False),
+        partial(moves, ranks=3, ops=("in_place",), algos=("pull",), tight=True, graph=False),
         host=NEVER_STAGED,
         in_kernels=False,
     ),

@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, reference
+from ..plans.quantisation import Quantisation
 from ..plans.scatter import split_rows
 
 Host = npt.NDArray[Any]
 
 EPSILON = 1e-6
+QUANTISATIONS = {"mxfp8": Quantisation.mxfp8(layout="tiles"), "nvfp4": Quantisation.nvfp4(0.125, layout="column")}
+FORMS = ("layer", *QUANTISATIONS)
+"""Of the fused op: LayerNorm with beta, normed outputs and a float32 residual, or a quantisation."""
 MAIN = (32, 1024)
 
 
@@ -23,8 +27,9 @@ MAIN = (32, 1024)
 class Problem:
     """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed.
 
-    With `multimem` the sums of its inputs are exact in any order. `splits` are the rows of each rank, of an op that
-    leaves rows to their owners.
+    With `multimem` the sums of its inputs are exact in any order. `form` is "" or one of FORMS; the codes of "nvfp4"
+    are 6 and -6 alone, in blocks of eight, of which those of -6 are words of 0xFFFFFFFF. `splits` are the rows of each
+    rank, of an op that leaves rows to their owners.
     """
 
     op: str
@@ -36,6 +41,7 @@ class Problem:
     number: int = 0
     multimem: bool = False
     nodes: int = 1
+    form: str = ""
     splits: tuple[int, ...] | None = None
 
     @property
@@ -52,8 +58,8 @@ class Problem:
 
 
 class Solution(NamedTuple):
-    """`hosts`: one input per rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
-    `outputs`: the results of all rows (`Problem.own`)."""
+    """`hosts`: one input per rank. `vector`: gamma, beta or the epilogue's bias, the same for all problems of a shape.
+    `outputs`: the results of all rows (`Problem.own`); of the form "layer" the normed rows come last."""
 
     hosts: list[Host]
     vector: Host
@@ -75,6 +81,9 @@ def solved(problem: Problem) -> Solution:
         return (np.round(random.uniform(-8, 8, shape) * 64) / 64).astype(np.float32).astype(element)
 
     hosts = [(exact if problem.multimem else values)(own, *problem.shape) for _ in range(problem.ranks)]
+    if problem.form == "nvfp4":
+        signs = own.choice([-1.0, 1.0], (problem.shape[0], problem.shape[1] // 8)).repeat(8, axis=1)
+        hosts = [(signs * (1 + rank)).astype(np.float32).astype(element) for rank in range(problem.ranks)]
     vector = values(np.random.default_rng(problem.shape), problem.shape[1])
     order: dict[str, Any] = {"multimem": problem.multimem, "nodes": problem.nodes}
     if problem.reduces:
@@ -82,5 +91,17 @@ def solved(problem: Problem) -> Solution:
         after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
         return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, **order)])
     residual = values(own, *problem.shape) if problem.residual else None
-    found = reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, residual=residual, **order)
-    return Solution(hosts, vector, residual, [array for array in found if array is not None])
+    if problem.form == "layer":
+        residual = None if residual is None else residual.astype(np.float32) * np.float32(1.1)
+        order |= {"norm": "layer", "beta": vector}
+    elif problem.form == "nvfp4":
+        vector = np.ones_like(vector)
+    quantisation = QUANTISATIONS.get(problem.form)
+    found = reference.allreduce_rmsnorm_fp8(
+        hosts, vector, EPSILON, residual=residual, quantisation=quantisation, **order
+    )
+    outputs = [array for array in found if array is not None]
+    if problem.form == "layer":
+        plain = {"residual": residual, "quantisation": Quantisation.none(), **order}
+        outputs.append(reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, **plain).output)
+    return Solution(hosts, vector, residual, outputs)

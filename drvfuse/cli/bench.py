@@ -158,8 +158,8 @@ def _collectives(arguments: argparse.Namespace) -> Started:
 
 def _moves(arguments: argparse.Namespace) -> Started:
     op = arguments.benchmark.replace("-", "_")
-    every = moves.algorithms(op)
-    algos = [one_of("--algos", algo, every) for algo in arguments.algos or every]
+    known = moves.algorithms(op)
+    algos = [one_of("--algos", algo, known) for algo in arguments.algos or known]
     emulated = arguments.driver == "emu"
     installed = importlib.util.find_spec("torch") is not None
     if arguments.peers and emulated:

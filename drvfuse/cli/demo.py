@@ -34,7 +34,9 @@ OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 
 @dataclass
 class Check:
-    """One collective by one algorithm: what differed from numpy, bytes moved by all ranks, and its time if measured."""
+    """One collective by one algorithm: how many elements differ from numpy, the bytes moved by all ranks, and its time
+    if measured.
+    """
 
     op: str
     algo: str

@@ -22,7 +22,7 @@ def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[obje
 
 @contextlib.contextmanager
 def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None]]:
-    """Like `progress`; calling what it yields counts one of `total` as done."""
+    """Like `progress`; each call of the yielded function counts one of `total` as done."""
     with progress(f"0 of {total} {text}", show=show) as status:
         count = 0
 

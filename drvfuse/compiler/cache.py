@@ -87,7 +87,7 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
 
 
 def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What `load` gives, or one of the exceptions of `_DAMAGE`."""
+    """Read an entry, as `load` returns it. Raises one of `_DAMAGE` for a damaged one."""
     record = json.loads((entry / _META).read_bytes())
     meta = record["meta"]
     files = {name: (entry / name).read_bytes() for name in record["sha256"]}
@@ -99,7 +99,8 @@ def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 @contextlib.contextmanager
 def building(entry: Path) -> Iterator[bool]:
-    """One process at a time builds a missing entry in the block. True there if it may have come meanwhile: look again.
+    """A block in which one process at a time builds a missing entry. It yields True if this process had to wait, so
+    that it looks for the entry again.
 
     The ranks of a job start together, and each needs the same kernels. A process that ends gives its turn away. Waits a
     minute at most, for one that was stopped, and not at all where the folder cannot be written or has no locks.

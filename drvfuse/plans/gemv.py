@@ -13,6 +13,8 @@ from .limits import Limits
 MAX_ROWS = 8
 PACK_BYTES = 16
 GROUP = 32
+SCALE_GROUP = 128  # columns of a scale of the weight for a group
+ACT_SCALE_GROUPS = (128, 64)  # columns of a scale of act for a group
 GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # at most
 TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
@@ -22,7 +24,8 @@ ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
 STAGES = 4  # that are under way, at most
 
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
-COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
+COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
+MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # under way, at most: more of them delay what else the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
@@ -84,7 +87,8 @@ class Shape:
     @staticmethod
     def of(m: int, groups: int, width: int, rows: int, can_copy: bool) -> Shape:
         """For `groups` a row of the weight, `width` weights a pack, and `rows` of it for a block."""
-        copied = can_copy and groups * GROUP_BYTES >= COPIED_ROW_BYTES and rows >= COPIED_ROWS
+        least_bytes = COPIED_ROW_BYTES if m == 1 else MANY_COPIED_ROW_BYTES
+        copied = can_copy and groups * GROUP_BYTES >= least_bytes and rows >= COPIED_ROWS
         if not copied and m == 1 and groups <= LOADED_PACKS and groups * width <= RESIDENT and rows <= DIRECT_ROWS:
             return Shape._direct(groups, rows)
         choices = [p for p in (1, 2, 4) if copied and m == 1 and groups <= p * TEAM_WARPS and p * width <= RESIDENT]

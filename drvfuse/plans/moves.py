@@ -19,6 +19,7 @@ from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
 from .traffic import Traffic
 from .tuning import Cost
 
+PUSH = ("push", "relay")
 PULL_PACKS = 8  # that a thread has in flight: cu/collectives/move.cu
 _KEY_BYTES = 4  # of a warp's packs: cu/collectives/move_push.cu
 
@@ -71,10 +72,12 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 
 @dataclass(frozen=True)
 class MoveWork:
-    """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included."""
+    """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included. `root`: of a
+    broadcast."""
 
     tables: tuple[Moves, ...]
     same: bool
+    root: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -181,27 +184,33 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     if algo == "naive":
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
         return Traffic(2 * own + local, remote)
-    if algo == "push":  # read, polled, cleared and written
-        return Traffic(2 * own + 4 * remote, remote)
+    once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
+    if algo in PUSH:  # read, and on the other device polled, cleared and written
+        return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
     if staged and algo == "pull" and work.same:  # one copy serves all peers
-        sources = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks))
-        return Traffic(2 * own + 2 * sources + remote, remote)
+        return Traffic(2 * own + 2 * once + remote, remote)
     return Traffic(2 * own + (3 * remote if staged else remote), remote)
 
 
 class MoveCosts(NamedTuple):
-    """What a call takes by words that carry their own readiness, and behind barriers, directly and staged."""
+    """What a call takes by words that carry their own readiness, sent to all or passed on by relays, and behind
+    barriers, directly and staged."""
 
     push: Cost
+    relay: Cost
     direct: Cost
     staged: Cost
 
 
-COSTS = MoveCosts(Cost(1.9, 335e3), Cost(4.5, 365e3), Cost(6.0, 320e3))
+COSTS = MoveCosts(Cost(1.9, 335e3), Cost(3.2, 320e3), Cost(4.5, 365e3), Cost(6.0, 320e3))
 """Estimates from the all-reduce's figures on H200 (plans/tuning.py)."""
 
 
-def pushes(work: MoveWork, staged: bool) -> bool:
-    """Whether "auto" takes words that carry their own readiness, where bytes would be staged behind barriers or not."""
-    other = COSTS.staged if staged else COSTS.direct
-    return COSTS.push.microseconds(work.busiest) <= other.microseconds(work.busiest)
+def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
+    """What "auto" takes: "push", for a broadcast to several ranks also "relay", or `behind_barriers`."""
+    nbytes = work.busiest
+    times = {"push": COSTS.push.microseconds(nbytes)}
+    times[behind_barriers] = (COSTS.staged if staged else COSTS.direct).microseconds(nbytes)
+    if work.root is not None and work.ranks > 2:
+        times["relay"] = COSTS.relay.microseconds(work.sent(work.root) / (work.ranks - 1))
+    return min(times, key=lambda algo: times[algo])

@@ -20,7 +20,7 @@ class Param:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What is known of a kernel without loading it.
+    """Facts about a kernel that are known without loading it.
 
     `name` is the name that it was asked for by, `lowered` its symbol in PTX. `has_pdl_wait` and `has_pdl_trigger` say
     whether it, or a function it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads` comes from

@@ -44,7 +44,7 @@ class Shape:
 
 
 def quads(shape: Shape) -> int:
-    """How many products an instruction of this shape computes: m8n8k4 computes four, each in eight lanes."""
+    """The number of products that an instruction of this shape computes: m8n8k4 computes four, each in eight lanes."""
     return 4 if shape == Shape(8, 8, 4) else 1
 
 

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import dtypes
 from ..dtypes import DTypeLike
+from ..plans.gemv import ACT_SCALE_GROUPS, SCALE_GROUP
 from .arithmetic import Floats, NDArray, butterfly, fma, round_to
 from .norms import row_sum_of_squares
 
 PACK_BYTES = 16
 GROUP = 32
-SCALE_GROUP = 128
 
 
 class Normed(NamedTuple):
@@ -24,12 +25,16 @@ class Normed(NamedTuple):
     unnormed: NDArray
 
 
-def row_products(act: NDArray, weight: NDArray, weight_scales: NDArray | None = None) -> Floats:
+def row_products(
+    act: NDArray, weight: NDArray, weight_scales: NDArray | None = None, act_scales: NDArray | None = None
+) -> Floats:
     """act [M, K] . weight [N, K]^T as float32 sums [M, N], in the kernel's order.
 
     A pack is 16 bytes of a row of the weight. Products are added in order inside a pack, by fma where both types have
-    16 bits or fewer; 32 packs are a group and added by butterfly; lane l adds groups l, l + 32, ... in order; and the
-    32 lanes are added by butterfly. Every sum begins at +0.
+    16 bits or fewer; the sum of a pack is multiplied by the scales of its columns, if scales are of groups, first the
+    weight's, then act's; 32 packs are a group and added by butterfly; lane l adds groups l, l + 32, ... in order; and
+    the 32 lanes are added by butterfly. Every sum begins at +0. Scales of rows, or of all, come last: the weight's,
+    then act's.
     """
     size = dtypes.get(weight.dtype).itemsize
     width = PACK_BYTES // size
@@ -45,6 +50,18 @@ def row_products(act: NDArray, weight: NDArray, weight_scales: NDArray | None = 
 
     a, w = packs(act), packs(weight)
     count = padded // width
+
+    def of_packs(scales: NDArray, columns: int) -> Floats:
+        """The scales [rows, packs] of groups of so many columns."""
+        repeated = np.repeat(scales.astype(np.float32), columns // width, axis=1)[:, :count]
+        result = np.zeros((scales.shape[0], count), np.float32)
+        result[:, : repeated.shape[1]] = repeated
+        return result
+
+    by_pack = weight_scales is not None and weight_scales.ndim == 2
+    act_by_pack = act_scales is not None and act_scales.ndim == 2
+    if act_scales is not None and act_scales.ndim == 2:
+        columns = next(c for c in ACT_SCALE_GROUPS if act_scales.shape[1] == -(-k // c))
     result = np.zeros((act.shape[0], n), np.float32)
     with np.errstate(all="ignore"):
         for m in range(act.shape[0]):
@@ -52,19 +69,20 @@ def row_products(act: NDArray, weight: NDArray, weight_scales: NDArray | None = 
             for e in range(width):
                 left = np.broadcast_to(a[m, :, e], (n, count))
                 sums = fma(left, w[..., e], sums) if exact else sums + left * w[..., e]
-            if weight_scales is not None and weight_scales.ndim == 2:
-                of_pack = np.zeros((n, count), np.float32)
-                repeated = np.repeat(weight_scales, SCALE_GROUP // width, axis=1)[:, :count]
-                of_pack[:, : repeated.shape[1]] = repeated
-                sums = sums * of_pack
+            if weight_scales is not None and by_pack:
+                sums = sums * of_packs(weight_scales, SCALE_GROUP)
+            if act_scales is not None and act_by_pack:
+                sums = sums * of_packs(act_scales[m : m + 1], columns)
             of_group = butterfly(sums.reshape(n, groups, GROUP))
             lanes = np.zeros((n, GROUP), np.float32)
             for first in range(0, groups, GROUP):
                 turn = of_group[:, first : first + GROUP]
                 lanes[:, : turn.shape[1]] += turn
             total = butterfly(lanes)
-            if weight_scales is not None and weight_scales.ndim < 2:
+            if weight_scales is not None and not by_pack:
                 total = total * weight_scales.astype(np.float32)
+            if act_scales is not None and not act_by_pack:
+                total = total * np.broadcast_to(act_scales.astype(np.float32), act.shape[:1])[m]
             result[m] = total
     return result
 
@@ -76,13 +94,26 @@ def gemv_partial_norm(
     *,
     n_normed: int,
     eps: float,
+    act_scales: NDArray | None = None,
     weight_scales: NDArray | None = None,
+    bias: NDArray | None = None,
+    epilogue: Callable[[Floats], NDArray] | None = None,
     out_dtype: DTypeLike | None = None,
 ) -> Normed:
-    """What `drvfuse.gemv_partial_norm` returns; the norm reads the float32 sums. act is [K] or [M, K]."""
-    target = act.dtype if out_dtype is None else out_dtype
+    """What `drvfuse.gemv_partial_norm` returns; the norm reads the float32 values. act is [K] or [M, K].
+
+    `epilogue` maps the float32 sums [M, N] with the bias to y; it should compute in float32.
+    """
+    target = out_dtype or ("bfloat16" if dtypes.get(act.dtype).fp8_max is not None else act.dtype)
     lead = act.shape[:-1]
-    y = row_products(act.reshape(-1, act.shape[-1]), weight, weight_scales)
+    if act_scales is not None and act_scales.ndim:  # of groups with as many axes as act, else of rows
+        act_scales = act_scales.reshape(-1, *act_scales.shape[len(lead) :])
+    y = row_products(act.reshape(-1, act.shape[-1]), weight, weight_scales, act_scales)
+    with np.errstate(all="ignore"):
+        if bias is not None:
+            y = y + bias.astype(np.float32)
+        if epilogue is not None:
+            y = np.asarray(epilogue(y), np.float32)
     y = round_to(y, "float32")
     first = np.ascontiguousarray(y[:, :n_normed])
     with np.errstate(all="ignore"):

@@ -130,7 +130,9 @@ class Array:
         return self._view(0, new)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy in host memory, made on the array's stream, which is synchronised, after all work that uses it."""
+        """A copy in host memory. It is made on the array's stream after all work that uses the array; the stream is
+        synchronised.
+        """
         import numpy as np
 
         host = np.empty(self.shape, self.dtype.numpy)

@@ -40,12 +40,14 @@ Sink = Callable[[str, Callable[..., Any], tuple[Any, ...], tuple[Any, ...]], Any
 
 @functools.cache
 def ring_of(name: str) -> deque[Entry]:
-    """Where successful calls of a function are recorded: `queries` for those that only read a state, or `ring`."""
+    """The ring that records successful calls of a function: `queries` for functions that only read a state, else
+    `ring`.
+    """
     return queries if _QUERY.match(name) else ring
 
 
 class LaunchFacts(NamedTuple):
-    """What is the same in all launches of a prepared one. `structures` has the types of arguments passed by value."""
+    """The facts that all launches of a prepared launch share. `structures` are the types of struct arguments."""
 
     kernel: str
     device: int

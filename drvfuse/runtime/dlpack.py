@@ -167,7 +167,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Description:
-    """What a capsule, or an array interface, says. `strides` count elements; None means C-contiguous."""
+    """The description of an array in a capsule or array interface. `strides` count elements; None is C-contiguous."""
 
     ptr: int
     shape: tuple[int, ...]

@@ -112,7 +112,7 @@ _Described = tuple[Description, Device, Stream | None, object]
 
 
 def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
-    """What a foreign object says of itself, its device, the stream of its contents, and what keeps it alive."""
+    """The description of a foreign object, its device, the stream of its contents, and the object that owns it."""
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         return _from_dlpack(obj, driver, argument)
     interface = getattr(obj, "__cuda_array_interface__", None)

@@ -80,7 +80,7 @@ def compile(
 
 @dataclass(frozen=True)
 class FunctionAttributes:
-    """What the driver says of a loaded kernel; sizes in bytes, registers and local memory a thread."""
+    """The driver's attributes of a loaded kernel; sizes in bytes, registers and local memory per thread."""
 
     registers: int
     local_bytes: int

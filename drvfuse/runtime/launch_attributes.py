@@ -139,7 +139,7 @@ class MemSyncDomain(LaunchAttribute):
 
 @dataclass(frozen=True)
 class MemSyncDomainMap(LaunchAttribute):
-    """Which physical domains the default and the remote domain mean."""
+    """The physical domains that the default and the remote domain stand for."""
 
     default: int
     remote: int

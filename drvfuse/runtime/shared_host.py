@@ -62,5 +62,5 @@ class SharedHostMemory(Owned):
 
 
 def _unregister(driver: Driver, address: int, mapped: mmap.mmap) -> None:
-    """`mapped` is only kept until then."""
+    """Unregister the memory. `mapped` is an argument so that the mapping lives until then."""
     driver.cuMemHostUnregister(address)

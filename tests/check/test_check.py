@@ -190,7 +190,8 @@ def test_interrupt_ends_it_at_once(interruptible):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            time.sleep(3)
+            _wait_for_workers(process.pid)
+            time.sleep(1.5)
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=20)  # both pipes are closed: its own processes have ended too
         finally:
@@ -204,15 +205,20 @@ def test_a_killed_process_ends_it_with_a_message_and_status_2():
     command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", "--only", "fused-*", "--jobs", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            while not (workers := [pid for pid in children.read_text().split() if _works(pid)]):
-                time.sleep(0.05)
-            os.kill(int(workers[-1]), signal.SIGKILL)
+            os.kill(int(_wait_for_workers(process.pid)[-1]), signal.SIGKILL)
             output, errors = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 2
     assert output == "" and "was killed" in errors and "Traceback" not in errors
+
+
+def _wait_for_workers(pid: int) -> list[str]:
+    """The processes that a check with several jobs has started, as soon as there is one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    while not (workers := [child for child in children.read_text().split() if _works(child)]):
+        time.sleep(0.05)
+    return workers
 
 
 def _works(pid: str) -> bool:

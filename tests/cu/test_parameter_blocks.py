@@ -40,7 +40,7 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
-from drvfuse.ops.collectives.move_kernels import Move, Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
 from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.collectives.scatter_kernels import (
     FusedScatterParams,
@@ -49,7 +49,7 @@ from drvfuse.ops.collectives.scatter_kernels import (
     ScatterParams,
     ScatterPushParams,
 )
-from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
+from drvfuse.ops.gemv.kernel import GemvParams
 from drvfuse.ops.norm.rmsnorm_fp8 import NormParams
 from drvfuse.plans.quantisation import Quantisation
 from drvfuse.trace import layout
@@ -116,12 +116,13 @@ _GEMV = {
     ),
     **_defines(PACKS=1, STEP=1, NORM_WARPS=1, SUM_LANES=1, ACCESS=16, STAGES=2, SLOTS=4, SUM_WARPS=1, COPIED=1),
     **_defines(CHUNKED=0, WHOLE=1, DEPENDENT=0, ACT_ALIGNED=1, NORM_ALIGNED=1, SCALES="none"),
+    **_defines(ACT_SCALES="none", ACT_SCALE_GROUP=128, BIASED=0, BIAS_DTYPE="bf16"),
 }
 _NORM = {
     **_defines(
         DTYPE="bf16", GAMMA_DTYPE="bf16", RESIDUAL_DTYPE="bf16", RESIDUAL=0, LAYER=0, BETA=0, NORMED=0, RAGGED=0
     ),
-    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32),
+    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32, AHEAD=0),
     **dict(Quantisation.per_row().definitions(dtypes.get("bfloat16"))),
 }
 
@@ -175,7 +176,6 @@ BLOCKS = [
         "FusedScatterPushParams",
         _FUSED | _PUSH,
     ),
-    Block(Move, "collectives/moves.cuh", "Move", _MOVES),
     Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
     Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
     Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),

@@ -18,28 +18,30 @@ ROLES = {
     "push": {"push", "receive", "load", "store"},
     "pull": {"load", "store", "sync", "wait", "barrier"},
     "put": {"load", "store", "sync", "wait", "barrier"},
+    "relay": {"push", "receive", "store"},
 }
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", [*ALGOS, pytest.param("relay", marks=pytest.mark.gpus(3))])
 def test_tracing_changes_no_byte_and_there_is_room_for_all_phases(group, rng, algo):
     rows, n = 200, group.size
     aligned = [rank.array(rng.integers(0, 256, (n * rows, 64), np.uint8)) for rank in group]
     odd = [rank.array(rng.integers(0, 256, (n * rows, 63), np.uint8)) for rank in group]
-    for call in (
-        lambda trace: df.all_gather(group, aligned, algo=algo, trace=trace),
-        lambda trace: df.all_to_all(group, odd, algo=algo, max_num_blocks=3, trace=trace),
-        lambda trace: df.broadcast(group, odd, root=1, algo=algo, max_num_blocks=1, trace=trace),
-    ):
-        trace = df.Trace(group)
-        plain = bytes_of(call(None))
-        assert bytes_of(call(trace)) == plain
-        group.synchronize()
-        for section in trace._sections:
-            table = decode._words(section, section.array.numpy())
-            counts = 1 + (table[:, layout.HEADER_WORDS + section.rounds * section.peers :] != 0).sum(axis=1)
-            assert counts.min() > 1 and counts.max() <= section.phases
-        records = trace.records()
-        consistent(records, n)
-        assert set(records["kernel"]) == {f"move_{algo}"}
-        assert {"block", "producer", "finish", *ROLES[algo]} <= set(records["role"])
+    call = {
+        "push": lambda trace: df.all_gather(group, aligned, algo=algo, trace=trace),
+        "put": lambda trace: df.all_gather(group, aligned, algo=algo, trace=trace),
+        "pull": lambda trace: df.all_to_all(group, odd, algo=algo, max_num_blocks=3, trace=trace),  # staged
+        "relay": lambda trace: df.broadcast(group, odd, root=1, algo=algo, max_num_blocks=1, trace=trace),
+    }[algo]
+    trace = df.Trace(group)
+    plain = bytes_of(call(None))
+    assert bytes_of(call(trace)) == plain
+    group.synchronize()
+    for section in trace._sections:
+        table = decode._words(section, section.array.numpy())
+        counts = 1 + (table[:, layout.HEADER_WORDS + section.rounds * section.peers :] != 0).sum(axis=1)
+        assert counts.min() > 1 and counts.max() <= section.phases
+    records = trace.records()
+    consistent(records, n)
+    assert set(records["kernel"]) == {f"move_{algo}"}
+    assert {"block", "producer", "finish", *ROLES[algo]} <= set(records["role"])

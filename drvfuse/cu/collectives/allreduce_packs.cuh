@@ -35,12 +35,6 @@ __device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count,
     }
 }
 
-#ifdef DRVFUSE_EPILOGUE
-#define EPILOGUE_REFERENCE , const EpilogueParams& epilogue_params
-#else
-#define EPILOGUE_REFERENCE
-#endif
-
 // The output pack `index` from its sum.
 __device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
                                                float (&sum)[W] EPILOGUE_REFERENCE) {

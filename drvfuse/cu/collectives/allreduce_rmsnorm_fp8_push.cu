@@ -175,7 +175,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
             x,
             [&](int index, const OutPack& pack) {
                 OutPack sent = pack;
-                if (MARKS && sent.word[0] == ABSENT) sent.word[0] = 0;
+                if (MARKS && !FAULT("codes-without-marks") && sent.word[0] == ABSENT) sent.word[0] = 0;
                 send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, sent.word);
                 if (exists) store_of_row(p.output, begin + row, index, p, pack);
             },

@@ -79,7 +79,6 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
                 count, trace, [&](i64 j) { return source_of(p, distance, begin + j); },
                 [&](i64 j) { return staged(p, to, half, distance, j); });
         }
-        trace.lap(TraceRole::stage);
         if (!barrier.arrive_and_wait(true)) return;
 #pragma unroll 1
         for (int distance = 1; distance < RANKS; ++distance) {

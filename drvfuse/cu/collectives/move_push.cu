@@ -5,8 +5,6 @@
 // and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
 // once. Pairs with fewer packs than others send no packs in their last units, but keys. What stays on a rank is copied by
 // all blocks, beside the first words' way.
-// Slots of a round, after the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
-// [distance - 1][chunk_packs / 32].
 // DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), so they are loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks beyond the units copy what stays and take part in the epoch.
@@ -17,15 +15,9 @@
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/moves.cuh"
-#include "sync/keys.cuh"
 
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS;
-using Pushing = Push<RANKS, false, false, false>;
-
-struct MovePushParams : MoveParams {
-    PushCall push;
-};
 
 // A thread's packs of a unit for all peers. Those that do not exist have no bytes left, and are not sent.
 struct Packs {
@@ -42,8 +34,7 @@ __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p,
     }
 }
 
-__device__ __forceinline__ void send_unit(const Packs& packs, const MovePushParams& p, const Pushing& push, u32 offset,
-                                          u32 stride, u32 key_offset, u32 key_stride) {
+__device__ __forceinline__ void send_unit(const Packs& packs, const Pushing& push, const Slots& slots) {
     u32 sent[4], key[1];
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
@@ -53,19 +44,17 @@ __device__ __forceinline__ void send_unit(const Packs& packs, const MovePushPara
 #pragma unroll
             for (int i = 0; i < 4; ++i) sent[i] = packs.word[k][i] ^ key[0];
         }
-        if (packs.exists[k]) push.send(distance, offset + (distance - 1) * stride, sent);
-        const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, packs.exists[k]);
-        if (hears && threadIdx.x % 32 == 0) push.send(distance, key_offset + (distance - 1) * key_stride, key);
+        send_packs(push, slots, distance, packs.exists[k], sent, key);
     }
 }
 
 __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& push, Trace& trace, i64 index,
-                                             u32 offset, u32 stride, u32 key_offset, u32 key_stride) {
+                                             const Slots& slots) {
     u32 words[PEERS][4], keys[PEERS][1];
     bool wanted[PEERS];
 #pragma unroll
     for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).left > 0;
-    push.receive_keyed(words, wanted, offset, stride, keys, key_offset, key_stride);
+    push.receive_keyed(words, wanted, slots.offset, slots.stride, keys, slots.key_offset, slots.key_stride);
     trace.need(keys);
     trace.lap(TraceRole::receive);
 #pragma unroll
@@ -78,14 +67,12 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     trace.lap(TraceRole::store);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 : 4)
     move_push(const __grid_constant__ MovePushParams p DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     Pushing push(p.call, p.push);
     follow_producer(trace);
-    const u32 stride = u32(p.chunk_packs) * 16, key_stride = u32(p.chunk_packs) / 32 * 4;
-    const u32 keys = GREETINGS_BYTES + (RANKS - 1) * stride;
     Packs packs;
     if (blockIdx.x * blockDim.x < p.chunk_packs)  // before the state is read, since all that follows waits for that
         load_unit(packs, p, i64(blockIdx.x) * blockDim.x + threadIdx.x);
@@ -98,14 +85,14 @@ extern "C" __global__ void __launch_bounds__(256)
         for (u32 unit = blockIdx.x; RANKS > 1 && unit * blockDim.x < p.chunk_packs; unit += gridDim.x) {
             const u32 in_round = unit * blockDim.x + threadIdx.x;
             const i64 index = round * p.chunk_packs + in_round;
-            const u32 offset = GREETINGS_BYTES + in_round * 16, key_offset = keys + in_round / 32 * 4;
+            const Slots slots(p, in_round);
             if (!first) load_unit(packs, p, index);
-            send_unit(packs, p, push, offset, stride, key_offset, key_stride);
+            send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
             if (first) copy_own<2>(p, trace);
             first = false;
-            receive_unit(p, push, trace, index, offset, stride, key_offset, key_stride);
+            receive_unit(p, push, trace, index, slots);
         }
     }
     push.join();

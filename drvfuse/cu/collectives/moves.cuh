@@ -8,6 +8,7 @@
 #pragma once
 #include "collectives/place.cuh"
 #include "common/bytes.cuh"
+#include "sync/keys.cuh"
 
 constexpr int RANKS = DRVFUSE_RANKS;
 constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
@@ -31,6 +32,32 @@ struct MoveParams {
     i64 most;         // packs of the pair of ranks with most
     i64 chunk_packs;  // of each pair: those of a round, or those that are staged at a time
 };
+
+// By push: `chunk_packs` are those of a round, a multiple of the block's threads. Blocks have units of a pack per thread.
+struct MovePushParams : MoveParams {
+    PushCall push;
+    i64 root;  // of a broadcast
+};
+
+using Pushing = Push<RANKS, false, false, false>;
+
+// Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
+// [distance - 1][chunk_packs / 32]. Here those of a thread at distance 1, and from one distance to the next.
+struct Slots {
+    u32 offset, stride, key_offset, key_stride;
+
+    __device__ __forceinline__ Slots(const MovePushParams& p, u32 in_round)
+        : offset(GREETINGS_BYTES + in_round * 16), stride(u32(p.chunk_packs) * 16),
+          key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
+};
+
+// To the peer at that distance: the warp's packs, where they exist, and their key.
+__device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
+                                           const u32 (&sent)[4], const u32 (&key)[1]) {
+    if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
+    const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
+    if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
+}
 
 // Where a pack begins, and how many bytes there are from there on: none or less if the pack does not exist.
 struct Spot {

@@ -83,7 +83,7 @@ __device__ __forceinline__ void exchange(Unit& unit, const ScatterPushParams& p,
 // Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
-constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : 6;
+constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : 4;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)
     DRVFUSE_KERNEL(const __grid_constant__ ScatterPushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {

@@ -87,8 +87,10 @@ __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* addr
             u32 bits;
             if constexpr (sizeof(T) == 4) {
                 bits = ptx::load_u32(at + 4 * i);
-            } else {
+            } else if constexpr (sizeof(T) == 2) {
                 bits = ptx::load_u16(at + 2 * i);
+            } else {
+                bits = ptx::load_u8(at + i);
             }
             pack.word[i / per_word] |= bits << (8 * sizeof(T) * (i % per_word));
         }

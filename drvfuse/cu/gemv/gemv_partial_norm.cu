@@ -2,17 +2,19 @@
 // y = act . weight^T for 1 to 8 rows of act, and RMSNorm of the first n_normed columns of y, in one launch.
 //
 // Layout: act [M, K] and weight [N, K] with row strides, gamma [n_normed], scales of an FP8 weight: one, [N] or
-// [N, ceil(K / 128)]. normed [M, n_normed] and unnormed [M, N - n_normed] are written once. The workspace has a header and
-// a word for each normed sum, M x padded (n_normed rounded up to 4).
+// [N, ceil(K / 128)], of an FP8 act: one, [M] or [M, ceil(K / 128 or 64)]; a bias [N]. normed [M, n_normed] and unnormed
+// [M, N - n_normed] are written once. The workspace has a header and a word for each normed sum, M x padded (n_normed
+// rounded up to 4).
 //
 // Sums. A row of the weight is cut into packs of 16 bytes, and 32 packs are a group, one access of a warp. The products of
-// a pack are added in order from +0 and, with scales for 1 x 128, multiplied by the pack's scale; a group's 32 packs are
-// added by butterfly (xor 16, 8, 4, 2, 1); lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the 32
-// lanes ends it; the scale of the tensor or row is multiplied last. So the tree depends on K and the weight's type alone,
-// and the bits of y do not depend on N, M, n_normed or the grid. Where act and weight have 16 bits or fewer the product is
-// exact, and fma rounds the sum only; else product and sum are rounded each.
-// The norm reads these fp32 sums, not what is stored of them. Its sum of squares is the tree of reduce.cuh over packs of
-// four columns; out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded once.
+// a pack are added in order from +0 and, with scales for groups of columns, multiplied by the pack's scale of the weight, then
+// by that of act; a group's 32 packs are added by butterfly (xor 16, 8, 4, 2, 1); lane l adds groups l, l + 32, ... in order
+// from +0, and a butterfly over the 32 lanes ends it. Then the sum is multiplied by the weight's scale of the tensor or row,
+// then by act's of the row, the bias is added, and the epilogue applied, each in fp32: that is y. So the tree depends on K
+// and the weight's type alone, and the bits of y do not depend on N, M, n_normed or the grid. Where act and weight have 16
+// bits or fewer the product is exact, and fma rounds the sum only; else product and sum are rounded each.
+// The norm reads y in fp32, not what is stored of it. Its sum of squares is the tree of reduce.cuh over packs of four columns;
+// out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded once.
 //
 // Grid: one-dimensional; every block has each gridDim.x-th row, so that the normed ones come first and the finish below hides
 // behind the reading of the others. Warps of a block: WARPS_A_ROW warps are a team that has a row, each lane the same PACKS
@@ -38,8 +40,7 @@
 // normed rows there is no last block in this sense, and neither counter nor workspace is touched.
 //
 // PDL: gamma, and the weights of the first stages with their scales for 1 x 128, are fetched before the wait, all else after
-// it. Every block triggers: at
-// entry with early_trigger, else when one of its warps has stored its last sums.
+// it. Every block triggers: at entry with early_trigger, else when one of its warps has stored its last sums.
 //
 // Trace: of the last block the finish, of the others the first warp that adds, which with DIRECT multiplies too.
 #include "gemv/norm.cuh"
@@ -66,9 +67,9 @@ private:
     bool made_;
 };
 
-__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring,
-                                         float* parts, BlockTrace<FIRST_WRITER>& trace) {
-    Products products(p, rows);
+__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, const Results& results,
+                                         Pipeline& pipeline, u32 ring, float* parts, BlockTrace<FIRST_WRITER>& trace) {
+    Products products(p, rows, results);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     Slot slots[STEP] = {};
     if constexpr (!DEPENDENT) products.load_resident_act();  // ahead of the weights, else it would come after them
@@ -105,8 +106,8 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     if constexpr (DIRECT) announcement.make(true);
 }
 
-__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring,
-                                    const float* parts, BlockTrace<FIRST_WRITER>& trace) {
+__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const Results& results, Pipeline& pipeline,
+                                    u32 ring, const float* parts, BlockTrace<FIRST_WRITER>& trace) {
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
@@ -118,7 +119,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
     wait_for_producer();
     trace.start();
     if (DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);
-    Sums sums(p, rows);
+    Sums sums(p, rows, results);
     Announcement announcement(pipeline);
     for (Stage stage = Stage::at(turn, p); stage.first < rows.count; stage = Stage::at(stage.index + SUM_WARPS, p)) {
         announcement.make(stage.first >= p.polled_from);
@@ -174,13 +175,14 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_TRACE_PARAMETER) {
+    gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     __shared__ Pipeline pipeline;
     __shared__ float buckets[M][32];
     extern __shared__ __align__(128) float shared[];  // mbarrier.cuh says why 128
     BlockTrace<FIRST_WRITER> trace{DRVFUSE_TRACE_ARGUMENT};
     BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
     const Rows rows(p);
+    const Results results(p, rows DRVFUSE_EPILOGUE_ARGUMENT);
     const u32 ring = u32(__cvta_generic_to_shared(shared));
     float* parts = shared + (COPIED ? SLOTS * STEP * SLICE / 4 : 0);
     const bool finishes = blockIdx.x == gridDim.x - 1 && p.n_normed != 0;
@@ -188,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (DIRECT && threadIdx.x == FIRST_NORM_THREAD) pipeline.init();
     if (threadIdx.x < FIRST_NORM_THREAD) {
         if (threadIdx.x < FIRST_SUM_THREAD) {
-            multiply(p, rows, pipeline, ring, parts, trace);
+            multiply(p, rows, results, pipeline, ring, parts, trace);
         } else {
-            add(p, rows, pipeline, ring, parts, trace);
+            add(p, rows, results, pipeline, ring, parts, trace);
         }
         if (!finishes) trace.exit();
         if (!p.early_trigger && (DIRECT || threadIdx.x >= FIRST_SUM_THREAD)) launch_dependents();

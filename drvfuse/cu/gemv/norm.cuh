@@ -9,6 +9,8 @@
 
 constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs a lane waits for at a time: a power of two
 constexpr bool HELD = DRVFUSE_NORM_HELD;   // a lane waits once only, and keeps what it normalises
+constexpr int BUCKETS =
+    HELD ? BATCH * NORM_WARPS : 32;  // for sums of groups of packs, one of each lane of the last butterfly
 static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
 
 struct Words {
@@ -82,12 +84,13 @@ public:
         for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
             const float sum = squares(group, tag, patience);
             float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // this lane's in all rounds
-            if (lane % LANES == 0) bucket = __fadd_rn(bucket, sum);
+            if (lane % LANES == 0) bucket = HELD ? sum : __fadd_rn(bucket, sum);
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
         if (!FAULT("gemv-no-block-barrier-before-norm")) ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
-        const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
+        const float sum = butterfly_sum<BUCKETS / 2>(buckets[m][lane % BUCKETS]);  // more would add zeros
+        const float mean = __fdiv_rn(sum, float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
 
@@ -151,18 +154,16 @@ private:
         return butterfly_sums(sums, lane);
     }
 
-    // The words of a turn's packs once all carry the tag; those of packs that do not exist are 0.
+    // The words of a turn's packs once all of the warp carry the tag; those of packs that do not exist are 0.
+    //
+    // No branch and no address stands between two polls: in place of packs that do not exist the last one is loaded.
     __device__ __forceinline__ void await(Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
+        const u64* from[BATCH];
 #pragma unroll
-        for (int k = 0; k < BATCH; ++k) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) w[k].word[i] = u64(tag) << 32;
-        }
+        for (int k = 0; k < BATCH; ++k) from[k] = words + i64(min(pack_of(group, k), packs - 1)) * 4;
         for (int polls = 1;; ++polls) {
 #pragma unroll
-            for (int k = 0; k < BATCH; ++k) {
-                if (pack_of(group, k) < packs) load_words_relaxed(w[k], words + i64(pack_of(group, k)) * 4);
-            }
+            for (int k = 0; k < BATCH; ++k) load_words_relaxed(w[k], from[k]);
             u32 late = 0;
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
@@ -171,9 +172,13 @@ private:
                     late |= FAULT("gemv-word-of-any-launch") ? tag_of(w[k], i) == 0 : tag_of(w[k], i) ^ tag;
                 }
             }
-            if (late == 0 || (polls % 16 == 0 && !goes_on(w, group, tag, patience))) break;
+            if (!__any_sync(0xffffffffu, late != 0)) break;
+            if (polls % 16 == 0 && !__all_sync(0xffffffffu, late == 0 || goes_on(w, group, tag, patience))) break;
         }
-        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            if (pack_of(group, k) >= packs) clear(w[k].word);
+        }
     }
 
     __device__ __forceinline__ bool goes_on(const Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {

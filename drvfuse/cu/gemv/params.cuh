@@ -8,6 +8,7 @@ using Act = DRVFUSE_ACT_DTYPE;
 using Weight = DRVFUSE_WEIGHT_DTYPE;
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Out = DRVFUSE_OUT_DTYPE;
+using Bias = DRVFUSE_BIAS_DTYPE;
 
 constexpr int M = DRVFUSE_M;  // rows of act
 constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
@@ -28,10 +29,14 @@ constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;   // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
 enum class Scales { none, tensor, row, group };
-constexpr Scales SCALES = Scales::DRVFUSE_SCALES;
+constexpr Scales SCALES = Scales::DRVFUSE_SCALES;          // of the weight
+constexpr Scales ACT_SCALES = Scales::DRVFUSE_ACT_SCALES;  // never tensor: one for all rows is one at the same place
+constexpr int ACT_SCALE_GROUP = DRVFUSE_ACT_SCALE_GROUP;   // columns of a scale of act for a group
+constexpr bool BIASED = DRVFUSE_BIASED;
 
 constexpr int W = 16 / sizeof(Weight);  // elements of a pack
 constexpr int SCALE_GROUP = 128;
+static_assert(ACT_SCALE_GROUP % W == 0, "the columns of a pack have one scale of act");
 constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
 
 constexpr int PRODUCT_WARPS = WARPS_A_ROW * TEAMS;  // the first ones; those that sum come next, those that norm last
@@ -73,7 +78,9 @@ struct GemvParams {
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds what is normalised
     float eps;
-    int unused_too;
+    int act_scale_step;  // between the scales of act's rows, in elements
+    const float* act_scales;
+    const Bias* bias;
 };
 
 // The rows of a block: every gridDim.x-th, so the normed ones come first.

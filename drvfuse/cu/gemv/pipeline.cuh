@@ -81,7 +81,7 @@ struct Pipeline {
             for (int r = lane; r < count; r += 32) {
                 const char* row =
                     reinterpret_cast<const char*>(p.weight) + u64(u32(rows[stage.first + r])) * u32(p.weight_step);
-                barrier.copy(ring + (weights_slot(stage) * STEP + r) * SLICE, row + offset, bytes);
+                barrier.copy_once(ring + (weights_slot(stage) * STEP + r) * SLICE, row + offset, bytes);
             }
 #endif
         }

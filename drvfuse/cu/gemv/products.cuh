@@ -2,6 +2,7 @@
 // Group sums of rows of the weight, as cu/gemv/gemv_partial_norm.cu says.
 #pragma once
 #include "gemv/butterfly.cuh"
+#include "gemv/packs.cuh"
 #include "gemv/pipeline.cuh"
 #include "gemv/result.cuh"
 
@@ -12,60 +13,6 @@ constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
 static_assert(!DIRECT || (RESIDENT && VALUES == SUMS), "Products::put");
 
-__device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int valid) {
-    clear(word);
-    if constexpr (ACCESS == 8) {
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            if (4 * i < valid) ptx::load_readonly_v2(word + i, at + 4 * i);
-        }
-    } else if constexpr (ACCESS == 4) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (4 * i < valid) word[i] = ptx::load_readonly_u32(at + 4 * i);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 16 / ACCESS; ++i) {
-            if (ACCESS * i < valid) {
-                u32 bits;
-                if constexpr (ACCESS == 2) {
-                    bits = ptx::load_readonly_u16(at + 2 * i);
-                } else {
-                    bits = ptx::load_readonly_u8(at + i);
-                }
-                word[ACCESS * i / 4] |= bits << (8 * (ACCESS * i % 4));
-            }
-        }
-    }
-}
-
-// Loads 16 bytes of a row of the weight, of which `valid`, if that is less, are in the row; the others become zero.
-// Without `wanted` the words stay as they are.
-__device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool wanted, int valid) {
-    if constexpr (ACCESS == 16) {
-        ptx::load_readonly_once_v4_if(wanted, word, at);
-    } else {
-        if (wanted) load_narrow(word, at, valid);
-    }
-}
-
-template <typename T>
-__device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&word)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) Word<T>::unpack(word[i], v + i * Word<T>::per_word);
-}
-
-// Elements of act at column `at`, of which `valid` exist; the others are zero.
-__device__ __forceinline__ void load_act(Pack<Act, W>& pack, const Act* at, int valid) {
-    if constexpr (ACT_ALIGNED) {
-        clear(pack.word);
-        if (valid > 0) load_pack(pack, at);
-    } else {
-        load_elements(pack, at, valid);
-    }
-}
-
 // What a lane holds of a row ahead of its use.
 struct Slot {
     u32 word[COPIED ? 1 : PACKS][4];
@@ -74,8 +21,10 @@ struct Slot {
 
 class Products {
 public:
-    __device__ __forceinline__ Products(const GemvParams& params, const Rows& rows_of_block)
-        : p(params), rows(rows_of_block), lane(threadIdx.x % 32), column(threadIdx.x / 32 % WARPS_A_ROW) {}
+    __device__ __forceinline__ Products(const GemvParams& params, const Rows& rows_of_block,
+                                        const Results& results_of_block)
+        : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32),
+          column(threadIdx.x / 32 % WARPS_A_ROW) {}
 
     // Begin to load, to registers, what is not copied of row `s` of a stage.
     __device__ __forceinline__ void load(Slot& slot, const Stage& stage, int s) const {
@@ -91,17 +40,17 @@ public:
                 const char* at = reinterpret_cast<const char*>(p.weight) + u64(row) * u32(p.weight_step);
                 load_weight(slot.word[i], at + i64(pack) * 16, valid > 0, valid);
             }
-            if constexpr (SCALES == Scales::group) {
-                const i64 of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
-                slot.scale[i] = valid > 0 ? p.scales[row * of_row + pack * W / SCALE_GROUP] : 0.0f;
-            }
+            if constexpr (SCALES == Scales::group) slot.scale[i] = scale_of_weight(p, row, pack);
         }
     }
 
     __device__ __forceinline__ void load_resident_act() {
         if constexpr (RESIDENT) {
 #pragma unroll
-            for (int i = 0; i < PACKS; ++i) load_act_pack(raw_act[i], 0, pack_index(0, i));
+            for (int i = 0; i < PACKS; ++i) {
+                load_act(raw_act[i], p, 0, pack_index(0, i));
+                act_scale[i] = scale_of_act(p, 0, pack_index(0, i));
+            }
         }
     }
 
@@ -141,7 +90,7 @@ public:
                         widen<Weight>(wide[i], slot.word[i]);
                     }
                     if constexpr (SCALES == Scales::group) scale[s][i] = slot.scale[i];
-                    if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i]);
+                    if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i], act_scale[i]);
                 }
                 load(slot, next, s0 + s);
             }
@@ -157,11 +106,12 @@ public:
                         const bool inside = pack_index(stage.chunk, i) * W < p.columns;
                         Pack<Act, W> pack;
                         float a[W];
-                        load_act_pack(pack, m, pack_index(stage.chunk, i));
+                        load_act(pack, p, m, pack_index(stage.chunk, i));
+                        const float of_act = scale_of_act(p, m, pack_index(stage.chunk, i));
                         to_float(a, pack);
 #pragma unroll
                         for (int s = 0; s < TOGETHER; ++s) {
-                            sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i]) : 0.0f;
+                            sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i], of_act) : 0.0f;
                         }
                     }
                     deposit(sums, s0, m, parts);
@@ -175,10 +125,6 @@ private:
         return ((CHUNKED ? chunk * GROUPS : 0) + i * WARPS_A_ROW + column) * 32 + lane;
     }
 
-    __device__ __forceinline__ void load_act_pack(Pack<Act, W>& pack, int m, int index) const {
-        load_act(pack, p.act + m * p.act_stride + i64(index) * W, p.columns - index * W);
-    }
-
     static __device__ __forceinline__ void load_copied(u32 (&word)[4], u32 at, bool wanted) {
         if constexpr (WHOLE && STEP == 1) {
             ptx::load_shared_v4(word, at);
@@ -186,15 +132,6 @@ private:
             clear(word);
             ptx::load_shared_v4_if(wanted, word, at);
         }
-    }
-
-    static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int e = 0; e < W; ++e) {
-            sum = EXACT ? __fmaf_rn(a[e], w[e], sum) : __fadd_rn(sum, __fmul_rn(a[e], w[e]));
-        }
-        return SCALES == Scales::group ? __fmul_rn(sum, scale) : sum;
     }
 
     __device__ __forceinline__ void deposit(float (&sums)[VALUES], int s0, int m, float* parts) const {
@@ -215,12 +152,14 @@ private:
             total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, mask));
         }
         const int r = first + lane / (PACKS * LANES);
-        if (lane % (PACKS * LANES) == 0 && lane / LANES < SUMS && r < rows.count) put_sum(p, rows, r, 0, total, tag);
+        if (lane % (PACKS * LANES) == 0 && lane / LANES < SUMS && r < rows.count) results.put(r, 0, total, tag);
     }
 
     const GemvParams& p;
     const Rows& rows;
+    const Results& results;
     const int lane, column;
     Pack<Act, W> raw_act[RESIDENT ? PACKS : 1];
     float act[RESIDENT ? PACKS : 1][W];
+    float act_scale[RESIDENT ? PACKS : 1];
 };

@@ -6,8 +6,9 @@
 
 class Sums {
 public:
-    __device__ __forceinline__ Sums(const GemvParams& params, const Rows& rows_of_block)
-        : p(params), rows(rows_of_block), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ Sums(const GemvParams& params, const Rows& rows_of_block,
+                                    const Results& results_of_block)
+        : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32) {}
 
     // Adds a stage's group sums, and publishes or stores those of the rows that are complete. SUM_LANES add a row's groups:
     // with fewer groups than 32 the other lanes of the butterfly would add zeros.
@@ -40,7 +41,7 @@ public:
 #pragma unroll
             for (int k = 0; k < TURNS; ++k) {
                 const int value = first + k * VALUES_A_TURN + lane / SUM_LANES;
-                if (part == 0 && value < values) put_sum(p, rows, stage.first + value / M, value % M, total[k], tag);
+                if (part == 0 && value < values) results.put(stage.first + value / M, value % M, total[k], tag);
             }
         }
     }
@@ -54,6 +55,7 @@ private:
 
     const GemvParams& p;
     const Rows& rows;
+    const Results& results;
     const int lane;
     float sums[TURNS];
 };

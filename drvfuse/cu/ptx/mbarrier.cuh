@@ -46,6 +46,16 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u
                  : "memory");
 }
 
+// The same of bytes that are not read again: L2 gives up their lines first.
+__device__ __forceinline__ void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile(
+        "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+        " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3],"
+        " policy; }" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
 // fence.proxy.async.shared::cta
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

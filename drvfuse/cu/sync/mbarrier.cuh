@@ -29,6 +29,11 @@ public:
     __device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes) {
         ptx::copy_bulk(to, from, bytes, address());
     }
+
+    // The same of what is not read again soon: L2 gives it up first.
+    __device__ __forceinline__ void copy_once(u32 to, const void* from, u32 bytes) {
+        ptx::copy_bulk_once(to, from, bytes, address());
+    }
 #endif
 
 private:

@@ -179,11 +179,11 @@ public:
     // each, `key_stride` bytes apart, which comes from every peer and is for the whole warp. All 32 lanes come to it.
     template <int K, int N>
     __device__ __forceinline__ void receive_keyed(u32 (&words)[K][N], const bool (&wanted)[K], u32 offset, u32 stride,
-                                                  u32 (&keys)[K][1], u32 key_offset, u32 key_stride) {
+                                                  u32 (&keys)[K][1], u32 key_offset, u32 key_stride, Leg leg = PUSH) {
         char* const at = own(offset);
         char* const keys_at = own(key_offset);
         wait(
-            PUSH,
+            leg,
             [&] {
                 bool late = false;
 #pragma unroll
@@ -200,10 +200,14 @@ public:
             },
             [&](Report* to) {
                 int first = 0;
+                u32 where = 0;  // found without an index that varies, so that the keys stay in registers
 #pragma unroll
-                for (int k = K - 1; k >= 0; --k) first = (wanted[k] && absent(words[k])) || absent(keys[k]) ? k : first;
-                report(to, PUSH, (call_.rank + Ranks - 1 - first) % Ranks,
-                       absent(keys[first]) ? key_offset + first * key_stride : offset + first * stride);
+                for (int k = K - 1; k >= 0; --k) {
+                    const bool no_key = absent(keys[k]), late = no_key || (wanted[k] && absent(words[k]));
+                    first = late ? k : first;
+                    where = no_key ? key_offset + k * key_stride : late ? offset + k * stride : where;
+                }
+                report(to, leg, (call_.rank + Ranks - 1 - first) % Ranks, where);
             });
         fall_behind();
 #pragma unroll

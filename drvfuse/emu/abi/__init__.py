@@ -35,7 +35,7 @@ KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells o
 
 
 class Kind(IntEnum):
-    """What a granule of the window is: the low bits of the kind field of its access word."""
+    """The kind of memory of a granule of the window: the low bits of the kind field of its access word."""
 
     NONE = 0
     DEVICE = 1  # by a call of `alloc`
@@ -153,7 +153,7 @@ class MatrixKind(IntEnum):
 
 
 class MatrixMethod(IntEnum):
-    """How an H200 computes a matrix product."""
+    """The methods by which an H200 computes matrix products."""
 
     TENSOR = 0  # by steps of the tensor cores
     FP8 = 1  # likewise on fp16 values, with C added at the end
@@ -282,7 +282,7 @@ class FaultKind(IntEnum):
 
 
 class BarrierCount(IntEnum):
-    """What is wrong with the operands of a barrier."""
+    """Errors in the operands of a barrier."""
 
     OTHERS_DIFFER, NUMBER, THREADS = range(3)
 
@@ -298,7 +298,7 @@ class MbarrierError(IntEnum):
 
 
 class ClusterError(IntEnum):
-    """What is wrong at the barrier of a cluster."""
+    """Errors at the barrier of a cluster."""
 
     TWICE, NOT_ARRIVED = range(2)
 
@@ -312,7 +312,7 @@ class Absent(IntEnum):
 
 
 class NoticeKind(IntEnum):
-    """What is wrong without ending a launch. `NOTICES` of them are kept until Python takes them."""
+    """Kinds of findings that do not end a launch. At most `NOTICES` of them are kept until Python takes them."""
 
     SHUFFLE, VOTE, BARRIER = range(3)
 
@@ -339,7 +339,7 @@ MISSES = 8
 
 
 class Range(IntEnum):
-    """What an operation does to a range, for rt_race_range. Freeing is a write of what has been accessed."""
+    """Accesses of an operation to a range, for rt_race_range. Freeing is a write of all bytes that were accessed."""
 
     READ, WRITE, FREE = range(3)
 
@@ -366,41 +366,42 @@ class Edge(IntEnum):
     CLUSTER, CLUSTER_RELAXED, CLUSTER_START, CLUSTER_END, ALIAS = range(20, 25)
 
 
-# Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).
+# Symbols that generated code calls: name -> (LLVM result type, LLVM argument types). Comments name the arguments. A
+# result of type i32 is 0 if the thread may go on; otherwise a fault is recorded, and generated code returns FAULT.
 RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    # thread, addr, size, flags, site -> 0 ok, else return FAULT
+    # thread, address, size, flags, site
     "rt_access": ("i32", ("ptr", "i64", "i32", "i32", "i32")),
     **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
-    # rt_access for a plain load or store of that size: thread, addr, site
+    # as rt_access, for a plain load or store of that size: thread, address, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
-    "rt_loop": ("i32", ("ptr", "i32")),  # thread, site: LOOP_SLICE rounds were made -> 0 ok, else return FAULT
-    # thread, target, source, size, bytes read, site -> 0 ok, else return FAULT
+    "rt_loop": ("i32", ("ptr", "i32")),  # thread, site; called after each LOOP_SLICE rounds of loops
+    # thread, target, source, size, bytes read, site
     "rt_copy": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
-    "rt_copy_commit": ("i32", ("ptr",)),  # likewise
-    "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
-    "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in native/mbarrier.cuh
-    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, how it reduces, site
+    "rt_copy_commit": ("i32", ("ptr",)),  # thread
+    "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site
+    "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # see native/mbarrier.cuh
+    # thread, target, source, size, mbarrier, the ranks that receive (see native/mbarrier.cuh), Reduce, site
     "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32", "i32")),
-    # thread, target, low and high half of what is stored, size, mbarrier, how it reduces, site
+    # thread, target, low and high half of the stored value, size, mbarrier, Reduce, site
     "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32", "i32")),
-    # thread, target, source, size, how it reduces, site; likewise
+    # thread, target, source, size, Reduce, site
     "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
-    "rt_copy_arrive": ("i32", ("ptr", "i64", "i32", "i32")),  # thread, mbarrier, 1 for .noinc, site; likewise
+    "rt_copy_arrive": ("i32", ("ptr", "i64", "i32", "i32")),  # thread, mbarrier, 1 for .noinc, site
     "rt_bulk_commit": ("void", ("ptr",)),
-    "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site
-    # thread, address, size, flags, Reduce and what belongs to it, low and high half of the operand, site -> 0, and what
-    # multimem.ld_reduce gives in op_value and op_seen; else return FAULT
+    "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups that may stay pending, 1 for .read, site
+    # thread, address, size, flags, Reduce with Element and Accumulate, low and high half of the operand, site; the
+    # result of multimem.ld_reduce is in op_value and op_seen
     "rt_multimem": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i64", "i32")),
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address
-    "rt_depth": ("i32", ("ptr", "i32")),  # thread, site, in a function that calls itself -> 0 ok, else return FAULT
+    "rt_depth": ("i32", ("ptr", "i32")),  # thread, site; called at the start of recursive functions
     "rt_malloc": ("i64", ("ptr", "i64")),  # thread, bytes -> address, or 0
-    "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site -> 0 ok, else return FAULT
+    "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site
 }
 
-# Native libraries besides the runtime, loaded where a module needs them, and their functions: (first lane's thread) ->
-# 0 ok, else a fault is recorded. native/matrix.cu tells what they do.
+# Native libraries besides the runtime, loaded where a module needs them, and their functions. Each
+# takes the thread of the first lane, and returns 0, or 1 if it has recorded a fault (native/matrix.cu).
 LIBRARIES = {"matrix": ("mx_multiply", "mx_load_rows", "mx_store_rows", "mx_transpose")}
 
 # libm symbols that generated code may call (double -> double); the engine binds them by `add_symbol`.

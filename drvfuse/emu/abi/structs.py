@@ -41,7 +41,7 @@ def layout(*declarations: str) -> Callable[[_S], _S]:
 
 
 def offset(structure: type[Structure], member: str, index: int = 0) -> int:
-    """Where a member of a structure lies, or one element of a member that is an array."""
+    """The offset of a member of a structure, or of one element of a member that is an array."""
     field = getattr(structure, member)
     element: Any = dict(structure._fields_)[member]  # type: ignore[arg-type]
     return int(field.offset) + (index * sizeof(element._type_) if index else 0)
@@ -56,7 +56,7 @@ def offset(structure: type[Structure], member: str, index: int = 0) -> int:
     "Launch* launch",
     "u64 op_value",
     "u32 op_size",
-    "u32 polls",  # words of its Poll in use, and POLL_KNOWN
+    "u32 polls",  # how many words of its Poll are in use, and the flag POLL_KNOWN
     "u64 wake",  # virtual time at which a sleep ends
 )
 class Thread(Structure):
@@ -66,7 +66,7 @@ class Thread(Structure):
 @layout(
     "u64 addr, low, high",
     "u32 site, size",
-    "u32 stamp, time",  # of the race detector, when it was last polled
+    "u32 stamp, time",  # those of the race detector at the last poll
 )
 class Polled(Structure):
     """A word that a thread polls."""
@@ -74,28 +74,28 @@ class Polled(Structure):
 
 @layout(f"Polled word[{POLL_WORDS}]")
 class Poll(Structure):
-    """Those of one thread."""
+    """The words that one thread polls."""
 
 
 @layout(
     "u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, asking",
-    "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` came with one operation and one mask: these
-    "u32 gathered",  # of `barrier`: those that wait for the rest of the warp to come there
-    "u32 syncs",  # bar.warp.sync that it has completed
-    # Of the cluster's barrier: lanes at it, those that have arrived in this phase, those that the last one let pass.
+    "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` are at this operation with this mask
+    "u32 gathered",  # the lanes of `barrier` that wait for the rest of the warp to arrive
+    "u32 syncs",  # how many bar.warp.sync the warp has completed
+    # At the barrier of the cluster: lanes that are there, that have arrived in this phase, that the last one let pass.
     "u32 cluster, joined, passed",
     "u32 pad[3]",
 )
 class Warp(Structure):
-    """One warp of a resident block: masks of lanes."""
+    """One warp of a resident block. Its members are masks of lanes."""
 
 
 @layout(
-    "u32 arrived, expected",  # 32 for each warp, whole or not
-    "u32 threads",  # of the warps that have arrived
-    "u32 kind, count, every",  # the reduction (or B_SYNC), and what it is so far
-    "u32 plain",  # nobody arrived without waiting
-    "u32 site",  # of the last that came
+    "u32 arrived, expected",  # threads; each warp counts as 32, also an incomplete one
+    "u32 threads",  # the real number of threads of the warps that have arrived
+    "u32 kind, count, every",  # the kind of reduction (or B_SYNC), and its values so far
+    "u32 plain",  # 1 if no thread arrived without waiting
+    "u32 site",  # that of the last arrival
     "Thread* last",
 )
 class Barrier(Structure):
@@ -104,13 +104,13 @@ class Barrier(Structure):
 
 @layout(
     "u32 m, n, k",
-    "u32 count",  # of products that the instruction computes
-    "u32 method, steps",  # of the tensor cores, each for so many parts of k
-    "u32 kind[4], registers[4]",  # of A, B, C and D: MatrixKind; registers of a lane
+    "u32 count",  # how many products the instruction computes
+    "u32 method, steps",  # steps of the tensor cores, each of which takes an equal part of k
+    "u32 kind[4], registers[4]",  # for A, B, C and D: the MatrixKind, and the registers per lane
 )
 class Product(Structure):
-    """A matrix product. Behind it, for A, B, C and D: for each element of each register of each lane a 16-bit place in
-    the matrix. That of A is by rows, of B by columns, of C and D by rows.
+    """A matrix product. Behind it are tables for A, B, C and D: for each element of each register of each lane its
+    16-bit place in the matrix. Places in A, C and D count by rows, those in B by columns.
     """
 
 
@@ -122,7 +122,7 @@ class List(Structure):
 @layout(
     "u64 shared_base",
     "u32 ctaid[3], index, cluster_rank, smid",
-    "u64 cluster_shared_base",  # of rank 0; the others' follow
+    "u64 cluster_shared_base",  # the shared memory of rank 0; that of the other ranks follows
     "RaceBlock* race",
     "u32 reserved[2]",
     "u32 active, live, woken, triggered",
@@ -131,14 +131,14 @@ class List(Structure):
     "Poll* polls",
     "u32 slot, pad",
     f"Barrier barrier[{BARRIERS}]",
-    "u64 owner",  # of delayed stores: a number that no other block has had
-    "List pending",  # those that are seen by this block alone
-    "u32 epoch",  # barriers that it has completed
+    "u64 owner",  # a number that no other block has had, by which its delayed stores are known
+    "List pending",  # delayed stores that this block alone sees
+    "u32 epoch",  # how many barriers the block has completed
     "u32 bulks",  # the first bulk copy to shared memory that is pending
-    "u32 stores, store_turns",  # pieces of bulk copies to global memory to be written; turns since it last wrote all
-    "u32 begun",  # one of its threads has run
-    # Of the cluster, in its block of rank 0: phases of its barrier that are complete, threads that have arrived in this
-    # one, and those that have neither arrived nor exited.
+    "u32 stores, store_turns",  # unwritten pieces of bulk copies to global memory; turns since the last was written
+    "u32 begun",  # 1 once one of its threads has run
+    # The barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase, and
+    # threads that have neither arrived nor exited.
     "u32 cluster_phase, cluster_arrived, cluster_missing",
 )
 class Block(Structure):
@@ -146,17 +146,17 @@ class Block(Structure):
 
 
 @layout(
-    "u64 size",  # of each access
-    "u64 reads[5], writes[5]",  # by MemoryOf
+    "u64 size",  # bytes of each access
+    "u64 reads[5], writes[5]",  # indexed by MemoryOf
     "u64 pad",
 )
 class Site(Structure):
-    """What was counted for one place in the code."""
+    """The counts of one place in the code."""
 
 
 @layout("u32 kind, flags, size, site, block, thread", "u64 addr, value")
 class Fault(Structure):
-    """What has stopped a launch."""
+    """The record of the fault that has stopped a launch."""
 
 
 @layout(
@@ -166,7 +166,7 @@ class Fault(Structure):
     "u64 clock",
     "u32 sm_count",
     "u32 envreg1, envreg2",  # the address of the workspace that cooperative grid barriers use: its high and low half
-    "u32 op, start, primary, end",  # its number; clocks: from the start, from griddepcontrol.wait on, when it has ended
+    "u32 op, start, primary, end",  # its number; its clocks at the start, behind griddepcontrol.wait, and at the end
     "u32 pad0",
     "CopyQueue* copies",  # a queue for each thread of each slot; null where the kernel has no asynchronous copies
     "Copies* copy_pool",
@@ -189,10 +189,10 @@ class Fault(Structure):
     "u8* races",  # a RaceBlock and its threads for each slot
     "Fault fault",
     "u32 reported",
-    "u32 part, turn, turn_warp",  # part: in the middle of its turn, at this slot, at this warp (plus one) of its block
-    "u8 owner_class[256]",  # MemoryOf, by the owner in an access word
-    "u32 pending, pad",  # delayed stores of its blocks, resident or ended
-    "void* heap",  # what serves malloc and free of its context, or null
+    "u32 part, turn, turn_warp",  # part: its turn is unfinished, at this slot and this warp (plus one) of the block
+    "u8 owner_class[256]",  # the MemoryOf of each owner in an access word
+    "u32 pending, pad",  # how many stores of its blocks are delayed, those of ended blocks included
+    "void* heap",  # the function for malloc and free in its context, or null
 )
 class Launch(Structure):
     """A launch."""
@@ -200,7 +200,7 @@ class Launch(Structure):
 
 @layout("u64 addr, low, high", "u32 size, pad")
 class Write(Structure):
-    """A word that a thread has written while the runtime probes, as it was before."""
+    """A word that a thread has written while the engine probes, with its value before."""
 
 
 @layout("Thread* thread", "u64 format, args")
@@ -215,17 +215,17 @@ class Heap(Structure):
 
 @layout("u64 clock, address, value", "u32 op, block, thread, site, kind, flags")
 class Event(Structure):
-    """Something that happened: an entry of the engine's ring of the last EVENTS."""
+    """An entry of the engine's ring of the last EVENTS events."""
 
 
 @layout(
     "u32 op, kind, site, block, thread",
-    "u32 mask",  # of the instruction
-    "u32 lanes, live",  # those that the warp was started with, and those that have not exited
-    "u32 lane",  # that a shuffle reads
+    "u32 mask",  # the member mask of the instruction
+    "u32 lanes, live",  # lanes with which the warp was started, and those that have not exited
+    "u32 lane",  # the lane that a shuffle reads
 )
 class Notice(Structure):
-    """Something that is wrong at a place and has not ended the launch."""
+    """A finding at a place that has not ended the launch."""
 
 
 @layout("u64 base, nbytes", "u64* members", "u64 devices")
@@ -244,92 +244,92 @@ class Teams(Structure):
     "u64 seed, pass, clock, clock_reads",
     "u64 progress, quiet, step, resumes",
     "u32 probing, writes",
-    "u64 loop_limit, fuel, rounds",  # what a thread may do between two suspends; what is left of its accesses; it did
-    "u64 work",  # done in this call
-    "u64 tank",  # accesses that a thread was given since it was resumed, `fuel` included
-    # A pass and a probe that the last call may have left unfinished.
+    "u64 loop_limit, fuel, rounds",  # bound between two suspends; accesses left of the budget; rounds of loops so far
+    "u64 work",  # the work done in this call
+    "u64 tank",  # all accesses that were budgeted to the thread since its resume, `fuel` included
+    # The state of a pass and of a probe that the last call may have left unfinished.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept",
-    "u32 counted, timed",  # budgets are numbers of resumes; no sleeper is woken before its time
+    "u32 counted, timed",  # budgets count resumes; sleeping threads are woken at their time alone
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
-    # The last attempt before a deadlock is declared: a sum over all threads' saved states, the one that it is compared
-    # to (renewed after 1, 2, 4, ... rounds, so that every cycle is found), and whether the limit ended that.
+    # The last check before a deadlock is declared: a hash of all threads' saved states, the hash to compare it with
+    # (renewed after 1, 2, 4, ... rounds, so that every cycle is found), and whether a limit ended the check.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
-    "u64 strain",  # resumes since a thread ended or a block started, weighted
+    "u64 strain",  # weighted number of resumes since a thread ended or a block started
     "u32 watching, undecided",
     "void* clock_thread",
     "u64 clock_run, clock_read",
     "void* print",
     "Race* race",  # null without the detector
-    "Event* events",  # the last EVENTS
+    "Event* events",  # the ring of the last EVENTS events
     "u64 event_count",
-    # The access that a thread is resumed for is a poll that sees what the last one saw; and the race detector has heard
-    # of nothing since then that could change what it makes of it.
+    # fruitless: the access that the thread is resumed for is a poll that sees the same value again. idle: nothing has
+    # happened since the last poll that could change how the race detector judges it.
     "u32 fruitless, idle",
     "Delay* delay",  # null where stores are not delayed
     "Teams* teams",
-    "u64 stack",  # where the stack of the thread that runs begins
+    "u64 stack",  # the beginning of the host stack of the running thread
     f"Write write[{WRITES}]",
     "u32 notices",
     f"Notice notice[{NOTICES}]",
 )
 class Engine(Structure):
-    """What the launches of one machine have in common."""
+    """The state that all launches of one machine share."""
 
 
 @layout(
     "u32 first, last, commits, issued",
-    "u32 unread",  # the first piece of a bulk copy that no wait has made sure was read
+    "u32 unread",  # the first piece of a bulk copy that no wait has forced to be read
 )
 class CopyQueue(Structure):
     """Asynchronous copies of a thread, oldest first; it has two of these, as `copy.cuh` says."""
 
 
-@layout("u32 chain, place, device, primary")  # primary: what it follows programmatically, if anything
+@layout("u32 chain, place, device, primary")  # primary: the kernel of which it is a programmatic dependent, if any
 class Op(Structure):
     """An operation's place in the order of operations."""
 
 
 @layout("Ref a, b, result")
 class Joined(Structure):
-    """Two clocks, and the one that knows what both know."""
+    """Two clocks and their join."""
 
 
 @layout("Ref clock", "u32 op")
 class Certain(Structure):
-    """A clock knows an operation wholly."""
+    """An entry of a cache: the clock knows all of the operation."""
 
 
 @layout(
-    "u64 addr, events",  # events: how many had happened
+    "u64 addr, events",  # events: their number at that time
     "u32 size, edge",
     "u32 op, block, thread, site, flags",
     "u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags",
-    "u32 store_site, load_site, store_op",  # of a flag that was seen but does not order them
+    "u32 store_site, load_site, store_op",  # the store and the load of a flag that was seen but does not order them
 )
 class Found(Structure):
-    """Two accesses that nothing orders. `other` is the earlier one, by each of these lanes."""
+    """A race: two unordered accesses. `other` is the earlier one, by each of these lanes."""
 
 
-@layout("u64 line, low, high", "u32 bytes, pad", "Found found")  # what the line's 16 bytes were before the store
+@layout("u64 line, low, high", "u32 bytes, pad", "Found found")  # low, high: the line before the store
 class Doubt(Structure):
     """Stores of one block that are a race if the later one changes these bytes of a line."""
 
 
 @layout(
     "u64 arena, bytes, top",
-    "u64 cells",  # of the window's first byte
+    "u64 cells",  # the address of the cell of the window's first line
     "u64 window_base",
     "Op* ops",
-    "Ref* pools",  # free entries, a list for each 1 << POOL_SHIFT bytes of the window
-    "u32 strict, off",  # off: the arena is used up
-    "u32 wholes",  # items of block WHOLE that were ever made
+    "Ref* pools",  # lists of free entries, one per 1 << POOL_SHIFT bytes of the window
+    "u32 strict, off",  # off: the arena is used up, and nothing is checked any more
+    "u32 wholes",  # how many items of block WHOLE were made so far
     "u32 found_count",
     "u32 random",
-    "u32 serial",  # strong writes so far
-    "u32 stamp",  # changes with whatever could make a poll another one than the last: a write, or what it publishes
+    "u32 serial",  # how many strong writes there were so far
+    "u32 stamp",  # changes with all that may change the judgement of a poll: writes, and what they publish
     "u32 doubts",
     f"Ref free[{CLASSES}]",
-    f"Certain certain[{CERTAIN}]",  # by operation: what was found last
+    f"Certain certain[{CERTAIN}]",  # a cache of answers, by operation
     f"Joined joined[{JOINED}]",
     f"Found found[{FOUND}]",
     f"Doubt doubt[{DOUBTS}]",
@@ -341,14 +341,14 @@ class Race(Structure):
 @layout(
     "Ref clock",
     "u32 time",
-    # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the
-    # next fence of at least that scope.
+    # By scope (block, cluster, GPU, system): the clock at the last fence of at least that scope; and what relaxed reads
+    # saw, which is known from the next fence of at least that scope on.
     "Ref fenced[4], held[4]",
     "Ref late",  # known at its end: reads that precede a relaxed flag
-    "u32 aliased",  # a fence.proxy.alias is behind its accesses before this time, which its clock does not tell
+    "u32 aliased",  # its accesses before this time precede a fence.proxy.alias, which its clock does not say
 )
 class RaceThread(Structure):
-    """What the race detector knows of a thread."""
+    """The race detector's state of a thread."""
 
 
 @layout("u32 op, block, edge, store_site, load_site", "Ref clock")
@@ -357,18 +357,19 @@ class Miss(Structure):
 
 
 @layout(
-    "u32 sync",  # all its accesses before this time are known to all its threads
-    "Ref end",  # known to its threads that have exited
-    "Ref proxied",  # known to any of its threads at a fence.proxy.async
-    # The last fence.proxy.alias: what its thread knew before and behind it, and `sync` then. Others often know that.
+    "u32 sync",  # all accesses of the block before this time are known to all its threads
+    "Ref end",  # the knowledge of its threads that have exited
+    "Ref proxied",  # the knowledge of any of its threads at a fence.proxy.async
+    # The last fence.proxy.alias: the clocks of its thread before and behind it, and `sync` then. Other threads often
+    # have the same clocks.
     "Ref alias_before, alias_after",
     "u32 alias_sync",
     f"Ref arrived[{BARRIERS}]",
-    # Of the cluster's barrier, in the block of rank 0: what arrivals of this phase tell, and those of the last one.
+    # The barrier of the cluster, in the block of rank 0: clocks that arrivals of this and of the last phase release.
     "Ref cluster_arrived, cluster_known",
-    "u32 relaxed",  # the latest time of a thread that arrived there without a release
+    "u32 relaxed",  # the latest time of a thread that arrived at that barrier without a release
     "u32 misses, bulks",
     f"Miss miss[{MISSES}]",
 )
 class RaceBlock(Structure):
-    """What the race detector knows of a block; its threads follow."""
+    """The race detector's state of a block; those of its threads follow in memory."""

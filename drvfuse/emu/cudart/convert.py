@@ -36,7 +36,9 @@ ArgumentMaker = Callable[[State, Any], Argument]
 
 
 def argument_maker(name: str, annotation: Any, other: Any) -> ArgumentMaker:
-    """For the parameter of that name, by its annotations in the two signatures: text, or `inspect.Parameter.empty`."""
+    """The conversion of the parameter of that name, by its annotations in the two signatures: text, or
+    `inspect.Parameter.empty`.
+    """
     if not isinstance(annotation, str):
         return lambda state, value: Argument(_plain(value))
     many, one = _LIST.fullmatch(annotation), _OPTIONAL.fullmatch(annotation)
@@ -115,7 +117,7 @@ def _api(kind: type) -> Any:
 
 
 def result_maker(text: str) -> Callable[[Any], Any]:
-    """From the type that a docstring names: "int", "Any", ":py:obj:`~.cudaStream_t`", "list[...]"."""
+    """The conversion of a result, by the type in a docstring: "int", "Any", ":py:obj:`~.cudaStream_t`", "list[...]"."""
     found = _NAMED.match(text)
     if found is None:
         return _plain_result if text == "Any" else {"float": float, "bytes": bytes}.get(text, _number)

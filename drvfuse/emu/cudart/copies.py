@@ -16,7 +16,9 @@ _LETTER = {_M.CU_MEMORYTYPE_HOST: "H", _M.CU_MEMORYTYPE_DEVICE: "D"}
 
 
 def _copy(state: State, dst: Any, src: Any, count: Any, kind: Any, stream: tuple[Any, ...] = ()) -> None:
-    """By the driver's function for that kind: between host memory on both sides by the one that takes any memory."""
+    """Call the driver's function for that kind of copy. Between host memory on both sides it is the one that takes any
+    memory.
+    """
     both = sides(kind)
     target, source = host_address(dst), host_address(src)
     name = "{}to{}".format(*(_LETTER.get(memory, "") for memory in both))
@@ -107,7 +109,7 @@ def cudaMemset3DAsync(state: State, pitchedDevPtr: Any, value: Any, extent: Any,
 
 
 def _planes(where: Any, value: Any, extent: Any) -> list[tuple[Any, ...]]:
-    """The arguments of a fill of each plane."""
+    """The arguments of a fill for each plane of a volume."""
     given("pitchedDevPtr", where, RT.cudaPitchedPtr)
     given("extent", extent, RT.cudaExtent)
     step = where.pitch * where.ysize

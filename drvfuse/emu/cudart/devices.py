@@ -35,7 +35,7 @@ def cudaSetDevice(state: State, device: Any) -> None:
 
 @function(1, context=False)
 def cudaGetDevice(state: State) -> int:
-    """That of the current context, whoever made it current; without one the device that the thread has set."""
+    """The device of the current context, whoever made it current; without one, the device that the thread has set."""
     return int(state.cu.cuCtxGetDevice()) if int(state.cu.cuCtxGetCurrent()) else state.thread.device
 
 
@@ -55,7 +55,7 @@ def cudaSetDeviceFlags(state: State, flags: Any) -> None:
 
 @function(context=False)
 def cudaDeviceReset(state: State) -> None:
-    """All that the process has on the current device goes, for all threads, and errors that stick to it."""
+    """Drops everything that the process has on the current device, for all threads, and clears the sticky errors."""
     device = cudaGetDevice(state)
     state.drop_primary(device)
     state.cu.cuDevicePrimaryCtxReset(device)
@@ -71,7 +71,7 @@ def cudaChooseDevice(state: State, prop: Any) -> int:
 
 @function(1, context=False)
 def cudaGetDeviceProperties(state: State, device: Any) -> Any:
-    """What an attribute or another call tells of it; the rest is 0."""
+    """Fills in the fields that attributes or other calls of the driver know; the others are 0."""
     cu, device = state.cu, _existing(state, device)
     found = RT.cudaDeviceProp()
     for field in (name for name in dir(found) if not name.startswith("_")):
@@ -169,7 +169,7 @@ def cudaPeekAtLastError(state: State) -> int:
 
 @function(1)
 def cudaFuncGetAttributes(state: State, func: Any) -> Any:
-    """Of a cudaFunction_t or cudaKernel_t: Python has no other functions of a device."""
+    """The attributes of a cudaFunction_t or cudaKernel_t, the only kernels that Python can name."""
     found = RT.cudaFuncAttributes()
     own = {
         "maxDynamicSharedSizeBytes": "MAX_DYNAMIC_SHARED_SIZE_BYTES",

@@ -23,7 +23,7 @@ def cudaMalloc(state: State, size: Any) -> int:
 
 @function()
 def cudaFree(state: State, devPtr: Any) -> None:
-    """With a null pointer it only makes the context."""
+    """Frees memory. With a null pointer it only makes the context."""
     address = host_address(devPtr)
     if address:
         state.cu.cuMemFree(address)
@@ -76,7 +76,7 @@ def cudaMalloc3D(state: State, extent: Any) -> Any:
 
 @function(1)
 def cudaPointerGetAttributes(state: State, ptr: Any) -> Any:
-    """Of any pointer: one that the driver does not know is unregistered host memory."""
+    """The attributes of any pointer. One that the driver does not know counts as unregistered host memory."""
     cu, address = state.cu, host_address(ptr)
     found = RT.cudaPointerAttributes()
     kinds = RT.cudaMemoryType

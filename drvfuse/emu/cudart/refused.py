@@ -28,7 +28,7 @@ def reason(name: str) -> str:
 
 
 def refuse(name: str, signature: inspect.Signature) -> Callable[..., Any]:
-    """What stands for such a function: it fails with cudaErrorNotSupported, and is reported once."""
+    """The replacement for a refused function: it fails with cudaErrorNotSupported, and is reported once."""
 
     def call(state: State, *args: Any, **kwargs: Any) -> Any:
         signature.bind(*args, **kwargs)

@@ -27,7 +27,7 @@ _SIDES = {
 
 
 def given(name: str, value: Any, kind: type) -> Any:
-    """A structure that is an argument; TypeError, as of the bindings, for anything else."""
+    """A structure given as an argument. Raises TypeError for anything else, as the bindings do."""
     if not isinstance(value, kind):
         wanted, found = f"{kind.__module__}.{kind.__name__}", type(value).__name__
         raise TypeError(f"Argument {name!r} has incorrect type (expected {wanted}, got {found})")
@@ -46,7 +46,7 @@ def kind_of(source: Any, destination: Any) -> Any:
 
 
 def set_side(copy: Any, side: str, memory: Any, address: int, pitch: int) -> None:
-    """One side, "src" or "dst", of a CUDA_MEMCPY2D, _3D or _3D_PEER."""
+    """Set one side, "src" or "dst", of a CUDA_MEMCPY2D, _3D or _3D_PEER."""
     setattr(copy, f"{side}MemoryType", memory)
     setattr(copy, f"{side}{'Host' if memory == _M.CU_MEMORYTYPE_HOST else 'Device'}", address)
     setattr(copy, f"{side}Pitch", pitch)

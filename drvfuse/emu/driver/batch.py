@@ -27,7 +27,7 @@ _NONE = (1 << 64) - 1  # of the copies of a batch that is refused as a whole, an
 
 
 def batch_stream(proc: Process, hStream: Any) -> Stream:
-    """A stream that is not the legacy one, and not captured."""
+    """The stream argument of a batch: not the legacy stream, and not captured."""
     stream = proc.stream(hStream)
     check(not stream.is_legacy)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -91,7 +91,9 @@ def cuMemcpyBatchAsync(
 
 
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
-    """One end of a copy of a batch: linear memory. A row length or a layer height of 0 is that of the copy."""
+    """One end of a copy of a batch, which is linear memory. A row length or layer height of 0 stands for that of the
+    copy.
+    """
     kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
     if kind == kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY:
         raise unsupported(f"a copy that {verb} an array is refused: {ARRAYS}")

@@ -84,7 +84,7 @@ def cuCtxDestroy(proc: Process, ctx: Any) -> None:
 
 @entry(1)
 def cuCtxAttach(proc: Process, flags: int) -> Any:
-    """One use more of the current context, which `cuCtxDetach` takes back."""
+    """Increments the use count of the current context, which `cuCtxDetach` decrements."""
     check(flags == 0)
     context = proc.current()
     context.uses += 1
@@ -93,7 +93,7 @@ def cuCtxAttach(proc: Process, flags: int) -> Any:
 
 @entry()
 def cuCtxDetach(proc: Process, ctx: Any) -> None:
-    """One use less: the last one destroys it."""
+    """Decrements the use count. At 0 the context is destroyed."""
     context = proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     if context.uses == 1:
         cuCtxDestroy(proc, ctx)
@@ -185,7 +185,9 @@ def cuCtxGetLimit(proc: Process, limit: Any) -> int:
 
 @entry()
 def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
-    """Kept and given back. Only that of the heap has an effect; it is settled once a kernel has allocated from it."""
+    """Limits are kept for queries. Only that of the heap has an effect, and is fixed once a kernel has allocated from
+    it.
+    """
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
     context = proc.current()
     check(int(limit) != heap.LIMIT or context.heap is None or not context.heap.settled)

@@ -145,7 +145,7 @@ def _peer(proc: Process, dst: int, dst_context: Any, src: int, src_context: Any,
 def cuMemcpyPeer(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int
 ) -> None:
-    """Needs no peer access: without it the copy goes through the host."""
+    """Copies between contexts. It needs no peer access: without it the copy goes through the host."""
     context, dst, src = proc.current(), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     if ByteCount:
@@ -173,8 +173,8 @@ def field(p: Any, name: str) -> Any:
 
 
 def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
-    """What a CUDA_MEMCPY3D, its PEER form or a CUDA_MEMCPY2D asks for, checked; None where it is empty. A pitch or a
-    height of 0 is that of rows and layers without gaps.
+    """The checked copy that a CUDA_MEMCPY3D, its PEER form or a CUDA_MEMCPY2D describes; None for an empty one. A pitch
+    or height of 0 stands for rows and layers without gaps.
     """
     width, height, depth = p.WidthInBytes, p.Height, getattr(p, "Depth", 1)
     if 0 in (width, height, depth):
@@ -257,7 +257,9 @@ def cuMemcpy3DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
 
 @entry(unsafe=True)
 def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
-    """Needs no peer access: each end is of the context that is named for it."""
+    """Copies layers of rows between contexts. It needs no peer access: each end belongs to the context that is named
+    for it.
+    """
     _rows(proc, pCopy)
 
 

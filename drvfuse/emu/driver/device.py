@@ -170,7 +170,7 @@ def cuDeviceGetP2PAttribute(proc: Process, attrib: Any, srcDevice: Any, dstDevic
 
 @entry(1, bindings=13)
 def cuDeviceGetHostAtomicCapabilities(proc: Process, operations: list[Any], count: int, dev: Any) -> list[int]:
-    """None: the attribute of native atomics on host memory is 0."""
+    """No capabilities: the attribute of native atomics on host memory is 0."""
     proc.device(dev)
     check(count)
     return [0] * count
@@ -180,7 +180,7 @@ def cuDeviceGetHostAtomicCapabilities(proc: Process, operations: list[Any], coun
 def cuDeviceGetP2PAtomicCapabilities(
     proc: Process, operations: list[Any], count: int, srcDevice: Any, dstDevice: Any
 ) -> list[int]:
-    """Everything that kernels have instructions for, where a device reaches the other one."""
+    """All operations that kernels have instructions for, if the one device reaches the other."""
     source, target = proc.device(srcDevice), proc.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
     check(count)

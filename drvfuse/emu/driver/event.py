@@ -70,7 +70,7 @@ def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
 
 @entry()
 def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
-    """All that is queued in the context from now on waits for the event, in streams that come later too."""
+    """Makes all work that is queued in the context from now on wait for the event, in later streams too."""
     context, event = _uncaptured(proc, hCtx), _recorded(proc, hEvent)
     if event.op is not None:
         context.gate = [op for op in context.gate if not op.done] + [event.op]
@@ -80,7 +80,7 @@ def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
 
 
 def _uncaptured(proc: Process, hCtx: Any) -> Context:
-    """A context of which no stream is being captured."""
+    """The context of a call that is illegal while one of its streams is captured."""
     context = proc.get(hCtx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     proc.healthy(context)
     for stream in context.streams:

@@ -99,7 +99,7 @@ def cuFuncGetModule(proc: Process, hfunc: Any) -> Any:
 
 @entry()
 def cuFuncLoad(proc: Process, function: Any) -> None:
-    """Loading is eager, so there is nothing left to do."""
+    """Does nothing: modules are loaded eagerly."""
     function_of(proc, function)
 
 

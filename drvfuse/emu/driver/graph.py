@@ -91,7 +91,7 @@ def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
 
 @entry(2)
 def cuGraphGetNodes(proc: Process, hGraph: Any, numNodes: int = 0) -> tuple[list[Any], int]:
-    """In the order in which they were added."""
+    """The nodes in the order in which they were added."""
     return some(graph_of(proc, hGraph).nodes, numNodes)
 
 

@@ -96,7 +96,7 @@ def cuGraphAddNode_v3(
 
 @entry()
 def cuGraphNodeSetParams(proc: Process, hNode: Any, nodeParams: Any) -> None:
-    """Not of allocation and free nodes, nor of child graphs."""
+    """Changes the parameters of a node. Allocation, free and child graph nodes are refused."""
     _set_params(proc, hNode, nodeParams, False)
 
 

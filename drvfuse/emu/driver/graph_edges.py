@@ -120,7 +120,7 @@ def _pairs(proc: Process, graph: Graph, first: Any, second: Any, count: int) -> 
 @entry(bindings=12, name="cuGraphAddDependencies_v2")
 @entry(bindings=13, name="cuGraphAddDependencies")
 def _add_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, numDependencies: int) -> None:
-    """All of them, or none. A cycle is found by instantiation."""
+    """Add all of the edges, or none. A cycle is found by instantiation."""
     if numDependencies == 0:
         return
     graph = graph_of(proc, hGraph)
@@ -136,7 +136,7 @@ def _add_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, n
 @entry(bindings=12, name="cuGraphRemoveDependencies_v2")
 @entry(bindings=13, name="cuGraphRemoveDependencies")
 def _remove_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, numDependencies: int) -> None:
-    """All of them, or none, each of which has to be there with this data."""
+    """Remove all of the edges, or none. Each has to exist with this data."""
     if numDependencies == 0:
         return
     graph = graph_of(proc, hGraph)

@@ -54,7 +54,7 @@ def _cyclic(cycle: Cycle) -> Failure:
 
 @entry(1)
 def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
-    """What happens to the graph later does not change the executable. A cycle of edges is found here."""
+    """Makes an executable, which later changes of the graph do not affect. A cycle of edges is found here."""
     check(not flags & UPLOAD)
     try:
         return T.CUgraphExec(_instantiate(proc, graph_of(proc, hGraph), flags).handle)
@@ -94,7 +94,7 @@ def cuGraphExecGetId(proc: Process, hGraphExec: Any) -> int:
 
 @entry()
 def cuGraphExecDestroy(proc: Process, hGraphExec: Any) -> None:
-    """A launch that is still queued runs."""
+    """Destroys an executable. A launch that is queued still runs."""
     exec_of(proc, hGraphExec).destroy()
 
 
@@ -141,7 +141,7 @@ def _require_host_memory(proc: Process, executable: GraphExec) -> None:
 
 @entry()
 def cuGraphUpload(proc: Process, hGraphExec: Any, hStream: Any) -> None:
-    """Takes the device memory that the graph allocates, so that the first launch has it."""
+    """Reserves the device memory that the graph allocates, so that the first launch has it."""
     found, stream = exec_of(proc, hGraphExec), proc.stream(hStream)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     proc.graph_memory.back(found.allocates)
@@ -255,7 +255,7 @@ def cuGraphExecBatchMemOpNodeSetParams(proc: Process, hGraphExec: Any, hNode: An
 
 @entry()
 def cuGraphExecNodeSetParams(proc: Process, hGraphExec: Any, hNode: Any, nodeParams: Any) -> None:
-    """Not of allocation and free nodes."""
+    """Changes the parameters of a node in an executable. Allocation and free nodes are refused."""
     kind = kind_of(nodeParams)
     check(kind not in (_N.CU_GRAPH_NODE_TYPE_MEM_ALLOC, _N.CU_GRAPH_NODE_TYPE_MEM_FREE), R.CUDA_ERROR_NOT_SUPPORTED)
     if kind == _N.CU_GRAPH_NODE_TYPE_GRAPH:
@@ -275,7 +275,7 @@ def _switchable(proc: Process, hGraphExec: Any, hNode: Any) -> Step:
 
 @entry()
 def cuGraphNodeSetEnabled(proc: Process, hGraphExec: Any, hNode: Any, isEnabled: int) -> None:
-    """Of kernel, memcpy and memset nodes. Later launches do nothing in place of a node that is not enabled."""
+    """Enables or disables a kernel, memcpy or memset node. Later launches do nothing in place of a disabled node."""
     _switchable(proc, hGraphExec, hNode).enabled = bool(isEnabled)
 
 

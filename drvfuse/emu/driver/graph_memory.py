@@ -116,7 +116,7 @@ def cuGraphMemFreeNodeGetParams(proc: Process, hNode: Any) -> Any:
 
 @entry()
 def cuDeviceGraphMemTrim(proc: Process, device: Any) -> None:
-    """Gives back what no graph that is queued, and no allocation that was not freed, uses."""
+    """Gives back the memory that no queued graph and no live allocation uses."""
     proc.graph_memory.trim(proc.device(device))
 
 

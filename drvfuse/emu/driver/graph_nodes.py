@@ -117,7 +117,7 @@ def kernel_node(proc: Process, value: Any) -> tuple[Node, Launch]:
 
 @entry(1)
 def cuGraphKernelNodeGetParams(proc: Process, hNode: Any) -> Any:
-    """What `kernelParams` points to stays until the node is asked again, or destroyed."""
+    """The memory behind `kernelParams` is valid until the next query of the node, or until it is destroyed."""
     node, _ = kernel_node(proc, hNode)
     p = T.CUDA_KERNEL_NODE_PARAMS()
     commands.describe_kernel(node, p)
@@ -246,7 +246,7 @@ def cuGraphEventRecordNodeSetEvent(proc: Process, hNode: Any, event: Any) -> Non
 
 @entry(1)
 def cuGraphAddEventWaitNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """Waits for what the event has recorded when the graph is launched."""
+    """Adds a node that waits for what the event has recorded when the graph is launched."""
     return handle(insert(proc, place(proc, hGraph, dependencies, numDependencies), commands.wait(proc, event)))
 
 

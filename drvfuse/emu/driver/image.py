@@ -61,7 +61,7 @@ def _target(ptx: bytes) -> str:
 
 
 def _needs(ptx: bytes) -> tuple[int, int]:
-    """What a PTX text asks of a device: its capability as one number, and whether for no other."""
+    """The compute capability that a PTX text needs, as one number, and whether it runs on no other."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 

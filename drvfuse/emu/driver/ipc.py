@@ -30,7 +30,7 @@ def handle_of(proc: Process, item: object, kind: Any) -> Any:
 
 
 def item_of(proc: Process, handle: Any, kind: type[Any]) -> Any:
-    """What a handle in a structure stands for; None if that is gone, or never was."""
+    """The object of a handle in a structure; None if it is gone, or never existed."""
     return proc.machine.shared.find(ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES), kind)
 
 
@@ -42,8 +42,8 @@ def own(what: str) -> Failure:
 
 @entry(1)
 def cuIpcGetMemHandle(proc: Process, dptr: Any) -> Any:
-    """Of all memory of the cuMemAlloc that an address lies in. Memory of pools, mappings, managed and host memory has
-    no such handle.
+    """A handle of the whole allocation of cuMemAlloc that an address lies in. Memory of pools, mappings, managed and
+    host memory has no such handle.
     """
     proc.current()
     allocation = proc.memory.find(dptr)
@@ -84,7 +84,7 @@ def cuIpcCloseMemHandle(proc: Process, dptr: Any) -> None:
 
 @entry(1)
 def cuIpcGetEventHandle(proc: Process, event: Any) -> Any:
-    """Of an event that was created with CU_EVENT_INTERPROCESS."""
+    """A handle of an event that was created with CU_EVENT_INTERPROCESS."""
     found = proc.get(event, Event)
     check(found.interprocess)
     found.mark.home = proc

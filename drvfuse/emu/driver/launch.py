@@ -47,7 +47,7 @@ def _refused(kind: Any) -> Failure:
 
 @dataclass
 class Attributes:
-    """Those of a launch. `hints` are those that change nothing here: id -> the bytes of the value."""
+    """The attributes of a launch. `hints` are those without an effect here: id -> the bytes of the value."""
 
     cooperative: bool = False
     programmatic: bool = False
@@ -102,7 +102,7 @@ class Attributes:
 
 
 def attributes_of(config: Any) -> Attributes:
-    """What the attributes of a launch say."""
+    """The attributes of a launch, checked."""
     found = Attributes()
     attributes = list(config.attrs or [])
     check(config.numAttrs <= len(attributes))

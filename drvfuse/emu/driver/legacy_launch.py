@@ -40,7 +40,7 @@ def cuFuncSetBlockShape(proc: Process, hfunc: Any, x: int, y: int, z: int) -> No
 
 @entry()
 def cuFuncSetSharedSize(proc: Process, hfunc: Any, numbytes: int) -> None:
-    """Dynamic shared memory, which the launch checks."""
+    """Sets the dynamic shared memory of the next launch, which checks it."""
     _kept(proc, hfunc).smem = numbytes
 
 
@@ -87,7 +87,7 @@ def _launch(proc: Process, f: Any, width: int, height: int, stream: Stream) -> N
 
 @entry()
 def cuLaunch(proc: Process, f: Any) -> None:
-    """One block, on the legacy stream."""
+    """Launches one block on the legacy stream."""
     _launch(proc, f, 1, 1, proc.current().legacy)
 
 
@@ -106,9 +106,9 @@ def cuLaunchGridAsync(proc: Process, f: Any, grid_width: int, grid_height: int, 
 
 @entry()
 def cuLaunchCooperativeKernelMultiDevice(proc: Process, launchParamsList: Any, numDevices: int, flags: int) -> None:
-    """The same kernel, by name, with the same shape on streams of different devices, each grid resident as a whole. All
-    begin when what is in front of any has ended, and what follows any waits for all, but for the flags that say
-    otherwise. Grids have no barrier across devices here. Not legal in a capture.
+    """Launches the same kernel, by name, with the same shape on streams of different devices, each grid resident as a
+    whole. All grids begin when the work in front of every one has ended, and work behind any of them waits for all,
+    unless the flags say otherwise. Grids have no barrier across devices here. Not legal in a capture.
     """
     check(0 < numDevices <= len(proc.machine.devices) and 0 <= flags <= _NO_PRE_SYNC | _NO_POST_SYNC)
     made = [_one_of_several(proc, params) for params in launchParamsList[:numDevices]]
@@ -136,7 +136,7 @@ def _one_of_several(proc: Process, params: Any) -> tuple[Stream, Launch]:
 
 
 def _join(proc: Process, streams: list[Stream]) -> None:
-    """What follows in each stream waits for what is in front in all."""
+    """Make later work of each stream wait for the work queued so far in all of them."""
     marks = [proc.machine.progress.enqueue(stream, Command(stream.context)) for stream in streams]
     for stream in streams:
         stream.tail, stream.last = list(marks), None

@@ -49,7 +49,9 @@ def cuLogsDumpToFile(proc: Process, iterator: int, pathToFile: bytes, flags: int
 
 @entry(2)
 def cuLogsDumpToMemory(proc: Process, iterator: int, buffer: Address, size: int, flags: int) -> tuple[Any, int]:
-    """As many of the last lines as the memory holds with a NUL behind them; INVALID_VALUE if not one does."""
+    """Writes as many of the last lines as the memory holds, with a NUL behind them; INVALID_VALUE if it does not hold
+    one.
+    """
     check(flags == 0)
     lines, room, kept = _lines(proc, iterator), min(size, buffer.keep.nbytes) - 1, b""
     for line in reversed(lines):

@@ -104,7 +104,7 @@ def _advise(proc: Process, address: Any, count: int, advice: Any, place: Any) ->
 
 @entry(bindings=12)
 def cuMemPrefetchAsync(proc: Process, devPtr: Any, count: int, dstDevice: Any, hStream: Any) -> None:
-    """Moves nothing, and is ordered as work of its stream. Not legal in a capture."""
+    """A prefetch moves nothing, but is ordered as work of its stream. Not legal in a capture."""
     _prefetch(proc, devPtr, count, _device_place(proc, dstDevice), hStream)
 
 
@@ -184,7 +184,8 @@ def cuMemRangeGetAttributes(
 
 @entry()
 def cuStreamAttachMemAsync(proc: Process, hStream: Any, dptr: Any, length: int, flags: int) -> None:
-    """Who may use managed memory is kept and restricts nothing: the host may always. `length` is 0 or all of it.
+    """The attachment is kept and restricts nothing: the host may always access managed memory. `length` is 0 or all of
+    it.
 
     CU_MEM_ATTACH_SINGLE needs a stream that is not the default one. Not legal in a capture.
     """

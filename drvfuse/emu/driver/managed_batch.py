@@ -33,7 +33,7 @@ def _prefetch(proc: Process, ranges: list[tuple[int, int]], locations: Any, star
 
 
 def _discard(proc: Process, ranges: list[tuple[int, int]], stream: Stream) -> None:
-    """What memory holds that was discarded is undefined: here it is zero, as a write has made it."""
+    """Discard ranges. Their contents are undefined then; here they are zero, as if they were written."""
     for one in ranges:
         managed_range(proc, *one)
     fills = [Fill(stream.context, address, 0, 1, nbytes) for address, nbytes in ranges]
@@ -52,7 +52,7 @@ def cuMemPrefetchBatchAsync(
     flags: int,
     hStream: Any,
 ) -> None:
-    """Moves nothing. Queries return the location (cuMemRangeGetAttribute)."""
+    """Prefetches move nothing. Queries return the location (cuMemRangeGetAttribute)."""
     stream = batch_stream(proc, hStream)
     _prefetch(proc, _ranges(dptrs, sizes, count, flags), prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
     proc.enqueue(stream, Command(stream.context))
@@ -77,7 +77,7 @@ def cuMemDiscardAndPrefetchBatchAsync(
     flags: int,
     hStream: Any,
 ) -> None:
-    """Both, of the same ranges."""
+    """Discards and prefetches the same ranges."""
     stream, ranges = batch_stream(proc, hStream), _ranges(dptrs, sizes, count, flags)
     _prefetch(proc, ranges, prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
     _discard(proc, ranges, stream)

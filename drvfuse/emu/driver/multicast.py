@@ -99,7 +99,7 @@ def cuMulticastBindAddr(proc: Process, mcHandle: Any, mcOffset: int, memptr: Any
 def cuMulticastBindMem_v2(
     proc: Process, mcHandle: Any, dev: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
 ) -> None:
-    """The same, where the memory has to be of `dev`."""
+    """As cuMulticastBindMem, for memory that has to be of `dev`."""
     _bind_memory(proc, mcHandle, proc.device(dev), mcOffset, memHandle, memOffset, size, flags)
 
 
@@ -112,7 +112,7 @@ def cuMulticastBindAddr_v2(
 
 @entry(unsafe=True)
 def cuMulticastUnbind(proc: Process, mcHandle: Any, dev: Any, mcOffset: int, size: int) -> None:
-    """Waits for nothing: work that still uses the range faults."""
+    """Unbinds at once, without a wait: work that still uses the range faults."""
     (_, item), device = _object(proc, mcHandle), proc.device(dev)
     check(size > 0 and multicast.aligned(mcOffset, size) and mcOffset + size <= item.nbytes)
     multicast.unbind(proc, item, device, mcOffset, size)

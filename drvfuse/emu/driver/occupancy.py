@@ -100,7 +100,7 @@ def cuOccupancyMaxPotentialClusterSize(proc: Process, func: Any, config: Any) ->
 
 @entry(1)
 def cuOccupancyMaxActiveClusters(proc: Process, func: Any, config: Any) -> int:
-    """How many clusters of the launch fit an otherwise empty device; 0 if none does."""
+    """The number of clusters of the launch that fit on an otherwise empty device; 0 if none does."""
     function = function_of(proc, func)
     asked, threads, smem = _config(config)
     grid = config.gridDimX, config.gridDimY, config.gridDimZ

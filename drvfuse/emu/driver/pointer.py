@@ -54,7 +54,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
 
 
 def _access_flags(proc: Process, a: Allocation) -> int:
-    """What the current context's device may do with an allocation, as CU_POINTER_ATTRIBUTE_ACCESS_FLAGS."""
+    """The access that the current context's device has to an allocation, as CU_POINTER_ATTRIBUTE_ACCESS_FLAGS."""
     bit = 1 << proc.current().device.index
     read, write = proc.machine.window.access(a.base, proc.table) if not a.registered else (0, 0)
     return READ_WRITE if write & bit else READ if read & bit else 0

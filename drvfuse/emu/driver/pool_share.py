@@ -27,8 +27,8 @@ def cuMemPoolExportToShareableHandle(proc: Process, pool: Any, handleType: Any, 
 
 @entry(1)
 def cuMemPoolImportFromShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> Any:
-    """A pool that holds what is imported from the other one. Nothing can be allocated from it. The descriptor stays the
-    caller's. At first only the device of the memory has access.
+    """A pool that stands for an exported one of another process. Nothing can be allocated from it. The descriptor stays
+    the caller's. At first only the device of the memory has access.
     """
     check(flags == 0)
     check(handleType == DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
@@ -42,7 +42,7 @@ def cuMemPoolImportFromShareableHandle(proc: Process, handle: Any, handleType: A
 
 @entry(1)
 def cuMemPoolExportPointer(proc: Process, ptr: Any) -> Any:
-    """Of memory of a pool that can be exported, by its address."""
+    """Exports an allocation of an exportable pool, by its address."""
     allocation = proc.memory.at(ptr)
     if allocation is None or allocation.pool is None or allocation.freed or allocation.origin is not None:
         raise proc.memory.stray("cuMemPoolExportPointer needs the address of a pool's allocation", ptr)

@@ -43,7 +43,7 @@ def cuCtxGetCacheConfig(proc: Process) -> Any:
 
 @entry()
 def cuCtxSetSharedMemConfig(proc: Process, config: Any) -> None:
-    """Without effect, as on every device whose banks have a fixed width."""
+    """This has no effect, as on every device whose banks have a fixed width."""
     proc.current()
 
 

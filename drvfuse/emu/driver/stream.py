@@ -37,7 +37,7 @@ def cuStreamCreateWithPriority(proc: Process, flags: int, priority: int) -> Any:
 
 @entry()
 def cuStreamDestroy(proc: Process, hStream: Any) -> None:
-    """Returns at once; what is queued still runs."""
+    """Returns at once. Queued work still runs."""
     stream = proc.get(hStream, Stream)  # one that was created, not one of the default ones
     if stream.capture is not None:
         stream.capture.invalidate()
@@ -123,7 +123,7 @@ def cuStreamGetCtx(proc: Process, hStream: Any) -> Any:
 
 @entry(2)
 def cuStreamGetCtx_v2(proc: Process, hStream: Any) -> tuple[Any, Any]:
-    """(its context, no green context)."""
+    """The context of the stream, and no green context."""
     return cuStreamGetCtx(proc, hStream), T.CUgreenCtx(0)
 
 
@@ -172,7 +172,7 @@ def cuStreamBeginCaptureToGraph(
     numDependencies: int,
     mode: Any,
 ) -> None:
-    """What is captured is added to a graph; the first of it waits for these nodes."""
+    """Begins a capture into an existing graph, whose first nodes wait for the given ones."""
     stream, graph = proc.stream(hStream), graph_of(proc, hGraph)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     after = dependencies_of(proc, graph, dependencies, dependencyData, numDependencies)

@@ -38,13 +38,13 @@ def _value(stream: Stream, name: str) -> Any:
 
 @entry(1)
 def cuStreamGetAttribute(proc: Process, hStream: Any, attr: Any) -> Any:
-    """What was set, or what holds at first."""
+    """The value that was set, or the default."""
     return _value(proc.stream(hStream), _known(attr))
 
 
 @entry()
 def cuStreamSetAttribute(proc: Process, hStream: Any, attr: Any, value: Any) -> None:
-    """The priority takes effect for what is queued from then on, within the range that contexts have."""
+    """Sets an attribute. The priority takes effect for later work, within the range that contexts have."""
     stream, name = proc.stream(hStream), _known(attr)
     content = ctypes.string_at(int(present(value).getPtr()), _NBYTES)
     if name == "SYNCHRONIZATION_POLICY":
@@ -60,7 +60,7 @@ def cuStreamSetAttribute(proc: Process, hStream: Any, attr: Any, value: Any) -> 
 
 @entry()
 def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
-    """Both have to be of one context."""
+    """Copies attributes between two streams of one context."""
     target, source = proc.stream(dst), proc.stream(src)
     check(target.context is source.context, R.CUDA_ERROR_INVALID_VALUE)
     target.priority, target.attributes = source.priority, dict(source.attributes)

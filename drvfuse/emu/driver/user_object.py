@@ -38,7 +38,7 @@ def cuUserObjectRetain(proc: Process, object: Any, count: int) -> None:
 
 @entry()
 def cuUserObjectRelease(proc: Process, object: Any, count: int) -> None:
-    """Not more than there are."""
+    """Releases references, at most as many as there are."""
     found = user_object(proc, object)
     check(0 < count <= found.references)
     found.release(proc, count)

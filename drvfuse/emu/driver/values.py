@@ -69,7 +69,9 @@ def value_operations(proc: Process, context: Context, params: Any, count: int) -
 
 @entry()
 def cuStreamBatchMemOp(proc: Process, stream: Any, count: int, paramArray: Any, flags: int) -> None:
-    """One after another, as one operation of the stream: others find the first written before the last is."""
+    """Executes the operations one after another, as one operation of the stream: others may see the first write before
+    the last is made.
+    """
     queue = proc.stream(stream)
     check(flags == 0)
     proc.enqueue(queue, ValueOps(queue.context, value_operations(proc, queue.context, paramArray, count)))
@@ -94,8 +96,8 @@ def cuStreamWriteValue64(proc: Process, stream: Any, addr: Any, value: int, flag
 
 @entry()
 def cuStreamWaitValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
-    """What follows in the stream waits until the word fulfils the condition. If nothing can write it any more, whoever
-    waits for the stream gets CUDA_ERROR_LAUNCH_TIMEOUT and a report of the kind "deadlock", where CUDA hangs.
+    """Holds back later work of the stream until the word fulfils the condition. If nothing can write it any more, calls
+    that wait for the stream return CUDA_ERROR_LAUNCH_TIMEOUT with a report of kind "deadlock", where CUDA hangs.
     """
     queue = proc.stream(stream)
     wait = _wait(proc, queue.context, addr, value, 4, flags)

@@ -106,14 +106,14 @@ def _mapped(proc: Process, ptr: Any, size: int) -> list[Allocation]:
 
 @entry(unsafe=True)
 def cuMemUnmap(proc: Process, ptr: Any, size: int) -> None:
-    """Waits for nothing: work that still uses the range faults."""
+    """Unmaps at once, without a wait: work that still uses the range faults."""
     for mapping in _mapped(proc, ptr, size):
         proc.memory.unmap(mapping)
 
 
 @entry(unsafe=True)
 def cuMemSetAccess(proc: Process, ptr: Any, size: int, desc: Any, count: int) -> None:
-    """Of a multicast object only the devices of its team can have access: ILLEGAL_STATE for others."""
+    """Sets access rights. For a multicast object only devices of its team can have access: ILLEGAL_STATE for others."""
     mapped = _mapped(proc, ptr, size)
     check(sum(a.nbytes for a in mapped) == size)
     access = access_list(proc, desc, count)

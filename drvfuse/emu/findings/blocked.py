@@ -30,7 +30,9 @@ _WAITS = (
 
 @dataclass(frozen=True)
 class Blocked:
-    """A thread that waits. `address` and `seen` are those of the word it polls; `mbarrier` is what is pending there."""
+    """A thread that waits. `address` and `seen` are those of the word that it polls; `mbarrier` describes an mbarrier
+    there.
+    """
 
     block: Index
     thread: Index
@@ -43,8 +45,8 @@ class Blocked:
 
 
 def blocked(launch: structs.Launch, identity: Identity, window: Window, undecided: int = 0) -> list[Blocked]:
-    """What each live thread of a launch waits for. `undecided`: after so many polls registers still changed, which is
-    why it is not certain that the threads that poll wait for ever.
+    """All live threads of a launch, and what each waits for. `undecided` is the number of polls after which registers
+    still changed, so that it is not certain that these threads wait for ever.
     """
     found = []
     for block in resident(launch):

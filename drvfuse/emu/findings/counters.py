@@ -165,7 +165,7 @@ class KernelCounters:
 
 
 class Summary:
-    """What several launches asked of memory: `kernels` by name, in the order in which they first ended."""
+    """The counts of several launches: `kernels` by name, in the order in which they first ended."""
 
     def __init__(self, launches: Iterable[tuple[str, Counters]]) -> None:
         self.kernels: dict[str, KernelCounters] = {}

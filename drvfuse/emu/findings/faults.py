@@ -52,7 +52,9 @@ def describe(launch: structs.Launch, identity: Identity, window: Window) -> Faul
 
 
 def _missing_barrier(f: Record) -> str | None:
-    """Of a read of shared memory that nobody has written and no copy will: the question after a barrier."""
+    """A hint for a read of shared memory that was never written and that no pending copy will write: where a barrier
+    may be missing.
+    """
     lines = f.shared_writers if f.space is Kind.SHARED and not f.value else []
     if not lines:
         return None

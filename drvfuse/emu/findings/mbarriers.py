@@ -16,7 +16,9 @@ def describe(opcode: str, word: int) -> str | None:
 
 
 def brief(opcode: str, word: int) -> str | None:
-    """The same in short, for a cell of a table, without the parity. Bytes that nothing expected count as negative."""
+    """As `describe`, in short for a cell of a table, without the parity. Bytes that arrived before they were expected
+    are negative.
+    """
     if not _is_one(opcode, word):
         return None
     arrivals, expected, nbytes = _pending(word)

@@ -43,7 +43,7 @@ class Identity:
         return (site.file or None, site.line or site.ptx_line) if site is not None else (None, None)
 
     def callers(self, number: int) -> str:
-        """Where the functions that were inlined around a site were called."""
+        """The calls through which functions were inlined around a site."""
         site = self.site(number)
         return called_at(site.inlined) if site is not None else ""
 
@@ -59,7 +59,7 @@ def short_place(file: str | None, line: int | None) -> str:
 
 
 def called_at(callers: Iterable[tuple[str, int]]) -> str:
-    """Where the functions that were inlined around a place were called, innermost first."""
+    """The calls through which functions were inlined around a place, innermost first, in words."""
     places = ", at ".join(short_place(*caller) for caller in callers)
     return f", called at {places}" if places else ""
 

@@ -90,7 +90,7 @@ class Printer:
             return 0xFFFFFFFF
 
     def flush(self) -> None:
-        """Everything goes to standard output."""
+        """Write everything to standard output."""
         if self._texts:
             text = "".join(self._texts)
             self._texts.clear()

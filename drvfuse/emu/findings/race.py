@@ -31,7 +31,7 @@ _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that nam
 
 
 class Clock:
-    """What is known at some moment: a counted reference to a native clock."""
+    """The knowledge at some moment: a counted reference to a native clock."""
 
     __slots__ = ("_detector", "ref")
 
@@ -215,7 +215,7 @@ class Detector:
     # Findings --------------------------------------------------------------------------------------------------------
 
     def drain(self, identities: dict[int, Identity]) -> list[tuple[Report, int]]:
-        """What was found since the last call, and how many events had happened by then."""
+        """The races since the last call, each with the number of events that had happened by then."""
         state = self.state
         found = [
             (
@@ -234,8 +234,8 @@ class Detector:
         return found
 
     def _plain_flag(self, f: structs.Found, identities: dict[int, Identity]) -> str | None:
-        """What would order two plain accesses: a flag that the one block stored by a plain write, which was found to
-        race with the poll by the other block.
+        """The edge for two plain accesses behind a flag that one block stored by a plain write, if that write was found
+        to race with the poll of the other block.
         """
         mine, other = (f.op, f.block), (f.other_op, f.other_block)
         strength = f.flags & Entry.STRONG, f.other_flags & Entry.STRONG

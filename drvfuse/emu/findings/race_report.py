@@ -133,13 +133,13 @@ def _counts(here: Site | None, there: Site | None, identity: Identity | None) ->
 
 
 def plain_flag(identity: Identity | None, site: int) -> str:
-    """What is wrong with a flag that was stored at a site."""
+    """The edge of a race behind a flag that was stored at this site by a plain write, in words."""
     at = _line(_site(identity, site))
     return f"the flag at {at} was stored by a plain write, which releases nothing, not even behind a fence"
 
 
 def _wait(copy: Site | None, flags: int) -> str:
-    """What the thread that issued a copy waits by, for its read or its write."""
+    """The instruction by which the thread that issued a copy waits for its read or its write."""
     if copy is None or ".bulk_group" not in copy.opcode:
         return "cp.async.wait_group or cp.async.wait_all"
     return "cp.async.bulk.wait_group" + (" without .read" if flags & Entry.WRITE else ".read")

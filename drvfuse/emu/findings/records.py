@@ -36,7 +36,7 @@ class Lent:
         return f"the {self.owner}'s {self.nbytes} bytes of {self.what}"
 
     def holding(self, address: int) -> str | None:
-        """Where in a piece an address lies, if in one."""
+        """The place of an address inside a piece, in words; None if it is in none."""
         number, at = divmod(address - self.first, max(self.stride, 1))
         if not 0 <= number < self.count or at >= self.nbytes:
             return None
@@ -83,7 +83,7 @@ class Record:
 
     @property
     def reaches_cluster(self) -> bool:
-        """May the instruction access the shared memory of other blocks?"""
+        """Whether the instruction may access the shared memory of other blocks."""
         return self.launch.cluster_size > 1 and self.flags >> SPACE_SHIFT & 0xF != Space.SHARED
 
     @property
@@ -108,7 +108,9 @@ class Record:
 
     @property
     def shared_writers(self) -> list[str]:
-        """Where the launch has written shared memory so far, or, if nowhere yet, where its kernel does: some places."""
+        """Some source lines at which the launch has written shared memory so far or, if there are none, at which its
+        kernel does.
+        """
         launch, sites = self.launch, self.identity.sites
         stores = [n for n, s in enumerate(sites) if s.opcode.split(".")[0] in ("st", "atom", "red")]
         rows = (structs.Site * len(sites)).from_address(launch.sites) if launch.sites else ()

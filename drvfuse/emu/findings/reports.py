@@ -23,7 +23,7 @@ _WORDS = 4
 
 @dataclass(frozen=True)
 class Place:
-    """Where an access came from. A copy or fill has no line and no thread.
+    """The place of an access. A copy or fill has no line and no thread.
 
     callers  where the functions that were inlined around it were called, (file, line), innermost first
     process  the name of the process that made it, where the machine has several
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """One finding. What does not apply is None.
+    """One finding. Fields that do not apply are None.
 
     kind      "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
     device    ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
@@ -108,7 +108,7 @@ class Report:
         return "\n  ".join([*lines, f"see {self.page}"])
 
     def brief(self) -> str:
-        """One line, in which a file has its name alone."""
+        """One line, in which a file has its name alone, without folders."""
         place = f" at {short_place(self.file, self.line)}" if self.line else ""
         text = self.message.splitlines()[0].rstrip(":")
         if self.other is not None:

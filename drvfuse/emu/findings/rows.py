@@ -92,7 +92,7 @@ def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
 
 
 def _key(members: Sequence[Event]) -> tuple[Any, ...]:
-    """What two rows have in common that say the same, but for the time and who came last to a barrier."""
+    """The part of a row by which repetitions are recognised: all but the time and who came last to a barrier."""
     e = members[0]
     who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
     number = e.value if e.kind == "barrier" else 0

@@ -182,7 +182,9 @@ def _cut(text: str, width: int) -> str:
 def of_race(
     report: Report, records: np.ndarray, identities: Mapping[int, Identity], window: Window | None = None
 ) -> str:
-    """What both blocks of a race did last, or both threads of one block. The access that found it is the last row."""
+    """The last events of both blocks of a race, or of both threads of one block. The access that found it is the last
+    row.
+    """
     other = report.other
     assert report.device is not None and other is not None
     inside = other.block is not None and (report.device, report.block) == (other.device, other.block)
@@ -225,7 +227,7 @@ def of_deadlock(
     without_work: Iterable[str] = (),
     rows: int = ROWS,
 ) -> str:
-    """What the threads of a deadlock wait for, who wrote there, and what their blocks did last.
+    """The words that the threads of a deadlock wait for, who wrote there, and the last events of their blocks.
 
     `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike (at the same places, and
     for the same words unless there are too many of those) the first stands for all. `without_work` are lines on the

@@ -95,7 +95,7 @@ class Capture:
         return self.process.add(node)
 
     def end(self, stream: Stream) -> Graph:
-        """Finish; the streams are ordinary again whatever comes of it."""
+        """End the capture. The streams are ordinary again, also if it fails."""
         if stream is not self.origin:
             self.invalidate()
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)

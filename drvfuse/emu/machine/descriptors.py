@@ -17,7 +17,8 @@ Identity = tuple[int, int]  # device and inode
 
 
 class Descriptors:
-    """What was exported. Each descriptor holds its object while a copy of it is open somewhere, or on its way.
+    """The objects that were exported. Each descriptor holds its object while a copy of it is open somewhere, or in
+    transit.
 
     A descriptor is the writing end of a pipe that was made for it, whose reading end stays here. Both ends have the
     identity by which `find` knows it again, however it has travelled; and when the last copy of the writing end is
@@ -38,7 +39,7 @@ class Descriptors:
         return writing
 
     def find(self, descriptor: int) -> Mappable | None:
-        """What a descriptor, or a copy of it, stands for. It stays the caller's."""
+        """The object of a descriptor, or of a copy of it. The descriptor stays the caller's."""
         try:
             found = self._exports.get(_identity(descriptor))
         except OSError:  # it is not open

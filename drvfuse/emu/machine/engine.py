@@ -94,7 +94,7 @@ class Engine:
 
     @functools.cached_property
     def copies(self) -> np.ndarray:
-        """Where the native runtime keeps asynchronous copies that are pending, of all launches."""
+        """The native table of pending asynchronous copies, of all launches."""
         return _zeroed(loader.runtime().function("rt_copy_bytes", ctypes.c_uint64)())
 
     @property
@@ -140,7 +140,7 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """What the threads of a launch that has ended, or is stopped, knew: a reference to a clock."""
+        """The knowledge of the threads of a launch that has ended or is stopped: a reference to a clock."""
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
         for reference in (launch.start, launch.primary):
@@ -420,8 +420,8 @@ class EngineLaunch:
         return int(self._struct.finished)
 
     def allow(self, resident: int) -> None:
-        """At most this many blocks are resident from now on (rounded down to whole clusters). May only grow, after the
-        first call, which comes before the launch is first run.
+        """Set how many blocks may be resident (rounded down to whole clusters). The first call comes before the launch
+        is first run; later ones may only raise the number.
         """
         s = self._struct
         groups = min(resident // s.cluster_size, len(self._groups))
@@ -463,7 +463,7 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """How the counters of a launch on this device class an owner."""
+    """The class in which the counters of a launch on this device count each owner of memory."""
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE
     classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = MemoryOf.HOST, MemoryOf.SHARED

@@ -35,7 +35,7 @@ AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 
 @dataclass(eq=False)
 class Step:
-    """What an executable does for one node. `after` are the steps that it waits for; `inner` is the plan of a child
+    """The part of an executable for one node. `after` are the steps that it waits for; `inner` is the plan of a child
     graph. A step that is not `enabled` does nothing, in its place.
     """
 

@@ -75,7 +75,9 @@ class Kernels:
         return again
 
     def standstill(self, kind: str, headline: str, waits: Sequence[str]) -> reports.Report:
-        """Where all of them are, of which none can go on; `waits` is what streams wait for in memory, in words."""
+        """The report of running kernels of which none can go on; `waits` are the values in memory that streams wait
+        for, in words.
+        """
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
         primaries = {context.device.index for p in machine.processes for context in p.contexts() if context.primary}
@@ -85,7 +87,9 @@ class Kernels:
         return reports.standstill(kind, headline, launches, crowded, idle, waits)
 
     def _room(self, op: Op, command: Launch) -> int:
-        """How many blocks of a kernel the SMs hold beside those of the other kernels that run on its device."""
+        """The number of blocks of a kernel that the multiprocessors hold beside those of the other kernels that run on
+        its device.
+        """
         machine = self.machine
         free = 1.0
         for other in self.running:

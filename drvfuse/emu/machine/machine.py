@@ -288,7 +288,7 @@ class Machine:
         self.launches.append(LaunchRecord(name, device, command.grid, command.block, launch.counters, process))
 
     def counters(self) -> Summary:
-        """What the kernels that are in `launches` have asked of memory, by kernel and source line."""
+        """The counts of the kernels in `launches`, by kernel and source line."""
         from ..findings.counters import Summary
 
         return Summary((record.kernel, record.counters) for record in self.launches)
@@ -310,7 +310,7 @@ class Machine:
         return self._reachable[source.index][target.index]
 
     def resident_blocks(self, launch: Launch) -> int:
-        """How many blocks of a launch an otherwise empty device holds."""
+        """The number of blocks of a launch that an otherwise empty device holds."""
         each = residency.blocks_per_sm(self.limits, launch.function, launch.threads, launch.smem)
         return residency.clusters(self.sm_count, each, launch.cluster_blocks) * launch.cluster_blocks
 

@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Place(NamedTuple):
-    """Where memory is: the CUmemLocationType and the number of a device or of a NUMA node."""
+    """A location of memory: the CUmemLocationType and the number of a device or of a NUMA node."""
 
     kind: int
     number: int
@@ -23,7 +23,7 @@ class Piecewise(Generic[Value]):
         self._starts, self._values = [0], [value]
 
     def set(self, start: int, end: int, value: Value) -> None:
-        """From byte `start` to byte `end`, exclusively."""
+        """Set the value from byte `start` up to byte `end`, which is excluded."""
         for at in (start, end):
             i = bisect.bisect_right(self._starts, at) - 1
             if self._starts[i] != at:

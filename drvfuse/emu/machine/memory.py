@@ -88,7 +88,7 @@ class Allocation:
 
     @property
     def mapped(self) -> Mappable | None:
-        """What cuMemMap has mapped here."""
+        """The memory or multicast object that cuMemMap has mapped here."""
         return None if self.handle is None else self.handle.item
 
     @property
@@ -155,11 +155,13 @@ class ProcessMemory:
     # What queued copies and fills meant ------------------------------------------------------------------------------
 
     def identify(self, command: Command) -> list[tuple[int, ...]]:
-        """Which allocations each access of a command touches: the same later on only if none has gone or come."""
+        """The allocations that each access of a command touches. A later call gives the same only if none was freed or
+        made there.
+        """
         return [tuple(a.number for a in self.within(at.address, at.nbytes)) for at in command.accesses()]
 
     def refusal(self, command: Command, allocations: list[tuple[int, ...]]) -> Report | None:
-        """What is wrong with running a command now that meant these allocations; None if nothing is."""
+        """The reason why a command that meant these allocations cannot run now; None if it can."""
         now = self.identify(command)
         for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
             kind = ""
@@ -195,7 +197,7 @@ class ProcessMemory:
     # What there is ---------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, int]:
-        """How much there is of each kind of thing that has an address."""
+        """The numbers of live allocations and mappings, by kind."""
         mappings = sum(a.mapped is not None for a in self._live.values())
         return {
             "allocations": sum(a.mapped is None and a.host is None and a.origin is None for a in self._live.values()),
@@ -380,12 +382,12 @@ class ProcessMemory:
         self.add(memory)
 
     def on_device(self, address: int) -> int:
-        """By which address the devices know a byte: another one for registered memory that they reach."""
+        """The address at which devices reach a byte. It differs for registered memory."""
         found = self.find(address)
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
     def shared(self, allocation: Allocation) -> Export:
-        """What other processes can open of an allocation of this one."""
+        """The export of an allocation, by which other processes can open it."""
         if allocation.export is None:
             allocation.export = Export(self, allocation)
         return allocation.export

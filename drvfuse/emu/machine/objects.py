@@ -287,5 +287,5 @@ class Multicast(Mappable):
 
     @property
     def complete(self) -> bool:
-        """All devices were added."""
+        """Whether all devices were added."""
         return len(self.devices) == self.size

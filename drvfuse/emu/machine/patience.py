@@ -52,7 +52,7 @@ class Patience:
         return now >= self._since + GRACE_S and now >= self._since + self._host_wait()
 
     def _host_wait(self) -> float:
-        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
+        """The seconds that another thread has to write host memory that a kernel polls; 0 if none polls any."""
         machine = self._machine
         found = [machine.window.find(address) for address in machine.progress.polled()]
         return machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0

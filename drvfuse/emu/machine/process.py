@@ -147,7 +147,7 @@ class Process:
 
     @property
     def reports(self) -> list[Report]:
-        """What the machine has found, in all its processes."""
+        """The reports of the machine, of all its processes."""
         return self.machine.reports
 
     @property
@@ -264,7 +264,7 @@ class Process:
         return self.machine.devices[index]
 
     def tenancy(self, device: Device) -> Tenancy:
-        """What this process has on a device."""
+        """The contexts and pools that every process has on a device."""
         return self._tenancies[device.index]
 
     def contexts(self) -> list[Context]:
@@ -359,8 +359,8 @@ class Process:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
     def context_ops(self, context: Context) -> list[Op]:
-        """All operations of a context that are still to be done, as far as its streams know them; for the race detector
-        also those that are done.
+        """All unfinished operations of a context, as far as its streams know them; with the race detector, finished
+        ones too.
         """
         ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
         return ops if self.machine.detector is not None else [op for op in ops if not op.done]

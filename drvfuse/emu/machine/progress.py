@@ -372,7 +372,7 @@ class Progress:
             machine.lock.changed()
 
     def deadlock(self) -> None:
-        """Nothing can go on: end all running kernels, and waits for values."""
+        """Nothing can go on: end all running kernels, and all waits for values."""
         if not self._kernels.running and not self._awaiting:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")

@@ -61,8 +61,8 @@ def blocks_per_sm(limits: Limits, function: Function, threads: int, smem: int) -
 
 
 def clusters(sm_count: int, each: int, blocks: int) -> int:
-    """How many clusters of `blocks` blocks a device holds, each multiprocessor of which holds `each` blocks: all blocks
-    of a cluster are in one GPC. Without clusters (of one block) all multiprocessors count alike.
+    """The number of clusters of `blocks` blocks that a device holds, if each multiprocessor holds `each` blocks. All
+    blocks of a cluster are in one GPC. Without clusters (of one block) all multiprocessors count alike.
     """
     if blocks == 1:
         return sm_count * each

@@ -11,7 +11,7 @@ from .objects import Context
 
 
 class Threads(threading.local):
-    """What belongs to the calling thread in one process: its stack of contexts, its capture mode, and the `number` by
+    """The state of the calling thread in one process: its stack of contexts, its capture mode, and the `number` by
     which records name it.
     """
 

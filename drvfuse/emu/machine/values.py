@@ -89,5 +89,5 @@ class ValueOps(Command):
         return tuple(Access(o.address, o.size, o.writes) for o in self.operations)
 
     def touches(self) -> Iterable[Access]:
-        """Nothing: what is written and read is judged word by word (`Detector.value`)."""
+        """Nothing: each word that is written or read is judged by itself (`Detector.value`)."""
         return ()

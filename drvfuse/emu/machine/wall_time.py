@@ -15,8 +15,8 @@ _SHARE = 4
 
 
 class WallTime:
-    """While nothing can move, `pass_time(ns, resumes)` is called with the nanoseconds that have gone by since the last
-    time. It says whether anything came of that.
+    """While nothing can move, call `pass_time(ns, resumes)` with the nanoseconds of wall-clock time since the last
+    call. It returns whether anything came of that.
 
     If others have stood at the lock within the last half second, it is called so seldom that they have it most of the
     time. It is never called for more than half a second: longer calls of others, such as the translation of a module,

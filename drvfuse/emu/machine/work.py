@@ -29,9 +29,9 @@ Dim = tuple[int, int, int]
 
 
 class Op(Ordered):
-    """One queued command, the machine's `number`th. `primary` is the kernel in front of it that it may overlap
-    (programmatic launch); `call` is the driver function that queued it; `allocations` tells what the addresses of the
-    command meant when it was queued (`MachineMemory.identify`).
+    """One queued command, the `number`th of its machine. `primary` is the kernel in front of it that it may overlap
+    (programmatic launch); `call` is the driver function that queued it; `allocations` are those that the addresses of
+    the command meant when it was queued (`ProcessMemory.identify`).
     """
 
     __slots__ = (
@@ -78,7 +78,9 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """Does nothing by itself: a marker or a join. `context` decides whether it still runs after a fault."""
+    """A command. This base class does nothing, as a marker or a join does. `context` decides whether it still runs
+    after a fault.
+    """
 
     context: Context
 
@@ -122,8 +124,8 @@ class Copy(Command):
 
 
 class End(NamedTuple):
-    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said
-    of it, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """One end of a copy of rows: its first byte, and the distances of rows and layers. `given` are the fields of the
+    call, by the names of CUDA_MEMCPY3D without "src" or "dst".
     """
 
     address: int

@@ -92,7 +92,9 @@ def _leave(machine: Any, known: int, pid: int, folder: Path) -> None:
 
 
 def _end(reports: list[dict[str, Any]]) -> None:
-    """This process has taken the place of the one that ran the program (`os.exec`): nobody else shows its findings."""
+    """Print the findings of this process, which has taken the place of the one that ran the program (`os.exec`): no
+    other process does.
+    """
     findings = found.findings(reports)
     if findings:
         found.show(findings, "drvfuse emu run")

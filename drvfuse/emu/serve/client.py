@@ -307,7 +307,7 @@ class AttachedMachine:
 
     @property
     def reports(self) -> list[Report]:
-        """What the machine has found, in all processes that use it; those known so far once it is gone."""
+        """The reports of the machine, of all processes that use it. Once the machine is gone, those known so far."""
         if not self.closed:
             with contextlib.suppress(ClosedError):
                 self._known += self._ask("reports", len(self._known))
@@ -325,7 +325,7 @@ class AttachedMachine:
         return Summary((record.kernel, record.counters) for record in self.launches)
 
     def finding(self, device: int) -> Report | None:
-        """What ended the work of this process on a device, if a context there is lost."""
+        """The report that ended the work of this process on a device, if a context there is lost."""
         found: Report | None = self._ask("finding", device)
         return found
 

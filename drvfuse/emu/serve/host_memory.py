@@ -38,7 +38,7 @@ class _Local(threading.local):
 
 
 class HostMemory:
-    """What calls ask of the caller's end (`wire.calls.Caller`); `layout` tells the parameters of a kernel.
+    """The caller's end of host memory (`wire.calls.Caller`); `layout` gives the parameters of a kernel.
 
     It keeps the addresses of the machine's memory free, and raises OSError where something is there already.
     """
@@ -89,7 +89,7 @@ class HostMemory:
         return bool(self._registered)
 
     def keep_registered(self, known: Sequence[int]) -> None:
-        """Of what is registered, the machine has only this still: the rest went with its context."""
+        """Drop all registered memory but this: the rest was unregistered with its context."""
         gone = self._registered.keys() - {self.back(address) for address in known}
         for address in gone:
             self._registered.pop(address, None)

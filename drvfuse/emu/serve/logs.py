@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ErrorLogs:
-    """Those of calls, which are known while the call is under way, and those of links, until they are destroyed."""
+    """The error buffers of calls, during the call, and those of links, until they are destroyed."""
 
     def __init__(self) -> None:
         self._links: dict[int, ErrorLog] = {}

@@ -72,7 +72,7 @@ def _populated(address: int, nbytes: int, advice: int, permission: str) -> bool:
 
 
 def _listed(address: int, nbytes: int, permission: str) -> bool:
-    """The same by the list of mappings, which have to cover the range without a gap."""
+    """Whether a range has a permission, by the list of mappings, which have to cover it without a gap."""
     with open("/proc/self/maps") as mappings:
         for line in mappings:
             span, permissions = line.split(" ", 2)[:2]

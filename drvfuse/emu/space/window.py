@@ -324,7 +324,7 @@ class Window:
         self.give_back(address, self.vacate(address))
 
     def vacate(self, address: int) -> int:
-        """As `free`, but nothing else gets the address: `occupy` may put memory there again.
+        """As `free`, but the address is not given out again: `occupy` may put memory there.
 
         How many bytes there were.
         """
@@ -482,7 +482,9 @@ class Window:
     def set_access(
         self, address: int, nbytes: int, read_mask: int, write_mask: int, table: AccessTable | None = None
     ) -> None:
-        """Which devices may read and write the granules of a range, mapped or allocated; replaces the former masks."""
+        """Set the devices that may read and write the granules of a range, mapped or allocated; replaces the former
+        masks.
+        """
         (table or self.table).permit(address, nbytes, read_mask, write_mask)
 
     def access(self, address: int, table: AccessTable | None = None) -> tuple[int, int]:
@@ -520,7 +522,7 @@ class Window:
         return found[1].physical if found else None
 
     def same(self, address: int) -> list[int]:
-        """All addresses by which the byte at an address is mapped, that one first."""
+        """All addresses at which the byte at an address is mapped, beginning with that one."""
         found = next(self._mapped(address, 1), None)
         if found is None or found[1].physical is None:
             return [address]
@@ -544,8 +546,8 @@ class Window:
         return True
 
     def nearest(self, address: int) -> str:
-        """Which allocation an address lies in, behind or in front of, in words; for fault messages. What the engine
-        lends to blocks and threads is none.
+        """The allocation that an address lies in or near, in words, for messages about faults. Memory that the engine
+        lends to blocks and threads does not count.
         """
         for bound in self._aliases.values():
             if bound.address <= address < bound.address + bound.nbytes:

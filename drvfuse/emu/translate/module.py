@@ -55,9 +55,8 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """Where an access or a suspend comes from; `inlined` are (file, line) of the inlining calls, innermost first.
-    `address` is the operand that names the memory, as the PTX has it; "" where there is none. `function` is the kernel
-    or function that it is in.
+    """The place of an access or a suspend; `inlined` are (file, line) of the inlining calls, innermost first. `address`
+    is the operand that names the memory, as in the PTX, or "". `function` is the kernel or function that it is in.
     """
 
     opcode: str

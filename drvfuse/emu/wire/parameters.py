@@ -178,7 +178,8 @@ def _from_extra(layout: Layout, extra: int) -> bytes | None:
 
 
 def lay_out(block: bytes, addresses: Sequence[int]) -> tuple[int, Any]:
-    """(address of an array of pointers to the parameters of a block, what keeps it alive): a `kernelParams`.
+    """A `kernelParams` for a parameter block: (address of an array of pointers to the parameters, the object that keeps
+    it alive).
 
     `addresses` are the parameters' offsets in the block.
     """

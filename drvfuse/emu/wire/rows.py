@@ -61,7 +61,7 @@ def side_of(p: Any, end: str) -> Side:
 
 
 def _operand(p: Any, end: str) -> Side:
-    """Of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
+    """One end of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
     operand, extent = getattr(p, end), p.extent
     at, shape = operand.op.ptr, (extent.width, extent.height, extent.depth)
     pitch = at.rowLength or extent.width
@@ -97,7 +97,7 @@ def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
 
 
 def _take(p: Any, sides: tuple[Side, Side], incoming: Incoming, run: Run) -> bytes:
-    """What `_put` has written behind the structure, which then names memory of the machine's end."""
+    """The structure that `_put` has written, which then names memory of the machine's end."""
     rows, lent = incoming.view(), incoming.word()
     here = None if rows is None else run.memory(rows), None if lent == NONE else run.lend(lent)
     for side, address in zip(sides, here, strict=True):

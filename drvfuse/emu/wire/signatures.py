@@ -37,24 +37,24 @@ class Parameter:
 
     @property
     def lent(self) -> bool:
-        """Memory that the caller names and the call may write, which cuda.bindings take as an argument."""
+        """Whether this is memory of the caller that the call may write, which cuda.bindings take as an argument."""
         return (
             self.mode == "out" and not self.role and (self.memory or (self.type == "void" and self.extent is not None))
         )
 
     @property
     def memory(self) -> bool:
-        """A device pointer that is also the address of host memory."""
+        """Whether this is a device pointer that may also be the address of host memory."""
         return self.type == "CUdeviceptr" and not self.stars and self.extent is not None
 
     @property
     def given(self) -> bool:
-        """An argument of the function in Python."""
+        """Whether this is an argument of the Python function."""
         return self.mode != "out" or self.lent
 
     @property
     def returned(self) -> bool:
-        """A result of the function in Python."""
+        """Whether this is a result of the Python function."""
         return self.mode != "in" and not self.lent
 
 

@@ -288,11 +288,11 @@ def on_device(
     written: list[Operand],
     ready: Ready | None,
     trace: CallTrace | None = None,
+    parameters: Replaceable | None = None,
 ) -> Prepared[R]:
     """The call of an op on one device, which is one launch; None: there is nothing to do."""
-    if ready is None:
-        return Prepared(op, turns, result, [read], [written], None, [stream], trace=trace)
-    return Prepared(op, turns, result, [read], [written], Direct([ready.launch]), [stream], [ready], trace=trace)
+    schedule, used = (None, []) if ready is None else (Direct([ready.launch]), [ready])
+    return Prepared(op, turns, result, [read], [written], schedule, [stream], used, trace=trace, parameters=parameters)
 
 
 def _flat(found: Iterable[Sequence[Operand]]) -> list[Operand]:

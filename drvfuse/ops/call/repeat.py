@@ -6,7 +6,7 @@ multiples of and by which arrays share memory. So the first call of a layout is 
 then kept as a `Repeat`, which later ones launch with their own addresses written to the parameters.
 
 Where an answer may change between two calls, the call has no layout: arrays of other libraries and memory that is not
-of drvfuse's pools can be closed or be out of a peer's reach, and different arrays may overlap in ways that are wrong.
+of drvfuse's pools can be closed or be out of a peer's reach.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, op: object, args: Sequence[Any], options: Mapping[str, Any]) -> Layout | None:
         """None where an argument is anything but the group, one of drvfuse's pooled arrays or streams, a plain value,
-        a list of these, or lists in a list; and where two different arrays overlap.
+        a list of these, or lists in a list.
 
         Streams are no part of the key: they are resolved anew for each call.
         """
@@ -93,12 +93,21 @@ class Layout(NamedTuple):
             return None
         if len(blocks) < len(arrays):  # some share an allocation
             key.append(tuple(map(arrays.index, arrays)))
-            reached = 0
-            for array in sorted({*arrays}, key=operator.attrgetter("ptr")):
-                if array.ptr < reached:
-                    return None
-                reached = array.ptr + array.nbytes
+            key.append(_overlaps(arrays))
         return cls(owner or arrays[0].device, tuple(key), arrays)
+
+
+def _overlaps(arrays: Sequence[Array]) -> tuple[tuple[int, int, int], ...]:
+    """Which arrays begin within others: their number, that of the first one there, and how far behind its begin."""
+    found, begin, reached, first = [], 0, 0, 0
+    for number in sorted({*map(arrays.index, arrays)}, key=lambda number: (arrays[number].ptr, number)):
+        array = arrays[number]
+        if array.ptr < reached:
+            found.append((number, first, array.ptr - begin))
+        else:
+            begin, first = array.ptr, number
+        reached = max(reached, array.ptr + array.nbytes)
+    return tuple(sorted(found))
 
 
 _Run = tuple[Callable[..., None], Any, int, Callable[[Sequence[int]], Sequence[int]]]

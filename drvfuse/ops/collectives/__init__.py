@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of a group of ranks: all-reduce, and all-reduce + RMSNorm + FP8."""
+"""The collectives of a group of ranks: all-reduce, all-reduce + RMSNorm + FP8, all-gather, broadcast, all-to-all."""

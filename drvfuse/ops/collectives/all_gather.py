@@ -57,7 +57,8 @@ def all_gather(
     In place: an input may be the part of its rank's output where its rows belong; else they share no memory.
 
     With `scales`, arrays of any dtype that have a row for each row of the inputs, these are gathered likewise, by the
-    same launch, into `gathered_scales`, and the result is (outputs, scales). So FP8 rows travel with their scales.
+    same launch, into `gathered_scales`, and a `Gathered` is returned: (outputs, scales). So FP8 rows travel with their
+    scales.
 
     `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that say themselves that they have
     come), "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers),
@@ -90,7 +91,7 @@ def all_gather(
     text = ", ".join(f"of {part.sources[0].shape[1:]} {part.sources[0].dtype}" for part in parts)
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
-    result = values[0] if scales is None else Gathered(*values)
+    result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
     return moving.prepare(common, f"{text}, rows {counts}", parts, queues, result, same=True)
 
 

@@ -15,6 +15,7 @@ from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
+from ..call.epilogue import Epilogue
 from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
@@ -26,7 +27,6 @@ from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import multimem, naive, nodes, plan
 from .compared import compared
-from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import (
     ALGORITHMS,
@@ -295,8 +295,7 @@ class AllreduceCall:
         except CompileError as error:
             if self.epilogue is None:
                 raise
-            expression = self.epilogue.epilogue.expression
-            raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
+            raise self.epilogue.explained(error) from None
         for one, output in zip(found, outputs, strict=True):
             one.point("output", output)
             one.parameters.first = first

@@ -16,6 +16,7 @@ from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
 from . import moving
+from .move_kernels import RELAY
 from .moving import MovePart
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ def broadcast(
     of dimensions. Only the root's is read: another rank may give its output there. `outputs` likewise; None allocates
     them. In place: `outputs[i]` may be `inputs[i]` itself.
 
+    `algo` may also be "relay": the root pushes each part of its array to one rank, which stores it and pushes it on to
+    the others, so that no link carries more than the array once. With fewer than three ranks that is "push".
+
     The other arguments, alignment and errors are those of `all_gather`.
     """
-    common = moving.MoveOptions(group, "broadcast", algo, pdl_level, max_num_blocks, trace)
+    common = moving.MoveOptions(group, "broadcast", algo, pdl_level, max_num_blocks, trace, (RELAY,))
     if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:
         raise ArgumentError("root", repr(root), f"a rank of the group, 0 to {group.size - 1}")
     sources = operands.of_ranks(group, "inputs", inputs, alignment=1)
@@ -57,4 +61,4 @@ def broadcast(
     table = moves.broadcast(group.size, int(root), first.array.nbytes)
     text = f"of {first.shape} {first.dtype} from rank {int(root)}"
     result = values[0] if operands.is_bare(group, inputs) else values
-    return moving.prepare(common, text, [MovePart(sources, targets, table)], queues, result, same=True)
+    return moving.prepare(common, text, [MovePart(sources, targets, table)], queues, result, same=True, root=int(root))

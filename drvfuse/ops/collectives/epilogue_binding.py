@@ -1,39 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epilogue on a group: its C++ text, and its parameters as one structure per rank."""
+"""An epilogue on a group."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from ...dtypes import DType
 from ...errors import ArgumentError
-from ...runtime import interop
-from ..call import operands as checked
-from ..call.operands import Operand
-from .epilogue import Epilogue, Replicated, Scalar
+from ..call.epilogue import Epilogue
+from ..call.epilogue_parameters import EpilogueParameters
 from .kernels import BY_OWNER
 
 if TYPE_CHECKING:
     from ...comm.group import Group
 
-_SCALARS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 
-
-@dataclass(frozen=True)
-class BoundEpilogue:
-    """`text` defines `EpilogueParams` and `epilogue` for the kernel and depends on expression and types alone.
-
-    `structures[i]` is rank i's `EpilogueParams`, `operands[i]` the arrays that it points to.
-    """
-
-    group: Group
-    epilogue: Epilogue
-    text: str
-    structures: list[ctypes.Structure]
-    operands: list[list[Operand]]
+class BoundEpilogue(EpilogueParameters):
+    """An epilogue with its parameters, a structure per local rank."""
 
     @property
     def described(self) -> str:
@@ -41,98 +23,14 @@ class BoundEpilogue:
         parameters = self.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
         return f'epilogue "{self.epilogue.expression}" with {parameters}'
 
-    def replaced(self, algo: str, parameters: dict[str, Any]) -> BoundEpilogue:
+    def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
         """With some parameters replaced. ArgumentError if the kernel would be another, or the ranks' must be equal."""
-        new = bind(self.group, self.epilogue.with_(**parameters))
-        if new.text != self.text:
-            raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
+        new = super().replaced(algo, parameters)
         if new.epilogue.differs_by_rank and algo in BY_OWNER:
             raise ArgumentError("parameters", "different by rank", f'the same on all ranks, as algo is "{algo}"')
         return new
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    dtype: DType
-    is_array: bool
-    values: list[float | int]
-    operands: list[Operand]
-
-    @property
-    def cxx(self) -> str:
-        return f"const {self.dtype.cxx}*" if self.is_array else self.dtype.cxx
-
-
 def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
     """Check the parameters against the group and fill a structure per rank. Raises ArgumentError naming one."""
-    if not isinstance(epilogue, Epilogue):
-        raise ArgumentError("epilogue", repr(epilogue), "a drvfuse.Epilogue or None")
-    parameters = {name: _parameter(group, name, value) for name, value in epilogue.parameters.items()}
-    kind = _structure(parameters)
-    structures = [
-        kind(**{name: parameter.values[position] for name, parameter in parameters.items()})
-        for position in range(len(group))
-    ]
-    operands = [[p.operands[position] for p in parameters.values() if p.is_array] for position in range(len(group))]
-    return BoundEpilogue(group, epilogue, _text(epilogue.expression, parameters), structures, operands)
-
-
-def _parameter(group: Group, name: str, value: Any) -> _Parameter:
-    argument = f"epilogue parameter {name}"
-    entries = list(value.copies) if isinstance(value, Replicated) else value if isinstance(value, list) else None
-    if entries is not None and len(entries) != len(group):
-        raise ArgumentError(argument, f"a list of {len(entries)}", f"a list of {len(group)}, one value per local rank")
-    if entries is None:
-        entries = [value] * len(group)
-        names = [argument] * len(group)
-    else:
-        names = [f"{argument}[{position}]" for position in range(len(group))]
-    if all(isinstance(entry, Scalar) for entry in entries):
-        found, operands = [(entry.dtype, entry.value) for entry in entries], []
-    else:
-        operands = [_array(group, p, n, entry) for p, (n, entry) in enumerate(zip(names, entries, strict=True))]
-        found = [(operand.dtype, operand.ptr) for operand in operands]
-    dtype = found[0][0]
-    for entry_name, (other, _) in zip(names, found, strict=True):
-        if other != dtype:
-            raise ArgumentError(entry_name, f"of dtype {other}", f"of dtype {dtype}, that of {names[0]}")
-    return _Parameter(dtype, bool(operands), [number for _, number in found], operands)
-
-
-def _array(group: Group, position: int, name: str, value: Any) -> Operand:
-    if isinstance(value, Scalar):
-        raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
-    operand = checked.whole(name, value, group.driver)
-    device = group.ranks[position].device
-    if not operand.array.size:
-        raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")
-    if not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
-        raise ArgumentError(
-            name,
-            f"on device {operand.array.device.index}, which device {device.index} cannot read",
-            f"readable on device {device.index}: pass a list with one array per rank, or Replicated([...])",
-        )
-    return operand
-
-
-def _structure(parameters: Mapping[str, _Parameter]) -> type[ctypes.Structure]:
-    fields: list[Any] = [
-        (name, ctypes.c_uint64 if p.is_array else _SCALARS[p.dtype.name]) for name, p in parameters.items()
-    ]
-    return type("EpilogueParams", (ctypes.Structure,), {"_fields_": fields or [("unused", ctypes.c_int32)]})
-
-
-def _text(expression: str, parameters: Mapping[str, _Parameter]) -> str:
-    fields = "".join(f" {p.cxx} {name};" for name, p in parameters.items()) or " int unused;"
-    local = "".join(f"    const auto {name} = drvfuse_params.{name};\n" for name in parameters)
-    return (
-        f"struct EpilogueParams {{{fields} }};\n"
-        "__device__ __forceinline__ float epilogue(float x, i64 i, i64 row, i64 col, int rank,\n"
-        "                                          const EpilogueParams& drvfuse_params) {\n"
-        f"{local}"
-        "    return static_cast<float>(\n"
-        '#line 1 "epilogue"\n'
-        f"{expression}\n"
-        "    );\n"
-        "}"
-    )
+    return BoundEpilogue.of([rank.device for rank in group.ranks], epilogue)

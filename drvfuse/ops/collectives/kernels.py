@@ -37,7 +37,7 @@ class CollectiveKernel:
     `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) are no multiple of a pack's.
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
-    `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
+    `cu/common/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
     type; `form` says what else it does.
     The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
     packs; `depth` is how far a block sends ahead; `relays`: owners order what they hear before what they send in the

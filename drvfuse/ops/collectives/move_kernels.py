@@ -15,13 +15,15 @@ from .kernels import Call, PushCall
 
 ALGOS = ("push", "pull", "put")
 ALGORITHMS = ("auto", *ALGOS, "naive")
+RELAY = "relay"
+"""Of broadcasts alone, of three ranks or more."""
 
 
 @dataclass(frozen=True)
 class MoveKernel:
-    """What a kernel is compiled for: one of `ALGOS`; whether a rank's bytes are the `same` for all ranks; whether bytes
-    are `staged` in workspaces (not by push); and as in `CollectiveKernel` whether it `compares` calls, how much it
-    notes if it is `traced`, and the `fault` that is planted in it."""
+    """What a kernel is compiled for: one of `ALGOS` or `RELAY`; whether a rank's bytes are the `same` for all ranks;
+    whether bytes are `staged` in workspaces (not by push); and as in `CollectiveKernel` whether it `compares` calls,
+    how much it notes if it is `traced`, and the `fault` that is planted in it."""
 
     algo: str
     ranks: int
@@ -44,7 +46,7 @@ class MoveKernel:
     @property
     def pushes(self) -> bool:
         """Whether it stores to its peers' slots."""
-        return self.algo == "push"
+        return self.algo in moves.PUSH
 
     @property
     def specialisation(self) -> Specialisation:
@@ -52,9 +54,10 @@ class MoveKernel:
         defines: dict[str, str | int] = {
             **workspace.defines(),
             "DRVFUSE_RANKS": self.ranks,
-            "DRVFUSE_SAME": int(self.same),
             "DRVFUSE_COMPARES": int(self.compares),
         }
+        if self.algo != RELAY:
+            defines["DRVFUSE_SAME"] = int(self.same)
         if not self.pushes:
             defines |= {
                 "DRVFUSE_PUT": int(self.algo == "put"),
@@ -104,6 +107,6 @@ class MoveParams(ctypes.Structure):
 
 
 class MovePushParams(MoveParams):
-    """`struct MovePushParams` of cu/collectives/move_push.cu."""
+    """`struct MovePushParams`."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall), ("root", ctypes.c_int64))  # type: ignore[assignment]  # behind those of the base

@@ -21,7 +21,7 @@ from ..call.turns import GroupTurns
 from . import plan
 from .compared import compared
 from .copies import Copies
-from .move_kernels import ALGORITHMS, MoveKernel, MoveParams, MovePushParams
+from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -44,11 +44,19 @@ class MoveOptions:
     """The options that all three ops have, checked; the group is open and on one node."""
 
     def __init__(
-        self, group: Group, op: str, algo: str, pdl_level: PDLLevel, max_num_blocks: int | None, trace: Trace | None
+        self,
+        group: Group,
+        op: str,
+        algo: str,
+        pdl_level: PDLLevel,
+        max_num_blocks: int | None,
+        trace: Trace | None,
+        more: Sequence[str] = (),
     ) -> None:
+        """`more` algorithms than those that all three have."""
         options.open_group(group)
         self.group, self.op = group, op
-        self.algo = options.one_of("algo", algo, ALGORITHMS)
+        self.algo = options.one_of("algo", algo, (*ALGORITHMS, *more))
         self.pdl = options.pdl_level(pdl_level)
         self.blocks = options.block_limit(max_num_blocks, group.max_blocks)
         self.trace = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
@@ -111,13 +119,15 @@ def prepare(
     result: R,
     *,
     same: bool,
+    root: int | None = None,
     in_place_hazard: bool = False,
 ) -> Prepared[R]:
     """The call. `text` says of it, besides the algorithm, all that must be equal on all ranks. `same`: a rank's bytes
-    are the same for all. `in_place_hazard`: a peer's bytes may come over bytes of an input that are still to be read.
+    are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an input that
+    are still to be read.
     """
     group = common.group
-    work = moves.MoveWork(tuple(part.table for part in parts), same)
+    work = moves.MoveWork(tuple(part.table for part in parts), same, root)
     call = MoveCall(common, parts, work, in_place_hazard, "", False)
     schedule: Schedule | None = None
     ready: list[Ready] = []
@@ -125,7 +135,7 @@ def prepare(
         algos = call.algorithms()
 
         def scheduled(algo: str) -> tuple[MoveCall, Schedule, list[Ready]]:
-            chosen = replace(call, algo=algo, staged=algo != "push" and not call.direct(algo))
+            chosen = replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
             return chosen, *chosen.schedule()
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
@@ -165,13 +175,14 @@ class MoveCall:
     def algorithms(self) -> list[str]:
         """What to try in turn, where the workspace is too small for the first."""
         group, algo = self.common.group, self.common.algo
+        if algo == RELAY and group.size < 3:
+            return ["push"]
         if algo != "auto":
             return [algo]
         if not group.peers_readable:
             return ["naive"]
         behind_barriers = "put" if self.direct("put") else "pull"
-        staged = not self.direct(behind_barriers)
-        return ["push", behind_barriers] if moves.pushes(self.work, staged) else [behind_barriers]
+        return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes need not be staged on their way."""
@@ -200,7 +211,7 @@ class MoveCall:
         for position, one in enumerate(ready):
             one.point(f"{field}.input", inputs[position])
             one.point(f"{field}.output", results[position])
-            if self.algo == "push" or self.staged:
+            if self.algo in moves.PUSH or self.staged:
                 continue
             ranks = len(inputs)
             if self.algo == "put":
@@ -222,7 +233,7 @@ class MoveCall:
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)
-            parameters = MovePushParams(most=work.most, chunk_packs=pushed.chunk)
+            parameters = MovePushParams(most=work.most, chunk_packs=pushed.chunk, root=work.root or 0)
             made = plan.push(group, kernel, pushed, common.blocks, common.alone, parameters)
             return replace(made, tailor=tailor)
         chunk = moves.staged_chunk(work, self.algo, group.workspace.payload_bytes) if self.staged else 0

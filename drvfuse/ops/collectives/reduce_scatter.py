@@ -14,6 +14,7 @@ from ...plans import push, scatter, traffic
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
+from ..call.epilogue import Epilogue, explain
 from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
@@ -25,7 +26,6 @@ from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import naive, plan
 from .compared import compared
-from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import INPUT_DTYPES
 from .own_parts import algorithms, in_place, rows_of_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_inputs, replicate
+from collective_support import assert_bits, garbage, place, random_inputs, replicate
 from multimem_support import Arrays, exact_inputs
 
 import drvfuse as df
@@ -18,6 +18,9 @@ KINDS = {
     "nvfp4": Q.nvfp4(0.01, layout="column"),
 }
 COLUMNS = 384
+# Where one rank quantises a row for all, every kind; the others quantise it by the same code.
+PAIRS = [(algo, kind) for algo in ("two_stage", "push_two_shot") for kind in KINDS]
+PAIRS += [("one_stage", "groups"), ("one_stage", "nvfp4"), ("push_one_shot", "mxfp8"), ("naive", "mxfp8")]
 
 
 def check(
@@ -64,11 +67,10 @@ def check(
 
 
 @pytest.mark.gpus(3)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("algo", ALL_ALGOS)
+@pytest.mark.parametrize(("algo", "kind"), PAIRS)
 def test_every_algorithm_in_few_and_many_rows_and_chunks(open_group, rng, algo, kind):
     group = open_group(3)
-    for rows in (1, 5, 130):
+    for rows in (1, 5, 40):
         check(group, rng, rows, algo, KINDS[kind])
     check(open_group(3, workspace_bytes=16384), rng, 29, algo, KINDS[kind])
 
@@ -86,9 +88,9 @@ def test_words_of_fp4_codes_that_are_the_sentinel_arrive(open_group, rng):
 
 
 @pytest.mark.gpus(2)
-@pytest.mark.parametrize(("algo", "kind"), [("two_stage", "nvfp4"), ("push_two_shot", "nvfp4"), ("one_stage", "mxfp8")])
-def test_float32_inputs(open_group, rng, algo, kind):
-    check(open_group(2), rng, 5, algo, KINDS[kind], dtype="float32")
+@pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
+def test_float32_inputs_of_which_a_pack_of_codes_is_half_a_word(open_group, rng, algo):
+    check(open_group(2), rng, 5, algo, KINDS["nvfp4"], dtype="float32")
 
 
 @pytest.mark.gpus(2)
@@ -98,7 +100,7 @@ def test_residuals(open_group, rng, algo, kind):
 
 
 @pytest.mark.gpus(2)
-@pytest.mark.parametrize("algo", ["push_one_shot", "push_two_shot", "two_stage"])
+@pytest.mark.parametrize("algo", ["push_two_shot", "two_stage"])
 def test_static_scales_are_given_and_not_written(open_group, rng, algo):
     for scale in (0.125, 3e-39):  # 1 / 3e-39 is infinite, and then taken as 0
         check(open_group(2), rng, 5, algo, Q.static(scale, "float8_e5m2"))

@@ -14,13 +14,13 @@ from test_push import epochs, slots_are_empty
 
 import drvfuse as df
 from drvfuse import dtypes, reference
+from drvfuse.errors import ArgumentError
 from drvfuse.ops.call.repeat import Repeat
 from drvfuse.ops.collectives.move_kernels import ALGOS
 
 ALL_ALGOS = (*ALGOS, "naive")
 SEVERAL = 2 if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else 3
 """Ranks of most tests: on GPUs as many as most machines have."""
-RANKS = [pytest.param(n, marks=pytest.mark.gpus(n)) for n in (1, SEVERAL)]
 
 
 def words(rng: np.random.Generator, shape: int | Sequence[int], dtype: str = "uint8") -> np.ndarray:
@@ -40,15 +40,20 @@ def off(rank: df.Rank, host: np.ndarray, by: int) -> df.Array:
     return array
 
 
+@pytest.fixture
+def several(open_group) -> df.Group:
+    return open_group(SEVERAL, workspace_bytes=1 << 16)
+
+
 def exchange_table(rng: np.random.Generator, n: int, most: int = 9) -> list[list[int]]:
     """Numbers of rows, of which some are none."""
     return (rng.integers(0, most, (n, n)) * (rng.random((n, n)) < 0.8)).tolist()
 
 
+@pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-@pytest.mark.parametrize("n", RANKS)
-def test_all_gather_of_every_dtype(open_group, rng, n, algo):
-    group = open_group(n, workspace_bytes=1 << 16)
+def test_all_gather_of_every_dtype(several, rng, algo):
+    group, n = several, SEVERAL
     for dtype in dtypes.NAMES:
         shape = (int(rng.integers(1, 5)), 3, 5)
         hosts = [words(rng, shape, dtype if dtype != "bool" else "uint8") for _ in range(n)]
@@ -56,11 +61,11 @@ def test_all_gather_of_every_dtype(open_group, rng, n, algo):
         assert_bits(df.all_gather(group, place(group, hosts), algo=algo), reference.all_gather(hosts), dtype)
 
 
+@pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-@pytest.mark.parametrize("n", RANKS)
-def test_any_number_of_bytes_at_any_address(open_group, rng, n, algo):
+def test_any_number_of_bytes_at_any_address(several, rng, algo):
     """Inputs, outputs and the parts of outputs begin anywhere; sizes end within a pack, a word and a warp's packs."""
-    group = open_group(n, workspace_bytes=1 << 16)
+    group, n = several, SEVERAL
     for nbytes in (1, 3, 16, 513, 1027, 4096 + 7):
         for source, target in ((0, 0), (1, 0), (0, 2), (4, 12), (7, 9)):
             hosts = [words(rng, nbytes) for _ in range(n)]
@@ -73,11 +78,11 @@ def test_any_number_of_bytes_at_any_address(open_group, rng, n, algo):
             assert_bits(zs, hosts[-1], f"{nbytes} bytes, {source} to {target}")
 
 
+@pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-@pytest.mark.parametrize("n", RANKS)
-def test_ragged_splits(open_group, rng, n, algo):
+def test_ragged_splits(several, rng, algo):
     """Some ranks have no rows, or none for some others."""
-    group = open_group(n, workspace_bytes=1 << 16)
+    group, n = several, SEVERAL
     for columns in (1, 6, 8, 600):
         rows = [int(rng.integers(0, 6)) for _ in range(n)]
         rows[-1] = 0 if n > 1 else 3
@@ -91,10 +96,10 @@ def test_ragged_splits(open_group, rng, n, algo):
             assert_bits([ys[position]], expected, f"{table} rows of {columns}, to {position}")
 
 
+@pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-@pytest.mark.parametrize("n", RANKS)
-def test_scales_travel_with_their_rows(open_group, rng, n, algo):
-    group = open_group(n, workspace_bytes=1 << 16)
+def test_scales_travel_with_their_rows(several, rng, algo):
+    group, n = several, SEVERAL
     for rows, columns, shape in (([2] * n, 256, ()), (list(range(3, 3 + n)), 40, (2,)), ([0, 5, 1][:n], 7, ())):
         hosts = [words(rng, (count, columns), "float8_e4m3fn") for count in rows]
         scales = [words(rng, (count, *shape), "float32") for count in rows]
@@ -109,10 +114,10 @@ def test_scales_travel_with_their_rows(open_group, rng, n, algo):
         assert_bits(zs, reference.all_gather(scales))
 
 
+@pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-@pytest.mark.parametrize("n", RANKS)
-def test_in_place(open_group, rng, n, algo):
-    group = open_group(n, workspace_bytes=1 << 13)
+def test_in_place(new_group, rng, algo):
+    group, n = new_group(SEVERAL, workspace_bytes=1 << 13), SEVERAL
     rows = [3 + i for i in range(n)]
     hosts = [words(rng, (count, 100), "float32") for count in rows]
     scales = [words(rng, (count, 3), "float32") for count in rows]
@@ -162,6 +167,37 @@ def test_calls_larger_than_the_workspace(new_group, rng, algo):
         slots_are_empty(group)
 
 
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_one_rank(open_group, rng, algo):
+    group = open_group(1, workspace_bytes=1 << 16)
+    host, scales = words(rng, (5, 33)), words(rng, 5, "float32")
+    x, factors = off(group[0], host, 3), group[0].array(scales)
+    found = df.all_gather(group, x, scales=factors, algo=algo)
+    assert_bits([found.output], host)
+    assert_bits([found.scales], scales)
+    assert_bits([df.broadcast(group, [x], algo=algo)[0]], host)
+    assert_bits([df.all_to_all(group, x, splits=[[5]], algo=algo)], host)
+    assert df.all_to_all(group, x, x, algo=algo) is x
+
+
+@pytest.mark.gpus(3)
+def test_a_broadcast_by_relays(new_group, rng):
+    """Of every size and root, at odd addresses, in one round and in several, and between sums in the same slots."""
+    group = new_group(3, workspace_bytes=1 << 13)
+    ones = [np.full(520, rank, np.float32) for rank in range(3)]
+    for root in range(3):
+        for nbytes in (1, 1027, 5000, 16 * 640, 33_333):
+            hosts = [words(rng, nbytes) for _ in range(3)]
+            xs = [off(rank, host, 7) for rank, host in zip(group, hosts, strict=True)]
+            ys = df.broadcast(group, xs, root=root, algo="relay")
+            sums = df.allreduce(group, place(group, ones), algo="push_one_shot")
+            df.broadcast(group, xs, xs, root=root, algo="relay")
+            for found in (ys, xs):
+                assert_bits(found, hosts[root], f"{nbytes} bytes of rank {root}")
+            assert_bits(sums, np.full(520, 3, np.float32))
+    slots_are_empty(group)
+
+
 @pytest.mark.gpus(8)
 def test_eight_ranks(open_group, rng):
     group = open_group(8, workspace_bytes=1 << 16)
@@ -203,12 +239,13 @@ def test_arrays_that_peers_cannot_access_and_odd_addresses_are_staged(open_group
 
 
 @pytest.mark.gpus(3)
-def test_auto_pushes_small_calls_and_puts_large_ones(open_group):
+def test_auto_pushes_small_calls_and_not_large_ones(open_group):
     group = open_group(3, workspace_bytes=1 << 16)
     small = [rank.zeros(1000, "uint8") for rank in group]
     assert df.all_gather.prepare(group, small).algo == "push"
     large = [rank.zeros(24 << 20, "uint8") for rank in group]
-    assert df.broadcast.prepare(group, large, large).algo == "put"
+    assert df.broadcast.prepare(group, large, large).algo == "relay"
+    assert df.all_to_all.prepare(group, large, [rank.empty(24 << 20, "uint8") for rank in group]).algo == "put"
 
 
 @pytest.mark.gpus(SEVERAL)
@@ -257,6 +294,17 @@ def test_plain_calls_of_one_layout_are_repeated(open_group, rng, monkeypatch, al
         assert_bits(found.output, reference.all_gather(hosts))
         assert_bits(found.scales, reference.all_gather(scales))
     assert len(repeated) == 2
+    rows = [words(rng, (2, 64)) for _ in range(3)]
+    for _ in range(3):  # in place: parts of the outputs, in calls of one layout
+        ys = [rank.zeros((6, 64), "uint8") for rank in group]
+        xs = [y[2 * i : 2 * i + 2] for i, y in enumerate(ys)]
+        for x, row in zip(xs, rows, strict=True):
+            x.copy_from(row)
+        kept.append((xs, ys, df.all_gather(group, xs, ys, algo=algo)))
+        assert_bits(ys, reference.all_gather(rows))
+    assert len(repeated) == 4
+    with pytest.raises(ArgumentError, match="overlapping"):
+        df.all_gather(group, [y[i : i + 2] for i, y in enumerate(ys)], ys, algo=algo)
 
 
 @pytest.mark.gpus(3)

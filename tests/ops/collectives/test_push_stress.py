@@ -19,6 +19,7 @@ import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.comm import workspace
 from drvfuse.ops.call import faults
+from drvfuse.ops.collectives.move_kernels import ALGOS
 
 pytestmark = pytest.mark.timeout(1800)  # as many calls as were asked for, on GPUs after some fifty kernels are compiled
 
@@ -58,7 +59,11 @@ MANY = (
     (NORM, (2, 8192), PUSH[0]),
     (NORM, (600, 8192), PUSH[1]),
     (PLAIN, (50_000,), "one_stage"),
+    *((("all_gather", "uint8", "uint8", False), (n,), algo) for n in (40, 70_001, 2_000_000) for algo in ALGOS),
+    *((("broadcast", "uint8", "uint8", False), (n,), "relay") for n in (40, 70_001, 2_000_000)),
+    *((("all_to_all", "uint8", "uint8", False), (n,), algo) for n in (80, 80_000, 2_000_000) for algo in ALGOS),
 )
+MOVES = MANY[-21:]
 
 
 def special(rng: np.random.Generator, hosts: list[np.ndarray]) -> list[np.ndarray]:
@@ -86,22 +91,32 @@ class Calls:
         self.wrong = [rank.zeros(numbers, "uint32") for rank in group]
         self.calls: list[tuple[Any, list[list[df.Launch]]]] = []
         for (op, dtype, out, residual), shape, algo in kinds:
-            hosts = special(rng, random_inputs(rng, group.size, shape, dtype))
+            moves = op in ("all_gather", "broadcast", "all_to_all")
+            if moves:  # of the words of four bytes two in five are those of slots which nothing has come to
+                hosts = [rng.choice(np.array([0, 7, 255], np.uint8), shape, p=(0.1, 0.1, 0.8)) for _ in group]
+            else:
+                hosts = special(rng, random_inputs(rng, group.size, shape, dtype))
             level = (df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING)[rng.integers(3)]
             options: dict[str, Any] = {"algo": algo, "pdl_level": level}
             if rng.random() < 0.3:
                 options["max_num_blocks"] = int(rng.integers(1, group.max_blocks + 1))
             with np.errstate(all="ignore"):
-                if op == "allreduce":
-                    wanted = [reference.allreduce(hosts)]
+                if moves:
+                    found = getattr(reference, op)(hosts)
+                    of_ranks = found if isinstance(found, list) else [found] * group.size
+                    arrays = [[rank.empty(a.shape, out) for rank, a in zip(group, of_ranks, strict=True)]]
+                    call = getattr(df, op).prepare(group, place(group, hosts), arrays[0], **options)
+                    wanted = [of_ranks]
+                elif op == "allreduce":
+                    wanted = [[reference.allreduce(hosts)] * group.size]
                     arrays = [[rank.empty(shape, out) for rank in group]]
                     call = df.allreduce.prepare(group, place(group, hosts), arrays[0], **options)
                 else:
                     gamma = random_inputs(rng, 1, shape[-1], dtype)[0]
                     added = random_inputs(rng, 1, shape, dtype)[0] if residual else None
                     found = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, residual=added)
-                    wanted = [array for array in found if array is not None]
-                    arrays = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in wanted]
+                    wanted = [[array] * group.size for array in found if array is not None]
+                    arrays = [[rank.empty(a[0].shape, dtypes.get(a[0].dtype)) for rank in group] for a in wanted]
                     options |= {"outputs": arrays[0], "scales": arrays[1]}
                     if added is not None:
                         options |= {"residuals": replicate(group, added), "residual_outputs": arrays[2]}
@@ -110,9 +125,9 @@ class Calls:
             checks: list[list[df.Launch]] = [[] for _ in group]
             for of_ranks, expected in zip(arrays, wanted, strict=True):
                 for position, rank in enumerate(group):
-                    got, nbytes = of_ranks[position], expected.nbytes
+                    got, nbytes = of_ranks[position], expected[position].nbytes
                     blocks = 1 + nbytes // 4096 if nbytes < 1 << 18 else 64
-                    arguments = (got, rank.array(expected), nbytes, self.wrong[position], 0)
+                    arguments = (got, rank.array(expected[position]), nbytes, self.wrong[position], 0)
                     checks[position].append(kernel.prepare(blocks, 128, *arguments, device=rank.device, pdl=True))
             self.calls.append((call, checks))
         group.synchronize()
@@ -180,6 +195,13 @@ def test_calls_of_all_kinds_without_a_wait(driver, rng, n):
 def test_the_same_with_warps_that_fall_behind_at_random(driver, rng, n):
     """By up to 4 us before they read the epoch, after they have sent, and before they clear what they have taken."""
     stress(driver, n, rng, MANY if driver == "cuda" else FEW[:6], calls_of(driver, 12), "warps-that-fall-behind")
+
+
+@pytest.mark.gpu
+@pytest.mark.gpus(2)
+def test_calls_that_move_bytes_between_sums(driver, rng):
+    """With foreign words, and warps that fall behind: the kinds of MANY that most others do not have."""
+    stress(driver, 2, rng, (*FEW, *MOVES), calls_of(driver, 0) // 4, "warps-that-fall-behind")
 
 
 @pytest.mark.emulated

@@ -27,6 +27,7 @@ def device(driver: str) -> Iterator[df.Device]:
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are copied to shared memory wherever they can be; else the small ones of the tests would be loaded."""
     monkeypatch.setattr(gemv_plan, "COPIED_ROW_BYTES", 0)
+    monkeypatch.setattr(gemv_plan, "MANY_COPIED_ROW_BYTES", 0)
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 0)
 
 

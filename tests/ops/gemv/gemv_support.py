@@ -20,6 +20,7 @@ class Case(NamedTuple):
     weight: np.ndarray
     gamma: np.ndarray
     scales: np.ndarray | None = None
+    act_scales: np.ndarray | None = None
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -38,25 +39,31 @@ def case(
     weight: str = "bfloat16",
     gamma: str = "bfloat16",
     scales: str | None = None,
+    act_scales: str | int | None = None,
 ) -> Case:
-    """`m` None: act is [K]. `scales` is None, "tensor", "row" or "group"."""
+    """`m` None: act is [K]. `scales` is None, "tensor", "row" or "group"; `act_scales` None, "tensor", "row" or the
+    columns of a group."""
     shapes = {"tensor": (), "row": (n,), "group": (n, -(-k // 128))}
     factors = None if scales is None else rng.uniform(0.5, 2, shapes[scales]).astype(np.float32)
     lead = () if m is None else (m,)
+    of_act = (
+        {"tensor": (), "row": lead}.get(act_scales) if not isinstance(act_scales, int) else (*lead, -(-k // act_scales))
+    )
+    factors_of_act = None if of_act is None else rng.uniform(0.5, 2, of_act).astype(np.float32)
     made = numbers(rng, (*lead, k), act), numbers(rng, (n, k), weight), numbers(rng, (n_normed,), gamma)
-    return Case(*made, factors)
+    return Case(*made, factors, factors_of_act)
 
 
 def run(device: df.Device, values: Case, **rest: Any) -> tuple[df.Array, df.Array]:
-    scales = None if values.scales is None else device.array(values.scales)
+    given = {"weight_scales": values.scales, "act_scales": values.act_scales}
+    rest |= {name: device.array(array) for name, array in given.items() if array is not None}
     arrays = (device.array(array) for array in values[:3])
-    return df.gemv_partial_norm(*arrays, n_normed=len(values.gamma), eps=EPS, weight_scales=scales, **rest)
+    return df.gemv_partial_norm(*arrays, n_normed=len(values.gamma), eps=EPS, **rest)
 
 
-def expected(values: Case, out: str | None = None, eps: float = EPS) -> gemv_reference.Normed:
-    return gemv_reference.gemv_partial_norm(
-        *values[:3], n_normed=len(values.gamma), eps=eps, weight_scales=values.scales, out_dtype=out
-    )
+def expected(values: Case, out: str | None = None, eps: float = EPS, **rest: Any) -> gemv_reference.Normed:
+    rest |= {"weight_scales": values.scales, "act_scales": values.act_scales, "out_dtype": out}
+    return gemv_reference.gemv_partial_norm(*values[:3], n_normed=len(values.gamma), eps=eps, **rest)
 
 
 def check(results: Any, wanted: gemv_reference.Normed) -> None:

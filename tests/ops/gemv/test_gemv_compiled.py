@@ -14,8 +14,8 @@ import pytest
 import drvfuse as df
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.gemv import gemv_partial_norm
-from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
+from drvfuse.ops.gemv import kernel
+from drvfuse.ops.gemv.kernel import GemvParams
 from drvfuse.plans import gemv as gemv_plan
 from drvfuse.plans.gemv import Shape, Shares
 from drvfuse.trace import layout
@@ -41,9 +41,22 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
         device = df.device(0, driver=machine)
         act, gamma = device.zeros((m, k), "bfloat16"), device.zeros(8, "bfloat16")
         weights = device.zeros((16, k), weight)
-        with mock.patch.object(gemv_partial_norm, "load", side_effect=Loading) as load, pytest.raises(Loading):
+        with mock.patch.object(kernel, "load", side_effect=Loading) as load, pytest.raises(Loading):
             trace = df.Trace(device) if traced else None
             df.gemv_partial_norm(act, weights, gamma, n_normed=8, eps=1e-6, pdl_level=level, trace=trace)
+    return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
+
+
+def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) -> Image:
+    """The same of the model's shape with an FP8 weight; `scaled` have scales for groups of columns."""
+    with df.emu.Machine(devices=1, sm_count=132) as machine:
+        device = df.device(0, driver=machine)
+        rows, gamma = device.empty((m, 7168), act), device.empty(1536, "bfloat16")
+        weight = device.empty((2112, 7168), "float8_e4m3fn")
+        rows_of = {"act": m, "weight": 2112}
+        given = {f"{name}_scales": device.empty((rows_of[name], 56), "float32") for name in scaled}
+        with mock.patch.object(kernel, "load", side_effect=Loading) as load, pytest.raises(Loading):
+            df.gemv_partial_norm(rows, weight, gamma, n_normed=1536, eps=1e-6, pdl_level=level, **given)
     return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
 
 
@@ -56,6 +69,16 @@ def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
     assert info.has_pdl_wait and info.has_pdl_trigger
 
 
+@pytest.mark.parametrize(
+    ("m", "act", "scaled"),
+    [(2, "bfloat16", ["weight"]), (8, "float32", []), (2, "float8_e4m3fn", ["weight", "act"])],
+)
+def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, act, scaled):
+    """With a finish that holds 1536 columns, on an H200's number of multiprocessors."""
+    log = model(m, act, *scaled).log
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
 @pytest.mark.parametrize(("k", "weight"), [(256, "bfloat16"), (1024, "bfloat16"), (1024, "float8_e4m3fn")])
 def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
@@ -64,7 +87,7 @@ def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
 
 
 def test_the_longest_trace_of_a_block_fits_in_shared_memory():
-    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS // gemv_partial_norm._TRACE_WRITERS):
+    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS // kernel.TRACE_WRITERS):
         assert compiled.__wrapped__(1, 1024, "bfloat16", traced=True).kernels["gemv_partial_norm"]
 
 
@@ -79,7 +102,15 @@ def test_a_longer_trace_is_refused():
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
 def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
     """Of the three kinds of warps, each from its barrier at the start on: one copies weights, one loads gamma."""
-    ptx = compiled(m, k, weight, df.PDLLevel.ON).ptx
+    check_reads_before_the_wait(compiled(m, k, weight, df.PDLLevel.ON).ptx)
+
+
+def test_an_fp8_act_and_its_scales_are_read_after_the_wait():
+    for m in (1, 2):
+        check_reads_before_the_wait(model(m, "float8_e4m3fn", "act", level=df.PDLLevel.ON).ptx)
+
+
+def check_reads_before_the_wait(ptx: str) -> None:
     accesses = r"\b(?:ld\.(?!param|shared)\S*global|atom|red\.|st\.\S*global|cp\.async\.bulk)\S*"
     parts = [part.rpartition("bar.sync") for part in ptx.split("griddepcontrol.wait")[:-1]]
     assert not re.findall(accesses, parts[0][0])

@@ -21,7 +21,7 @@ BF16 = dtypes.get("bfloat16")
 
 
 def compiled(rows, columns, quantisation, residual=None):
-    shape = NormShape.of(LIMITS, rows, columns, 2)
+    shape = NormShape.of(LIMITS, rows, columns, 2, residual is not None)
     of = defines(dtype=BF16, gamma_dtype=BF16, residual_dtype=BF16, residual=residual is not None)
     of += defines(layer=0, beta=0, normed=0, ragged=0, **shape._asdict())
     spec = Specialisation("norm", "rmsnorm_fp8", (*quantisation.definitions(BF16), *of))
@@ -43,7 +43,7 @@ def test_it_spills_nothing_moves_whole_packs_and_has_ieee_arithmetic(rows, colum
     assert "ld.global.v4.u32" in image.ptx and not re.search(r"ld\.global\.(?:nc|u8|u16)", image.ptx)
     assert not re.search(r"\b(?:fma|mad)\.\w+\.f32|\.approx|\.ftz|\bdiv\.full|\badd\.f32|\bmul\.f32", image.ptx)
     before, wait, _ = image.ptx.partition("griddepcontrol.wait")
-    assert wait and not re.search(r"\bst\.(?:global|release|relaxed)", before)
+    assert wait and not re.search(r"\b(?:ld|st)\.(?:global|release|relaxed|acquire)|\batom|\bred\b", before)
     assert image.kernels["rmsnorm_fp8"].has_pdl_trigger
 
 
@@ -54,10 +54,11 @@ def test_it_spills_nothing_moves_whole_packs_and_has_ieee_arithmetic(rows, colum
     itemsize=st.sampled_from([2, 4]),
     resident=st.integers(132, 132 * 16),
     clusters=st.booleans(),
+    residual=st.booleans(),
 )
-def test_rows_are_held_whole_by_threads_that_exist(rows, columns, itemsize, resident, clusters):
+def test_rows_are_held_whole_by_threads_that_exist(rows, columns, itemsize, resident, clusters, residual):
     limits = LIMITS if clusters else LIMITS.__class__(132, 100 << 10, (8, 9))
-    shape = NormShape.of(limits, rows, columns, itemsize)
+    shape = NormShape.of(limits, rows, columns, itemsize, residual)
     row_packs = ceil_div(columns * itemsize, 16)
     team = shape.lanes or shape.threads * shape.cluster
     assert team * shape.packs >= row_packs and shape.exact == (team * shape.packs == row_packs)

@@ -100,15 +100,21 @@ def test_the_residual_is_updated_in_place(device, rng):
     check(dict(zip(WRITTEN, found, strict=False)), expected(of))
 
 
-@pytest.mark.parametrize("residual", [None, "bfloat16"])
-def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, residual):
-    of = call(rng, (7, 1024), residual=residual)
-    options = {} if residual is None else {"residuals": of.arrays["residual"]}
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("rows", {}),
+        ("columns of scales", {"residual": "float32", "quantisation": Q.per_group(layout="column")}),
+        ("a layer of heads", {"head_columns": 128, "norm": "layer", "beta": True, "quantisation": Q.nvfp4(0.03125)}),
+    ],
+)
+def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, name, others):
+    of = call(rng, (7, 1024), **others)
     with df.Group.local(1, driver=driver) as group:
         arrays = on_device(group[0].device, of)
-        options = {} if residual is None else {"residuals": arrays["residual"]}
+        options = {f"{argument}s": arrays[argument] for argument in ("residual", "beta") if argument in arrays}
         found = df.allreduce_rmsnorm_fp8(
-            group, arrays["inputs"], arrays["gamma"], epsilon=EPSILON, weight_offset=OFFSET, **options
+            group, arrays["inputs"], arrays["gamma"], epsilon=EPSILON, weight_offset=OFFSET, **options, **of.rest
         )
         group.synchronize()
         check(dict(zip(WRITTEN, found, strict=False)), expected(of))

@@ -240,7 +240,7 @@ def prmt(op: Opcode) -> Action:
         selector = "" if isinstance(c, Imm) else g.word(c, 32)
         if mode and isinstance(c, Imm):
             c = Imm(_picks(mode, c.value & 3), "int")
-        elif mode:  # one of four selectors
+        elif mode:  # the selector is chosen by two bits of the third operand
             which = g.op(f"and i32 {selector}, 3")
             shift = g.op(f"zext i32 {g.op(f'shl i32 {which}, 4')} to i64")
             table = sum(_picks(mode, i) << 16 * i for i in range(4))

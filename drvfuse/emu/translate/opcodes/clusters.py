@@ -20,8 +20,8 @@ _OFFSET = (1 << abi.CLUSTER_SHIFT) - 1
 
 
 def _shared(op: Opcode) -> tuple[bool, int, Callable[[Emitter, Any], str]]:
-    """Takes the space and the type of an address: is it generic, its bits, and how to read its offset in the cluster's
-    shared memory as an i64.
+    """Consume the space and the type of an address. Returns whether it is generic, its bits, and a function that reads
+    its offset in the cluster's shared memory as an i64.
     """
     generic = not op.flag("shared::cluster")
     n = width(op.pick("u32", "u64"))

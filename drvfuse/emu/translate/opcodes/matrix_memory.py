@@ -24,7 +24,7 @@ from .memory import state_space
 # wmma ---------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Memory:
-    """Where a fragment's elements lie in memory."""
+    """The layout of a fragment's elements in memory."""
 
     fragment: Fragment
     kind: str
@@ -33,7 +33,7 @@ class _Memory:
     flags: int
 
     def pieces(self) -> list[list[tuple[int, int, int]]]:
-        """Of each register in lane 0, lowest bits first, its pieces that are contiguous: (bytes, row, column)."""
+        """The contiguous pieces of each register in lane 0, lowest bits first: (bytes, row, column)."""
         size, found = WIDTHS[self.kind] // 8, []
         step = (0, 1) if self.layout == "row" else (1, 0)
         for cells in self.fragment[0]:

@@ -17,7 +17,9 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def reduction(op: Opcode, space: str, *more: str) -> int:
-    """Takes the verb and the type: how the runtime is to reduce in memory of a space. more: further types of sums."""
+    """Consume the verb and the type of an asynchronous reduction. Returns the `Reduce` flags for memory of a space.
+    `more` are further types of sums.
+    """
     verb = op.pick(*_TYPES)
     shared, further = _TYPES[verb]
     halves = verb == "add" and op.flag("noftz")

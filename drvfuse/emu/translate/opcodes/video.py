@@ -179,7 +179,7 @@ def packed(op: Opcode) -> Action:
         raise RefusedError("unsupported modifier .sat")
 
     def places(selector: str, first: int) -> list[int]:
-        """Which of the parts of both sources each lane takes, the lowest lane first."""
+        """The part of both sources that each lane takes, the lowest lane first."""
         digits = selector[1:] or "".join(str(first + i) for i in reversed(range(lanes)))
         letter = selector[:1] or "hb"[lanes == 4]
         if letter != "hb"[lanes == 4] or len(digits) != lanes or any(not "0" <= c < str(2 * lanes) for c in digits):

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Broadcast by pushing to ranks that pass the bytes on, of three ranks or more: no link carries more than the array once.
+//
+// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round has a
+// relay: the rank 1 + u mod (ranks - 1) behind the root. The root sends the unit to its relay alone, which stores it, and
+// sends it to all ranks but the root.
+//
+// Grid. One dimension, the same on every rank. Blocks beyond the units copy the root's input to its output.
+//
+// Memory ordering. keys.cuh and push.cuh. In every unit a warp sends a key to each peer and receives one, as keys.cuh
+// demands; a relay sends those for the ranks behind it together with the packs, after it has heard from all peers in the
+// same unit. So nobody waits in a circle: the root waits for keys that need no data, a relay for the root and for keys
+// that need no data, and the others for the relay. A relay sends a key of its own, found from the words.
+//
+// Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then undefined.
+#include "collectives/moves.cuh"
+
+// What a thread has of a unit, and what its rank does with it.
+struct Unit {
+    i64 index;
+    int relay;  // its distance from the root
+    Slots slots;
+};
+
+__device__ __forceinline__ Unit unit_at(const MovePushParams& p, int round, u32 unit) {
+    const u32 in_round = unit * blockDim.x + threadIdx.x;
+    return {round * p.chunk_packs + in_round, int(1 + unit % (RANKS - 1)), Slots(p, in_round)};
+}
+
+__device__ __forceinline__ void send_to(const Pushing& push, const Slots& slots, int distance, bool exists,
+                                        const u32 (&word)[4]) {
+    u32 sent[4], key[1] = {key_of(word, exists)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sent[i] = word[i] ^ key[0];
+    send_packs(push, slots, distance, exists, sent, key);
+}
+
+__device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push, Trace& trace, const Unit& unit,
+                                          int behind_root) {
+    const bool root = behind_root == 0, relays = behind_root == unit.relay;
+    u32 own[4] = {};
+    bool exists = false;
+    if (root) {
+        const Spot from = source_of(p, 1, unit.index);
+        exists = from.left > 0;
+        if (exists) load_bytes(own, from.at, from.left);
+    }
+#pragma unroll
+    for (int distance = 1; distance < RANKS; ++distance) {
+        // A relay's bytes for the others are still to come; what it sends to the root needs none.
+        if (!relays || distance == RANKS - behind_root)
+            send_to(push, unit.slots, distance, exists && distance == unit.relay, own);
+    }
+    trace.lap(TraceRole::push);
+    push.join();
+    const Spot to = target_of(p, behind_root, unit.index);
+    const int source = relays ? behind_root : (behind_root - unit.relay + RANKS) % RANKS;  // its distance behind
+    u32 words[PEERS][4], keys[PEERS][1];
+    bool wanted[PEERS];
+#pragma unroll
+    for (int k = 0; k < PEERS; ++k) wanted[k] = !root && to.left > 0 && k + 1 == source;
+    push.receive_keyed(words, wanted, unit.slots.offset, unit.slots.stride, keys, unit.slots.key_offset,
+                       unit.slots.key_stride, root || relays ? PUSH : GATHER);
+    trace.need(keys);
+    trace.lap(TraceRole::receive);
+#pragma unroll
+    for (int k = 0; k < PEERS; ++k) {
+        if (k + 1 == source) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) own[i] = words[k][i] ^ keys[k][0];
+        }
+    }
+    if (relays) {
+#pragma unroll
+        for (int distance = 1; distance < RANKS; ++distance) {
+            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own);
+        }
+    }
+    if (!root && to.left > 0) store_bytes(to.at, own, to.left);
+    trace.lap(TraceRole::store);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    move_relay(const __grid_constant__ MovePushParams p DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    Pushing push(p.call, p.push);
+    follow_producer(trace);
+    push.start();
+    const int behind_root = (p.call.rank - int(p.root) + RANKS) % RANKS;
+#pragma unroll 1
+    for (int round = 0; round < p.push.rounds; ++round) {
+        if (round > 0) push.next_round();
+#pragma unroll 1
+        for (u32 unit = blockIdx.x; unit * blockDim.x < p.chunk_packs; unit += gridDim.x)
+            move_unit(p, push, trace, unit_at(p, round, unit), behind_root);
+    }
+    push.join();
+    copy_own<2>(p, trace);
+    end(p.call, trace);
+}
