@@ -47,7 +47,7 @@ def test_it_spills_nothing_moves_whole_packs_and_has_ieee_arithmetic(rows, colum
     assert image.kernels["rmsnorm_fp8"].has_pdl_trigger
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.integers(1, 1 << 20),
     columns=st.integers(1, 16384),
