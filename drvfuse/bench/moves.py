@@ -67,7 +67,8 @@ def measure(
     """A result for each size. The peers are measured first. Unsupported without peer access."""
     if not group.peers_readable:
         raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
-    sizes = [-(-1024 * size // (16 * group.size)) * 16 * group.size for size in kib]
+    unit = 16 * group.size**2  # so that every rank's part of every rank's input is whole packs
+    sizes = [-(-1024 * size // unit) * unit for size in kib]
     shapes = [(1, size) for size in sizes]
     names = PEERS if with_peers else ()
     found = {name: peers.measure(name, op, [False], group.size, shapes, settings) for name in names}
@@ -95,7 +96,7 @@ def measure(
 
 
 class _Bytes:
-    """Random inputs of a size in several sets, and outputs that the calls share."""
+    """Random inputs of a size in several sets, and outputs that the calls share; a broadcast is in place."""
 
     def __init__(self, group: Group, op: str, nbytes: int, sets: int) -> None:
         self._group, self._op = group, OPS[op]
@@ -108,7 +109,8 @@ class _Bytes:
 
     def prepare(self, inputs: Any, **options: Any) -> Prepared[Any]:
         """A call of one of `sets`."""
-        return self._op.prepare(self._group, inputs, self._outputs, **options)  # type: ignore[attr-defined]
+        outputs = inputs if self._op is broadcast else self._outputs  # as torch has it
+        return self._op.prepare(self._group, inputs, outputs, **options)  # type: ignore[attr-defined]
 
 
 class _Calls:

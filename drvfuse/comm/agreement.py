@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """What a rank says of itself.
+    """The facts that a rank tells the others about itself.
 
     `host` tells hosts apart; `gpu` the UUID of its device. `number` is a random one, of which that of rank 0
     becomes the group's. `alone`: no group is open on its device. `filling` are the numbers and sizes of the groups that
@@ -61,7 +61,7 @@ class Record:
 
     @classmethod
     def of(cls, device: Device, workspace_bytes: int, max_blocks: int | None, wanted: NodesWanted) -> Record:
-        """That of the rank of `device` in this process."""
+        """The record of the rank of `device` in this process."""
         driver, host = device.driver, host_identity()
         return cls(
             host=host,
@@ -92,7 +92,9 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
-        """What `encode` gives, of this version or of one with other fields, which `agree` then finds by its version."""
+        """The record in bytes of `encode`, of this version or of one with other fields, which `agree` then refuses by
+        its version.
+        """
         found: dict[str, Any] = json.loads(data)
         values: dict[str, Any] = {name: found.get(name) for name in cls.__dataclass_fields__}
         values["capability"] = tuple(values["capability"] or (0, 0))
@@ -117,8 +119,9 @@ _EQUAL = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """What holds for all ranks: their devices, the granularity of memory, the group itself, the numbers of those groups
-    that fill their devices no longer, and the nodes."""
+    """The facts that hold for all ranks: their devices, the granularity of memory, the group itself, the numbers of the
+    groups that stop filling their devices, and the nodes.
+    """
 
     members: tuple[Member, ...]
     gpus: tuple[str, ...]
@@ -128,7 +131,7 @@ class Agreement:
     layout: Nodes
 
     def of(self, ranks: Sequence[int]) -> Agreement:
-        """That of these ranks, a node of the group."""
+        """The agreement of these ranks, a node of the group."""
         members, gpus = tuple(self.members[rank] for rank in ranks), tuple(self.gpus[rank] for rank in ranks)
         return replace(self, members=members, gpus=gpus, layout=Nodes((0,) * len(ranks)))
 
@@ -188,7 +191,7 @@ def tuning_file() -> Path:
 
 
 def _tuning() -> str:
-    """Which constants algorithms are chosen by."""
+    """The identity of the constants by which algorithms are chosen."""
     try:
         return hashlib.sha256(tuning_file().read_bytes()).hexdigest()[:16]
     except OSError:

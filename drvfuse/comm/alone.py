@@ -44,21 +44,21 @@ _lock = threading.RLock()
 
 
 class _Open:
-    """The open groups of a driver, by device."""
+    """The open groups of a driver on each device."""
 
     def __init__(self, driver: Driver) -> None:
         self.groups: defaultdict[Device, list[AloneLaunches]] = defaultdict(list)
 
 
 class Adapting(Protocol):
-    """A launch that is another one while its group is alone."""
+    """A launch that has two forms: one for a group that is alone on its devices, and one beside other groups."""
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """Be that one, or the one beside other groups, from the next launch on; `wide`: on all multiprocessors."""
+        """Take one of the two forms from the next launch on; `wide`: on all multiprocessors."""
 
 
 class AloneLaunches:
-    """Such launches of a group, from its opening until `release()`.
+    """The launches of a group that have two forms, from its opening until `release()`.
 
     `ranks` are the group's in this process, and `partial` its calls that some of them are not launched with yet.
     `identity` is that of a group with ranks in other processes.
@@ -111,11 +111,11 @@ class AloneLaunches:
             launch.adapt(self.alone, self.wide)
 
     def launched(self) -> None:
-        """Such launches follow."""
+        """Launches that count on being alone follow."""
         self._queued |= self.alone
 
     def captured(self, graph: Graph | None) -> None:
-        """A graph, of another library if None, holds such a launch."""
+        """A graph, of another library if None, holds a launch that counts on being alone."""
         if not self.alone:
             return
         if graph is None:
@@ -196,7 +196,7 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """The groups of these numbers fill their devices no longer. All of their ranks do this between the same calls."""
+    """Let the groups of these numbers stop filling their devices. All of their ranks do this between the same calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

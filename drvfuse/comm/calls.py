@@ -57,13 +57,13 @@ class CallTable:
         self._hashes, self._names = self._entries["hash"], self._entries["name"]
 
     def write(self, position: int, hash_: int, name: str) -> None:
-        """By the table's rank, one thread at a time."""
+        """Add a name. Called by the rank of the table, one thread at a time."""
         self._hashes[position] = 0
         self._names[position] = name.encode()
         self._hashes[position] = hash_
 
     def find(self, hash_: int) -> str | None:
-        """The name of that hash, by any rank."""
+        """The name of a call by its hash, for any rank."""
         for position in np.flatnonzero(self._hashes == hash_):
             name = bytes(self._names[position])
             if self._hashes[position] == hash_:
@@ -86,11 +86,11 @@ class ComparedCalls:
 
     @classmethod
     def of_one_process(cls, *, first: bool) -> ComparedCalls:
-        """Of a group whose ranks are all in this process."""
+        """The calls of a group whose ranks are all in this process."""
         return cls(CallTable(bytearray(TABLE_BYTES)), first=first)
 
     def announce(self, name: str) -> int:
-        """The hash of a call, whose name is known from now on."""
+        """Keep the name of a call, and return its hash."""
         found = hash_of(name)
         with self._lock:
             if found not in self._kept:
@@ -102,7 +102,7 @@ class ComparedCalls:
         return found
 
     def name(self, word: int) -> str:
-        """The call of that word, as well as it is known."""
+        """The name of the call in a rank's word, as far as it is known."""
         found = hash_in(word)
         for table in self._tables:
             name = table.find(found)

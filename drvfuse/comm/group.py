@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream, StreamLike
     from .transport import Transport
 
-_LOCAL_SECONDS = 60.0  # in which an engine connects the ranks of one process
+_LOCAL_SECONDS = 60.0  # seconds in which an engine connects the ranks of one process
 
 _log = logging.getLogger("drvfuse.comm")
 
@@ -429,7 +429,7 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self._forget_partial()  # the order of the ranks' calls is then the user's care
+        self._forget_partial()  # from here on the program keeps the order of the ranks' calls
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called right before `call` is launched on local ranks, outside a capture.
@@ -537,7 +537,7 @@ class Group(Owned, Owner):
         except DrvfuseError as failure:
             if error is None and not (lost_before and isinstance(failure, DriverError)):
                 raise
-            _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
+            _log.debug("closing a group after %r: %s", error, failure)  # the first error is the one to raise
 
     def require_open(self) -> None:
         if self._closed:

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Event, Stream
 
-KEPT = 512  # launches and replays that can be named; of older ones only the number of calls and barriers is kept
+KEPT = 512  # launches and replays that can be named; older ones are only counted, with their barriers
 
 
 class CallNote(NamedTuple):
-    """What a message says of a call, by how much it advances the epoch, whether its kernel waits for peers at all, and
-    whether its launches are others while the group is alone on its devices.
+    """The facts about a call for messages: its name, by how much it advances the epoch, whether its kernel waits for
+    peers at all, and whether its launches have another form while the group is alone on its devices.
 
-    It keeps nothing of the call alive."""
+    It keeps nothing of the call alive.
+    """
 
     op: str
     algo: str
@@ -45,7 +46,7 @@ class CallNote(NamedTuple):
 
 
 class Noted(Protocol):
-    """A call as the group sees it."""
+    """A call as the group sees it: anything with a note."""
 
     @property
     def note(self) -> CallNote: ...
@@ -102,7 +103,7 @@ class History:
     def __init__(self, indices: Sequence[int]) -> None:
         self._indices, ranks = tuple(indices), len(indices)
         self._entries: list[tuple[Sequence[int], CallNote] | GraphCalls] = []
-        self._older = [Totals() for _ in range(ranks)]  # what is no longer in `_entries`
+        self._older = [Totals() for _ in range(ranks)]  # the totals of what is no longer in `_entries`
         self._settled = [0] * ranks  # how many calls of each rank are known to be complete
         self._graphs: weakref.WeakKeyDictionary[Graph, GraphCalls] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -134,7 +135,7 @@ class History:
         self._entries.append(entry)
 
     def settle(self) -> None:
-        """Every call is complete, and none has timed out."""
+        """All calls are complete, and none has timed out: drop their entries."""
         self._forget(len(self._entries))
         self._settled = [totals.calls for totals in self._older]
         for totals in self._older:
@@ -144,7 +145,7 @@ class History:
         with self._lock:
             forgotten = self._entries[:count]
             del self._entries[: len(forgotten)]
-            everywhere = Totals()  # calls of all ranks that are not added yet
+            everywhere = Totals()  # the calls of all ranks that are not counted yet
             for entry in forgotten:
                 if not isinstance(entry, GraphCalls) and len(entry[0]) == len(self._older):
                     everywhere.count(entry[1])
@@ -186,7 +187,7 @@ class History:
         possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # a later kernel of the call, too
+            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # a later kernel counts, too
                 possible.append(number)
                 named = f", {note}{where}"
             barriers += note.barriers

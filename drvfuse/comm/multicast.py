@@ -50,13 +50,13 @@ _log = logging.getLogger("drvfuse.comm")
 
 
 class Team(Protocol):
-    """The ranks of a set-up: all have one of `size` devices. `places` are those of this process, by rank."""
+    """The ranks of a set-up, each with one of `size` devices. `places` are those of this process, by rank."""
 
     size: int
     places: Mapping[int, Device]
 
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
-        """What has become of the steps since the last vote, in all processes, where `own` has in this one."""
+        """The outcomes of the steps since the last vote in all processes; `own` are those of this process."""
 
     def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
         """Descriptors of the memory of ranks of other processes and, where rank 0 is in another one, of the object.
@@ -91,7 +91,7 @@ def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
         try:
             return _form(team, nbytes)
         except MulticastError as failure:
-            left = hasattr(failure, "__notes__")  # taking back failed too: another attempt would leave even more
+            left = hasattr(failure, "__notes__")  # undoing failed too: another attempt would leave more behind
             if failure.code != NOT_READY or left or attempt == ATTEMPTS:
                 raise
             _log.info("multicast was not ready (attempt %d of %d): %s", attempt, ATTEMPTS, failure)

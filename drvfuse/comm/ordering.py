@@ -35,7 +35,7 @@ class RankOrder:
     def __init__(self) -> None:
         self.last: Stream | None = None
         """Stream of the last call since the rank was last drained, if any."""
-        self._event: Event | None = None  # after the last call outside captures, if that went to a foreign stream
+        self._event: Event | None = None  # after the last call outside captures, if its stream is foreign
         self._capture: int | None = None  # the capture that holds the last call, if its stream is foreign
 
     def admit(self, stream: Stream, rank: int) -> None:
@@ -56,10 +56,10 @@ class RankOrder:
 
     def _after_foreign(self, last: Stream, stream: Stream, rank: int) -> None:
         now = stream.capture_id()
-        if now is None:  # whether a capture that holds the last call is open still, only its owner knows
+        if now is None:  # only its owner knows whether the capture that holds the last call is still open
             if self._event is not None:
                 stream.wait(self._event)
-        elif not same(last, stream):  # in a capture nothing better than the handle tells
+        elif not same(last, stream):  # in a capture there is nothing but the handle to compare
             if now != self._capture:
                 raise _refused(rank, None)
             stream.follow(last)

@@ -15,7 +15,7 @@ from .history import CallNote, Noted
 
 
 class PartialCalls:
-    """The calls that not every one of the ranks `indices`, those of this process, was launched with, oldest first."""
+    """The calls with which not all of the ranks `indices`, those of this process, were launched, oldest first."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._calls: list[Noted] = []

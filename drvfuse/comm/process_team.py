@@ -26,9 +26,9 @@ class ProcessTeam:
         self.places: Mapping[int, Device] = {board.rank: device}
 
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
-        """Of this process's failure the object itself, with its notes and cause; of the others' a copy."""
-        told = json.dumps(None if own is None else [getattr(own, field) for field in _FIELDS]).encode()
-        answers = self._board.gather("set up multicast memory", told)
+        """The outcome of this process as the object itself, with its notes and cause, and copies of the others'."""
+        outcome = json.dumps(None if own is None else [getattr(own, field) for field in _FIELDS]).encode()
+        answers = self._board.gather("set up multicast memory", outcome)
         return [own if rank == self._board.rank else _read(answer) for rank, answer in enumerate(answers)]
 
     def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:

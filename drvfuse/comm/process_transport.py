@@ -51,7 +51,7 @@ def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[Non
     failure: Exception | None = None
     try:
         yield
-    except Exception as error:  # an interrupt goes on at once; the others learn of it by the time-out
+    except Exception as error:  # an interrupt is raised at once; the other ranks notice by the time-out
         failure = error
     try:
         board.vote(what, None if failure is None else f"{type(failure).__name__}: {failure}", timeout)
@@ -63,7 +63,7 @@ def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[Non
 
 
 class OnBoard:
-    """What transports have in common whose process has one rank, and whose ranks take their steps on `board`.
+    """The common part of transports whose process has one rank, and whose ranks take their steps on `board`.
 
     It owns the board, which `close` closes: the others see then that this rank has gone.
     """
@@ -105,7 +105,7 @@ class ProcessTransport(OnBoard):
         count = int(driver.cuDeviceGetCount())
         visible = {bytes(driver.cuDeviceGetUuid(driver.cuDeviceGet(i)).bytes).hex(): i for i in range(count)}
         for rank, gpu in enumerate(self._agreement.gpus):
-            index = visible.get(gpu, self._device.index)  # no Device of a peer: that would make a context there
+            index = visible.get(gpu, self._device.index)  # a Device would make a context there
             other = index != self._device.index
             if other and not driver.cuDeviceCanAccessPeer(self._device.handle, driver.cuDeviceGet(index)):
                 raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")

@@ -28,7 +28,7 @@ class Rank:
     """
 
     def __init__(self, index: int, device: Device, group: Group) -> None:
-        self._group = weakref.ref(group)  # which is not kept: the group's finaliser has its ranks
+        self._group = weakref.ref(group)  # a weak reference, as the group's finaliser holds its ranks
         self.index = index
         self.device = device
         self.stream: Stream = device.stream

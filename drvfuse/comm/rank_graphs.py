@@ -35,7 +35,7 @@ class RankGraphs:
             graphs = [captures.enter_context(Graph.capture(stream)) for stream in chosen]
             yield cls(group, chosen, graphs)
         for graph, stream in zip(graphs, chosen, strict=True):
-            graph.upload(stream)  # else the first launch does it, while kernels of the ranks before wait for this one
+            graph.upload(stream)  # else the first launch uploads it, while kernels of earlier ranks wait for this one
 
     def launch(self, streams: Sequence[StreamLike] | None = None) -> None:
         """Queue every rank's graph, each on its stream of the capture or of `streams`; does not wait.

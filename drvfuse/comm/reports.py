@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def error_of(
     report: Mapping[str, int], history: History, calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """Makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
+    """The function that makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
 
     `ended` are the ranks whose processes have ended, at any time: each error has those of then.
     """
@@ -40,7 +40,7 @@ def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, 
 def _compared(
     report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """Of a report of leg CALL: calls that differ, or one that the peer has not made."""
+    """The error of a report of leg CALL: calls that differ, or one that the peer has not made."""
     rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
     own, seen = report["expected"], report["seen"]
     assert calls is not None

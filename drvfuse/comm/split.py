@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .group import Group
 
 Sizes = tuple[int, int | None]
-"""Workspace bytes and the budget of blocks."""
+"""Two arguments of a group: workspace bytes and the budget of blocks."""
 
 
 def split(

@@ -29,7 +29,7 @@ _NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 class Member(NamedTuple):
-    """What plans must know of the device of a rank, in whatever process that is."""
+    """The facts about the device of a rank, in whatever process it is, that plans need."""
 
     name: str
     capability: tuple[int, int]
@@ -43,8 +43,9 @@ class Member(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Of a group with ranks in several processes: its number, which no other group has, how many ranks it has, and
-    whether it was given no budget of blocks and no other group was open on any of its devices when it was opened."""
+    """The identity of a group with ranks in several processes: its number, which no other group has, how many ranks it
+    has, and whether it was given no budget of blocks and was alone on all of its devices when it was opened.
+    """
 
     number: int
     size: int
@@ -88,7 +89,7 @@ class Transport(Protocol):
     shared: bool
     missing: tuple[tuple[int, int], ...]
     identity: Identity | None
-    """None where all ranks are in this process."""
+    """None if all ranks are in this process."""
 
     @property
     def ended(self) -> Mapping[int, str]: ...
@@ -97,7 +98,7 @@ class Transport(Protocol):
         """Let the devices of this process reach those of the other ranks, as far as they can."""
 
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Around what every rank does: leaving it, all ranks have succeeded, or all raise.
+        """A block in which every rank does its part of a step. At its end all ranks have succeeded, or all raise.
 
         Collective. A rank that fails raises its own error, the others one that names it. `what` is in words; a rank may
         take `longer` seconds more to come than the group's time-out says.
@@ -123,7 +124,7 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Peers of one process.
+    """The transport of a group whose ranks are all in this process.
 
     `open` enables peer access of contexts and memory pools between all pairs that allow it. It is never disabled again:
     another library may rely on it.
@@ -181,7 +182,7 @@ class LocalTransport:
 
 
 class _Separate:
-    """Memory that no rank but its own can use."""
+    """Memory of which each rank can use only its own part."""
 
     def __init__(self, buffers: Sequence[SymmetricBuffer]) -> None:
         self._buffers = tuple(buffers)

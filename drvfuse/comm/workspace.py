@@ -88,7 +88,7 @@ def defines() -> dict[str, int]:
 
 
 def differs(report: Any) -> bool:
-    """Whether a report is of a call that a peer's differs from. Else the rank has given up waiting."""
+    """Whether a report is of a call that differs from a peer's. Otherwise the rank has given up waiting."""
     return bool(report["leg"] == CALL and number_in(int(report["expected"])) == number_in(int(report["seen"])))
 
 

@@ -59,7 +59,7 @@ class Library:
         """Text that changes with the build of the library; `nvrtcVersion` does not tell patch releases apart."""
         try:
             size = os.stat(self.path).st_size
-        except OSError:  # found by the loader, not by path
+        except OSError:  # the loader found it by its name, so there is no path to read
             size = 0
         return "nvrtc {}.{} {}".format(*self.version, size)
 

@@ -33,7 +33,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the local rank `member` exchanges: `count` >= 1 float32 from each node, at `address` in its memory.
+    """The numbers that the local rank `member` exchanges: `count` >= 1 float32 from each node, at `address` in its
+    memory.
 
     `all_gather` finds the rank's own numbers at `address` + 4 * `count` * its node, and leaves those of all nodes from
     `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The work is queued on
@@ -63,8 +64,9 @@ class Exchange(Protocol):
         """
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
-        """Raise Unsupported if the local ranks' streams are in these captures (None: in none), and the engine's work
-        cannot be captured like this. Called before a call queues anything."""
+        """Raise Unsupported if the engine's work cannot be captured in these captures of the local ranks' streams
+        (None: not captured). Called before a call queues anything.
+        """
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         """See `Part`. `parts` has every local rank with something to exchange, in local order."""

@@ -53,10 +53,10 @@ class InProcess:
                 for other in rail:
                     if other is not part:
                         _copy(part, other)
-            self._meet(rail, 1)  # nobody writes a place that others still copy
+            self._meet(rail, 1)  # no rank writes numbers that others still copy
 
     def _meet(self, rail: Sequence[Part], which: int) -> None:
-        """What follows on each stream follows what has been queued on all."""
+        """Make later work of each stream wait for the work queued so far in all of them."""
         events = [self._events[part.member.rank][which] for part in rail]
         for event, part in zip(events, rail, strict=True):
             event.record(part.stream)
@@ -81,7 +81,7 @@ class InProcess:
                     part.member.device.driver.cuMemcpyHtoD(part.address, total.ctypes.data, total.nbytes)
 
     def abort(self) -> None:
-        """Nothing to do: an event of a stream that ends has come."""
+        """Do nothing: copies between devices always end."""
 
     def close(self) -> None:
         for pair in self._events.values():

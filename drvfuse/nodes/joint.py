@@ -37,21 +37,21 @@ class NodesWanted:
         return repr(self.exchange) if named else f"an object of {type(self.exchange).__name__}"
 
     def of_part(self, domain: str) -> NodesWanted:
-        """Those of a group that is split off, of the ranks of which those with one `domain` may form a node."""
+        """The arguments for a group that is split off. Of its ranks those with one `domain` may form a node."""
         exchange = self.exchange if self.exchange is None or isinstance(self.exchange, str) else _Used(self.engine)
         return NodesWanted("auto", self.node_order, exchange, domain)
 
 
 @dataclass(frozen=True)
 class _Used:
-    """In place of an engine that was given as an object, and serves one group."""
+    """A placeholder for an engine that was given as an object, and serves one group already."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Joint:
-    """How the nodes of a group are joined."""
+    """The way in which the nodes of a group are joined."""
 
     nodes: Nodes
     wanted: NodesWanted

@@ -129,7 +129,7 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[int, float]] = {}  # by position: the exchange that it is in, and when that was noticed
+        since: dict[int, tuple[int, float]] = {}  # local rank -> the exchange that it is in, and when that was noticed
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
             for position, (ended, begun) in enumerate(

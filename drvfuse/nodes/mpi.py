@@ -88,7 +88,7 @@ class Mpi:
 
     @contextmanager
     def _calls(self, rank: int) -> Iterator[None]:
-        """An error of MPI inside as an ExchangeError."""
+        """A block in which an error of MPI becomes an ExchangeError."""
         try:
             yield
         except self._mpi.Exception as error:
@@ -96,7 +96,7 @@ class Mpi:
             raise ExchangeError(rank, self.name, f"failed: {error}") from error
 
     def _give_up(self, request: Any) -> None:
-        """Leave the memory to MPI."""
+        """Keep the memory of requests that were given up, as MPI may still write to it."""
         _abandoned.append((request, self._buffer))
         self._buffer = None
 

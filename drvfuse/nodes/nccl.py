@@ -27,7 +27,7 @@ _FLOAT = 4
 _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _POLL_SECONDS = 0.0002
-_ABORT_PATIENCE = 1.0  # seconds that a call of another thread may take before it is aborted within
+_ABORT_PATIENCE = 1.0  # seconds that another thread's call may take before it is aborted from here
 
 
 _MAY_MULTICAST = " with NVLS"
@@ -67,9 +67,9 @@ class Nccl:
                 "drvfuse[nccl-cu12] or drvfuse[nccl-cu13]"
             ) from error
         self._nccl: Any = nccl
-        self._communicators: dict[int, Any] = {}  # by rank of the group
+        self._communicators: dict[int, Any] = {}  # rank of the group -> its communicator
         self._timeout = 0.0
-        self._lock = threading.Lock()  # around every use of the communicators
+        self._lock = threading.Lock()  # held during every use of the communicators
 
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         nccl, self._timeout = self._nccl, timeout
@@ -118,7 +118,7 @@ class Nccl:
             self._settle(members, "be queued")
 
     def _communicator(self, member: Member) -> Any:
-        """That of a local rank. An abort that does not wait for this thread may take it away at any time."""
+        """The communicator of a local rank. An abort that does not wait for this thread may remove it at any time."""
         communicator = self._communicators.get(member.rank)
         if communicator is None:
             raise ExchangeError(member.rank, self.name, "was aborted; group.reset() connects it anew")
@@ -126,7 +126,7 @@ class Nccl:
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
-        """NCCL's calls inside are one: no rank waits for another of this thread."""
+        """A block whose NCCL calls are one group, so that no rank waits for another one of this thread."""
         self._nccl.group_start()
         try:
             yield
@@ -135,7 +135,7 @@ class Nccl:
 
     @contextmanager
     def _calls(self, members: Sequence[Member]) -> Iterator[None]:
-        """An error of NCCL inside as an ExchangeError."""
+        """A block in which an error of NCCL becomes an ExchangeError."""
         try:
             yield
         except self._nccl.NCCLError as error:
@@ -149,7 +149,7 @@ class Nccl:
         return ""
 
     def _settle(self, members: Iterable[Member], what: str) -> None:
-        """Wait until NCCL has done on the host what it was asked for, within the time-out of `open`."""
+        """Wait, within the time-out of `open`, until NCCL has done the work on the host that it was asked for."""
         deadline = time.monotonic() + self._timeout
         for member in members:
             while (code := int(self._nccl.comm_get_async_error(self._communicator(member)))) != _SUCCESS:

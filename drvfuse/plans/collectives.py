@@ -106,6 +106,14 @@ def rmsnorm_launch(rows: int, columns: int, itemsize: int, ranks: int, algo: str
     return LaunchShape(min(share, max_blocks, MAX_BLOCKS), threads, packs)
 
 
+def heads_in_warps(rows: int, columns: int, head: int, itemsize: int) -> bool:
+    """Whether warps hold the heads of `head` columns whole where a thread has a pack of the row: then a row of the
+    kernel is one of `columns`, with several heads; else each head is a row."""
+    packs = head * itemsize // PACK_BYTES
+    whole = not ragged(head, itemsize) and packs in (1, 2, 4, 8, 16, 32)
+    return whole and head < columns <= MAX_COLUMNS and rows * (columns // head) <= MAX_ROWS
+
+
 def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
     """Packs that are reduced at a time: all, or as much as the payload holds; 1 where the kernel has no chunks."""
     packs = ceil_div(count, work.width)

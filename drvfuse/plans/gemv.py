@@ -40,15 +40,15 @@ def groups_of_row(k: int, itemsize: int) -> int:
 
 
 def _power_of_two(most: int) -> int:
-    """The largest that is not more."""
+    """The largest power of two that is at most `most`."""
     return 1 << most.bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A block: warps that share a row, teams of them, packs of a row that a lane has at a time, rows of a stage, stages
-    of a row, whether stages are copied to shared memory or loaded to registers, stages under way, warps that add (0: a
-    warp has whole rows and adds them itself), and places for stages."""
+    """The shape of a block, in the order of the fields: warps that share a row; teams of such warps; 16-byte packs of a
+    row held per lane; rows of a stage; stages of a row; whether stages are copied to shared memory or loaded to
+    registers; stages under way; warps that add (0: each warp has whole rows and adds them itself); slots for stages."""
 
     warps_a_row: int
     teams: int

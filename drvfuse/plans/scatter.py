@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .limits import ceil_div
+from .push import GREETINGS_BYTES
 from .traffic import NONE, Traffic
+from .tuning import Cost
 
 
 def split_rows(rows: int, ranks: int) -> tuple[int, ...]:
@@ -53,6 +55,23 @@ class Parts:
     def ragged(self) -> bool:
         """Whether a part begins or ends within a pack."""
         return any(start % self.width for start in self.starts)
+
+
+def depth(packs: int) -> int:
+    """How many units a push call sends ahead, by the packs of the largest part: where blocks have several each."""
+    return 2 if packs >= 1 << 18 else 0
+
+
+PUSH, PULL = Cost(3.2, 350e3), Cost(7.0, 335e3)
+ROUND_US = 9.0
+"""Of the all-reduce by one shot and by one stage on 2 H200 from 16 MiB on, where the choice matters, and what each
+further round of a push call costs there (docs/performance.md)."""
+
+
+def pulls(received: int, half_bytes: int) -> bool:
+    """Whether loads of so many bytes from peers take less time than words in slots, a round of which fills a half."""
+    rounds = max(1, ceil_div(received, half_bytes - GREETINGS_BYTES))
+    return PULL.microseconds(received) < PUSH.microseconds(received) + (rounds - 1) * ROUND_US
 
 
 def naive_chunks(parts: Parts, rank: int, packs: int, chunks: int) -> list[tuple[int, int]]:

@@ -51,6 +51,11 @@ def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False
     return output + Traffic(nbytes, (ranks - 1) * nbytes) if algo == "two_stage" else output
 
 
+def sending_words(ranks: int, nbytes: int) -> Traffic:
+    """`nbytes` of results that are sent by push_two_shot, and stored nowhere but in the slots."""
+    return Traffic(2 * (ranks - 1) * nbytes, (ranks - 1) * nbytes)
+
+
 def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
     """Reading the residual and writing its sum; by two stages all ranks take every row from its owner's payload."""
     if algo == "push_two_shot":  # the owner reads the residual, and sends the sum

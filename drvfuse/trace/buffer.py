@@ -44,7 +44,7 @@ class Section:
 
     @property
     def words(self) -> int:
-        """Words of a block."""
+        """The number of words per block."""
         return layout.block_words(self.phases, self.rounds * self.peers)
 
     @property
@@ -53,7 +53,7 @@ class Section:
 
     @property
     def capacity(self) -> int:
-        """For `layout.defines`."""
+        """The capacity of a block's part, which is among the kernel's definitions (`layout.defines`)."""
         return layout.capacity(self.words)
 
     @property
@@ -91,7 +91,7 @@ class Trace:
             device.stream.synchronize()
         self._launches = 0
         self._sections: list[Section] = []
-        self._living: weakref.WeakSet[Section] = weakref.WeakSet()  # also those that may be launched again
+        self._living: weakref.WeakSet[Section] = weakref.WeakSet()  # the parts of all calls that may still be launched
         self._clocks: tuple[Clock, ...] | None = None
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class Trace:
         return summary(self.records(), self._by_rank())
 
     def plot(self, path: str | Path) -> None:
-        """Write a timeline, a row a block, to an image file of the format that its suffix names.
+        """Write a timeline, with a row per block, to an image file of the format that its suffix names.
 
         Needs matplotlib (extra `plot`), else raises Unsupported; ArgumentError for a suffix that it does not know.
         """

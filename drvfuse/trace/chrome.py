@@ -49,7 +49,7 @@ def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> 
 
 
 class _Lanes:
-    """A thread a block; where launches overlap, blocks of one index get threads of their own."""
+    """One thread of the trace per block; where launches overlap, blocks of one index get threads of their own."""
 
     def __init__(self) -> None:
         self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its threads is free

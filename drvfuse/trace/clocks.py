@@ -41,7 +41,7 @@ class Clock:
 
 
 VIRTUAL = Clock(resolution_ns=0.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
-"""The emulated driver's: one engine counts for all devices, in cycles of a nanosecond."""
+"""The clocks of emulated devices: one engine counts for all of them, in cycles of a nanosecond."""
 
 
 def kernels(device: Device) -> Module:
@@ -67,7 +67,7 @@ def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
 
 
 def _ticks(kernel: Kernel, device: Device) -> tuple[float, float]:
-    """(step of the global timer in ns, cycles of the SM's clock a ns)."""
+    """(step of the global timer in ns, cycles of the SM's clock per ns)."""
     found = device.zeros(3, "uint64")
     launch = kernel.prepare(1, 1, found, SPAN_NS, TICK_ROUNDS)
     for _ in range(2):  # the first run lets an idle device reach its usual clock

@@ -48,7 +48,7 @@ def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Map
 
 
 def _words(section: Section, words: Array) -> Array:
-    """A row a block."""
+    """The words of a section, one row per block."""
     first = section.offset // layout.WORD_BYTES
     return words[first : first + section.blocks * section.words].reshape(section.blocks, section.words)
 

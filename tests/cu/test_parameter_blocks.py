@@ -84,7 +84,7 @@ _MANY = _defines(MANY=MOST_TENSORS)
 _FUSED = {
     **_COLLECTIVE,
     **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float", RESIDUAL_DTYPE="bf16"),
-    **_defines(LAYER=0, BETA=0, NORMED=0, MORE=0, QUANT=0, GROUP=0, SCALES_LAYOUT=0),
+    **_defines(LAYER=0, BETA=0, NORMED=0, MORE=0, QUANT=0, GROUP=0, SCALES_LAYOUT=0, HEAD=0),
 }
 _NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
 _FORM = NormForm(normed=True)
@@ -122,7 +122,7 @@ _NORM = {
     **_defines(
         DTYPE="bf16", GAMMA_DTYPE="bf16", RESIDUAL_DTYPE="bf16", RESIDUAL=0, LAYER=0, BETA=0, NORMED=0, RAGGED=0
     ),
-    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32, AHEAD=0),
+    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32),
     **dict(Quantisation.per_row().definitions(dtypes.get("bfloat16"))),
 }
 

@@ -15,7 +15,7 @@ from drvfuse.trace import decode, layout
 pytestmark = pytest.mark.gpus(2)
 
 ROLES = {
-    "push": {"push", "receive", "load", "store"},
+    "push": {"push", "receive", "store"},
     "pull": {"load", "store", "sync", "wait", "barrier"},
     "put": {"load", "store", "sync", "wait", "barrier"},
     "relay": {"push", "receive", "store"},

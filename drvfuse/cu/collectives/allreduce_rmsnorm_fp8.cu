@@ -13,6 +13,8 @@
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
 //   NODES      (two_stage, not STAGED) the sources are the partial sums of this rank's rows, over the nodes, and the ranks
 //              are those of one node (nodes.cuh). There is one chunk, and one half of results.
+// The forms of the norm and of the quantisation are in norm_form.cuh. Of several scales a row has as many as it has groups
+// or heads, one after the other.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
 // to 16; a block of scales is rounded up to 16 bytes:
 //   one_stage staged   two halves of chunk input rows, used in turn

@@ -115,7 +115,7 @@ __device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
 }
 
 // Which of the group's packs are words of ABSENT.
-__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & ((1u << LANES) - 1) : 0; }
+__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
 
 // A row of a round: its owner's distance, and where it lies in the slots.
 struct Place {

@@ -4,8 +4,8 @@
 // Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's threads,
 // and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
 // once. Pairs with fewer packs than others send no packs in their last units, but keys. What stays on a rank is copied by
-// all blocks, beside the first words' way.
-// DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), so they are loaded once.
+// its blocks, a pack with those that are sent; where more stays than is sent, the rest follows.
+// DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), and stay too, so they are loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks beyond the units copy what stays and take part in the epoch.
 //
@@ -19,10 +19,12 @@
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS;
 
-// A thread's packs of a unit for all peers. Those that do not exist have no bytes left, and are not sent.
+// A thread's packs of a unit for all peers, and that which stays. Those that do not exist are not sent.
 struct Packs {
     u32 word[SOURCES][4];
+    u32 own[4];
     bool exists[SOURCES];
+    i64 own_left;
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
@@ -31,6 +33,15 @@ __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p,
         const Spot from = source_of(p, k + 1, index);
         packs.exists[k] = from.left > 0;
         if (packs.exists[k]) load_bytes(packs.word[k], from.at, from.left);
+    }
+    const Spot own = own_source_of(p, index);
+    packs.own_left = own.left;
+    if (own.left <= 0) return;
+    if (SAME && RANKS > 1) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) packs.own[i] = packs.word[0][i];
+    } else {
+        load_bytes(packs.own, own.at, own.left);
     }
 }
 
@@ -67,15 +78,20 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     trace.lap(TraceRole::store);
 }
 
-extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 : 4)
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
+                                                  : RANKS > 2 ? 2
+                                                              : 4)
     move_push(const __grid_constant__ MovePushParams p DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
+    const i64 first_index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const Spot first_source = source_of(p, RANKS > 1, first_index);
+    if (first_source.left > 0) ptx::prefetch_l2(first_source.at);  // warms the address translation
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    if (blockIdx.x * blockDim.x < p.chunk_packs)  // before the state is read, since all that follows waits for that
-        load_unit(packs, p, i64(blockIdx.x) * blockDim.x + threadIdx.x);
+    if (RANKS > 1 && first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
+        load_unit(packs, p, first_index);
     push.start();
     bool first = true;
 #pragma unroll 1
@@ -90,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 1 : RANKS > 2 ? 2 
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            if (first) copy_own<2>(p, trace);
+            if (packs.own_left > 0) store_bytes(target_of(p, 0, index).at, packs.own, packs.own_left);
             first = false;
             receive_unit(p, push, trace, index, slots);
         }
     }
     push.join();
-    if (first) copy_own<2>(p, trace);
+    copy_own<2>(p, whole_grid(), trace, RANKS > 1 ? p.push.rounds * p.chunk_packs : 0);
     end(p.call, trace);
 }

@@ -6,6 +6,8 @@
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
 //   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm); DRVFUSE_BETA: and beta is added after it.
 //   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
+//   DRVFUSE_HEAD            if not 0, a row consists of heads of so many columns, which are normed and quantised each for
+//                           itself: a head is the packs of 1, 2, 4, ... 32 adjacent lanes.
 //   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
 #pragma once
 #include "collectives/kernel.cuh"
@@ -22,10 +24,14 @@ constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // where one rank normalis
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
 constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr bool QUANTISE = QUANT != Quant::none;
-constexpr bool GROUPED = QUANT == Quant::group;
+constexpr int HEAD = DRVFUSE_HEAD;
+constexpr int HEAD_LANES = HEAD != 0 ? HEAD / W : 1;
+static_assert(HEAD % W == 0 && (HEAD_LANES & (HEAD_LANES - 1)) == 0 && HEAD_LANES <= 32, "lanes of one warp");
+constexpr int GROUP = QUANT == Quant::group ? DRVFUSE_GROUP : QUANT == Quant::row ? HEAD : 0;  // columns of a scale
+constexpr bool GROUPED = GROUP != 0;
 constexpr bool FP4 = Bytes<Out>::of(2) == 1;
 constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written
-constexpr int LANES = GROUPED ? DRVFUSE_GROUP / W : 1;   // adjacent ones that hold a group's packs
+constexpr int LANES = GROUPED ? GROUP / W : 1;           // adjacent ones that hold a group's packs
 static_assert(LAYER || !BETA, "RMSNorm adds nothing");
 static_assert(QUANTISE || !NORMED, "the outputs are the normed rows");
 static_assert(!GROUPED || !RAGGED, "groups are whole packs");
@@ -69,8 +75,11 @@ __device__ __forceinline__ void* normed_output_of(const FusedParams& p) {
 
 // The scales of a row.
 __device__ __forceinline__ int groups_of_row(const FusedParams& p) {
-    return GROUPED ? p.columns / (GROUPED ? DRVFUSE_GROUP : 1) : SCALED;
+    return GROUPED ? p.columns / (GROUPED ? GROUP : 1) : SCALED;
 }
+
+// The heads of a row, or 1.
+__device__ __forceinline__ int heads_of_row(const FusedParams& p) { return HEAD != 0 ? p.columns / (HEAD + !HEAD) : 1; }
 
 // Where among the scales that of row `begin` + `row` and of a group belongs.
 __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int row, int group) {
@@ -79,8 +88,11 @@ __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int 
         return scales + begin + row;
     } else {
 #if DRVFUSE_MORE
-        if constexpr (LAYOUT != ScaleLayout::row)
-            return scales + scale_index<LAYOUT>(p.first_row + begin + row, group, p.all_rows, groups_of_row(p));
+        if constexpr (LAYOUT != ScaleLayout::row) {
+            const int heads = heads_of_row(p), each = groups_of_row(p) / heads;
+            return scales + scale_index<LAYOUT>((p.first_row + begin + row) * heads + group / each, group % each,
+                                                p.all_rows * heads, each);
+        }
 #endif
         return scales + scale_index<ScaleLayout::row>(begin + row, group, 0, groups_of_row(p));
     }
@@ -89,7 +101,8 @@ __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int 
 // By every block, once in a launch: the padding of the scales becomes 0.
 __device__ __forceinline__ void clear_padding(const FusedParams& p) {
 #if DRVFUSE_MORE
-    clear_scale_padding<Scale, LAYOUT>(p.scales, p.all_rows, groups_of_row(p),
+    const int heads = heads_of_row(p);
+    clear_scale_padding<Scale, LAYOUT>(p.scales, p.all_rows * heads, groups_of_row(p) / heads,
                                        i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x);
 #endif
 }

@@ -43,8 +43,8 @@ public:
         if constexpr (KEEP_GAMMA) {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
-                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
-                if (BETA && has(i)) load_of_row(beta_[i], beta_of(p), 0, index(i), p);
+                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, in_vector(i), p);
+                if (BETA && has(i)) load_of_row(beta_[i], beta_of(p), 0, in_vector(i), p);
                 if (early_residual() && has(i)) load_of_row(residual_[i], p.residual, first_row(), index(i), p);
             }
         }
@@ -118,6 +118,7 @@ public:
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed) {
         refresh();
+        if constexpr (HEAD != 0) return normalise_heads<MARKS>(x, store, store_scale, store_normed);
         if constexpr (LAYER) subtract_mean(x);
         float squares[PACKS];
         u32 maximum = 0;
@@ -156,7 +157,7 @@ public:
             if constexpr (GROUPED) {
                 if constexpr (!BETA) multiply(x[i], f);
                 if constexpr (NORMED) hand_normed(x[i], i, store_normed);
-                quantise_group<MARKS>(x[i], i, store, store_scale);
+                quantise_group<MARKS>(x[i], i, largest_of(x[i], i), store, store_scale);
             } else if (has(i)) {
                 if constexpr (NORMED) {
                     if constexpr (!BETA) multiply(x[i], f);
@@ -215,6 +216,8 @@ public:
     // Which pack of a row is this thread's number i, and whether there is one.
     __device__ __forceinline__ int index(int i) const { return i * int(CLUSTER * blockDim.x) + thread_; }
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
+    // The same of gamma and beta, which a row's heads share.
+    __device__ __forceinline__ int in_vector(int i) const { return HEAD != 0 ? index(i) % HEAD_LANES : index(i); }
 
 private:
     static __device__ constexpr bool early_residual() {
@@ -232,6 +235,58 @@ private:
     // sum / columns, by a multiplication where that gives the same bits in a fraction of the time.
     __device__ __forceinline__ float mean_of(float sum) const {
         return share_ != 0 ? __fmul_rn(sum, __uint_as_float(share_)) : __fdiv_rn(sum, float(p_.columns));
+    }
+
+    // The sum over a head of what each lane has of it. Its tree is that of reduce.cuh: absent packs add +0 there.
+    static __device__ __forceinline__ float head_mean(float sum) {
+        return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);  // a power of two, so this is a division
+    }
+
+    // normalise() for heads: a head's sums are found by shuffles. By whole warps.
+    template <bool MARKS, typename Store, typename StoreScale, typename StoreNormed>
+    __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
+                                                    const StoreScale& store_scale, const StoreNormed& store_normed) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            float g[W], b[W];
+            if (!has(i)) clear(x[i]);
+            if constexpr (LAYER) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int k = 0; k < W; ++k) sum = __fadd_rn(sum, x[i][k]);
+                const float mean = head_mean(sum);
+#pragma unroll
+                for (int k = 0; k < W; ++k) x[i][k] = __fsub_rn(x[i][k], mean);
+            }
+            float squares = 0.0f;
+#pragma unroll
+            for (int k = 0; k < W; ++k) squares = __fadd_rn(squares, __fmul_rn(x[i][k], x[i][k]));
+            const float f = __frcp_rn(__fsqrt_rn(__fadd_rn(head_mean(squares), p_.epsilon)));
+            clear(g), clear(b);
+            if (has(i)) gamma(g, i);
+            if (BETA && has(i)) vector(b, beta_, beta_of(p_), i);
+#pragma unroll
+            for (int k = 0; k < W; ++k) x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
+            float largest = 0.0f;
+            if constexpr (QUANT == Quant::row && !BETA) largest = __fmul_rn(largest_of(x[i], i), f);
+            multiply(x[i], f);
+            if constexpr (BETA) {
+#pragma unroll
+                for (int k = 0; k < W; ++k) x[i][k] = __fadd_rn(x[i][k], b[k]);
+            }
+            if constexpr (NORMED) hand_normed(x[i], i, store_normed);
+            if constexpr (GROUPED) {
+                if constexpr (QUANT == Quant::group || BETA) largest = largest_of(x[i], i);
+                quantise_group<MARKS>(x[i], i, largest, store, store_scale);
+            } else if (has(i)) {
+                if constexpr (QUANTISE) multiply(x[i], finite_inverse(p_.scale_ub));
+                OutPack pack;
+                from_float(pack, x[i]);
+                store(index(i), pack);
+            }
+        }
+        trace_.lap(TraceRole::reduce);
+        trace_.lap(TraceRole::store);
     }
 
     // x = x - its mean, over the row; a ragged row's padding stays 0.
@@ -284,21 +339,25 @@ private:
         if (has(i)) store_normed(index(i), pack);
     }
 
-    // Quantises pack i, in a group with those of the lanes beside this one. By whole warps, also where there is no pack.
-    template <bool MARKS, typename Store, typename StoreScale>
-    __device__ __forceinline__ void quantise_group(float (&y)[W], int i, const Store& store,
-                                                   const StoreScale& store_scale) const {
+    // The largest |v| of the group of pack i. By whole warps, also where there is no pack.
+    __device__ __forceinline__ float largest_of(const float (&v)[W], int i) const {
         u32 maximum = 0;
 #pragma unroll
-        for (int k = 0; k < W; ++k) maximum = max(maximum, __float_as_uint(y[k]) & 0x7fffffffu);
-        maximum = group_max<LANES * W, W>(has(i) ? maximum : 0);
-        const Quantisation scale = quantisation<Out, Scale>(__uint_as_float(maximum), p_.scale_ub);
+        for (int k = 0; k < W; ++k) maximum = max(maximum, __float_as_uint(v[k]) & 0x7fffffffu);
+        return __uint_as_float(group_max<LANES * W, W>(has(i) ? maximum : 0));
+    }
+
+    // Quantises pack i, whose group has that maximum. By whole warps.
+    template <bool MARKS, typename Store, typename StoreScale>
+    __device__ __forceinline__ void quantise_group(float (&y)[W], int i, float largest, const Store& store,
+                                                   const StoreScale& store_scale) const {
+        const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
         multiply(y, scale.inverse);
         OutPack pack;
         from_float(pack, y);
         u32 marks = 0;
         if constexpr (MARKS)
-            marks = __ballot_sync(0xffffffffu, pack.word[0] == ~0u) >> (threadIdx.x % 32) & ((1u << LANES) - 1);
+            marks = __ballot_sync(0xffffffffu, pack.word[0] == ~0u) >> (threadIdx.x % 32) & (~0u >> (32 - LANES));
         if (!has(i)) return;
         store(index(i), pack);
         if (index(i) % LANES == 0) store_scale(index(i) / LANES, scale.scale, marks);
@@ -339,7 +398,7 @@ private:
             pack = kept[i];
             keep_packed(pack);
         } else {
-            load_of_row(pack, from, 0, index(i), p_);
+            load_of_row(pack, from, 0, in_vector(i), p_);
         }
         to_float(v, pack);
     }

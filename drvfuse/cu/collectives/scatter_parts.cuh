@@ -30,6 +30,11 @@ public:
         return left < 0 ? 0 : left < chunk ? left : chunk;
     }
 
+    // Warms the address translation of pack j.
+    __device__ __forceinline__ void prefetch(const void* tensor, i64 j) const {
+        if (j < packs_) ptx::prefetch_l2(static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES);
+    }
+
     // Pack j of the part, of a whole tensor.
     __device__ __forceinline__ void load(InPack& pack, const void* tensor, i64 j) const {
         const i64 at = (first_ + j) * W;

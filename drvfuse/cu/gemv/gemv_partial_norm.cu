@@ -72,12 +72,12 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     Products products(p, rows, results);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     Slot slots[STEP] = {};
-    if constexpr (!DEPENDENT) products.load_resident_act();  // ahead of the weights, else it would come after them
+    if constexpr (!DEPENDENT) products.load_act_ahead();  // ahead of the weights, else it would come after them
 #pragma unroll
     for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
     __syncthreads();
     if (!FAULT("gemv-act-before-pdl-wait")) wait_for_producer();
-    if constexpr (DEPENDENT) products.load_resident_act();
+    if constexpr (DEPENDENT) products.load_act_ahead();
     if constexpr (DIRECT) trace.start();
     products.widen_resident_act();
     u32 tag = 0;

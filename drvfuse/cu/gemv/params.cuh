@@ -12,15 +12,15 @@ using Bias = DRVFUSE_BIAS_DTYPE;
 
 constexpr int M = DRVFUSE_M;  // rows of act
 constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
-constexpr int TEAMS = DRVFUSE_TEAMS;            // of warps that share a row; stage s is multiplied by number s % TEAMS
-constexpr int PACKS = DRVFUSE_PACKS;            // of a row that a lane has at a time: 1, 2 or 4
+constexpr int TEAMS = DRVFUSE_TEAMS;            // teams of warps that share a row; team s % TEAMS multiplies stage s
+constexpr int PACKS = DRVFUSE_PACKS;            // 16-byte packs of a row held per lane: 1, 2 or 4
 constexpr int STEP = DRVFUSE_STEP;              // rows of a stage
-constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;  // that finish a row of act: a power of two
+constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;  // warps that finish a row of act: a power of two
 constexpr int SUM_LANES = DRVFUSE_SUM_LANES;    // a power of two, as many as a row has groups, but 32 at most
 constexpr int ACCESS = DRVFUSE_ACCESS;          // bytes of an access that all rows of the weight are aligned to
-constexpr int STAGES = DRVFUSE_STAGES;          // that are under way
-constexpr int SLOTS = DRVFUSE_SLOTS;            // for them and for those that are multiplied and added
-constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;    // stage s is added by number s % SUM_WARPS
+constexpr int STAGES = DRVFUSE_STAGES;          // stages that are under way
+constexpr int SLOTS = DRVFUSE_SLOTS;            // slots for stages under way, multiplied or added
+constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;    // warp s % SUM_WARPS of these adds stage s
 constexpr bool DIRECT = SUM_WARPS == 0;         // a warp has whole rows, and adds its group sums itself
 constexpr bool COPIED = DRVFUSE_COPIED;         // by the copy engine to shared memory, else loaded to registers
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;       // a row has several stages

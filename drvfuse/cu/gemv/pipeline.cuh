@@ -13,10 +13,11 @@
 // multiples of SUM_WARPS: the warp begins and sums all stages of a slot, and begins one when it has summed the one before. That
 // is done, so its weights are read, and summed, so its group sums are.
 //
-// Nobody is two phases of a barrier away from it. Not behind: full[slot] has no next phase before that warp has begun one, after
-// it has seen done[slot], to which all warps of the team arrive behind their wait for full[slot]; and done[slot] has none before
-// the next stage in the slot is begun. Not ahead, where a wait would not wait: SLOTS is a multiple of TEAMS too, so who waits
-// for a slot's stage, of either kind, has waited for the one before.
+// Invariant: a waiter is at most one phase from its mbarrier, so the parity is unambiguous. A waiter cannot fall two phases
+// behind: the next phase of full[slot] begins only after its warp has seen done[slot], at which all warps of the team arrive
+// behind their wait for full[slot]; and the next phase of done[slot] begins only with the next stage in the slot. A waiter cannot
+// run ahead, where its wait would return at once: SLOTS is a multiple of TEAMS too, so whoever waits for a stage of a slot, of
+// either kind, has waited for the stage before it.
 #pragma once
 #include "gemv/params.cuh"
 #include "sync/mbarrier.cuh"

@@ -6,8 +6,9 @@
 #include "gemv/pipeline.cuh"
 #include "gemv/result.cuh"
 
-constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
-constexpr int TOGETHER = RESIDENT ? STEP : 2;                     // rows whose sums are reduced together
+constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;      // act in registers
+constexpr bool AHEAD = !CHUNKED && PACKS * Pack<Act, W>::words <= 8;  // act's next row is loaded beside the products
+constexpr int TOGETHER = RESIDENT ? STEP : 2;                         // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
@@ -44,13 +45,11 @@ public:
         }
     }
 
-    __device__ __forceinline__ void load_resident_act() {
-        if constexpr (RESIDENT) {
+    // The places of act's first row.
+    __device__ __forceinline__ void load_act_ahead() {
+        if constexpr (RESIDENT || AHEAD) {
 #pragma unroll
-            for (int i = 0; i < PACKS; ++i) {
-                load_act(raw_act[i], p, 0, pack_index(0, i));
-                act_scale[i] = scale_of_act(p, 0, pack_index(0, i));
-            }
+            for (int i = 0; i < PACKS; ++i) load_act_pack(0, 0, i);
         }
     }
 
@@ -104,11 +103,11 @@ public:
 #pragma unroll
                     for (int i = 0; i < PACKS; ++i) {
                         const bool inside = pack_index(stage.chunk, i) * W < p.columns;
-                        Pack<Act, W> pack;
                         float a[W];
-                        load_act(pack, p, m, pack_index(stage.chunk, i));
-                        const float of_act = scale_of_act(p, m, pack_index(stage.chunk, i));
-                        to_float(a, pack);
+                        if constexpr (!AHEAD) load_act_pack(stage.chunk, m, i);
+                        const float of_act = act_scale[i];
+                        to_float(a, raw_act[i]);
+                        if constexpr (AHEAD) load_act_pack(stage.chunk, m + 1 < M ? m + 1 : 0, i);
 #pragma unroll
                         for (int s = 0; s < TOGETHER; ++s) {
                             sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i], of_act) : 0.0f;
@@ -123,6 +122,11 @@ public:
 private:
     __device__ __forceinline__ int pack_index(int chunk, int i) const {
         return ((CHUNKED ? chunk * GROUPS : 0) + i * WARPS_A_ROW + column) * 32 + lane;
+    }
+
+    __device__ __forceinline__ void load_act_pack(int chunk, int m, int i) {
+        load_act(raw_act[i], p, m, pack_index(chunk, i));
+        act_scale[i] = scale_of_act(p, m, pack_index(chunk, i));
     }
 
     static __device__ __forceinline__ void load_copied(u32 (&word)[4], u32 at, bool wanted) {
@@ -159,7 +163,7 @@ private:
     const Rows& rows;
     const Results& results;
     const int lane, column;
-    Pack<Act, W> raw_act[RESIDENT ? PACKS : 1];
+    Pack<Act, W> raw_act[PACKS];
+    float act_scale[PACKS];
     float act[RESIDENT ? PACKS : 1][W];
-    float act_scale[RESIDENT ? PACKS : 1];
 };

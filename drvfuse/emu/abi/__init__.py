@@ -86,7 +86,7 @@ class Status(IntEnum):
     """The result of a generated function: why the thread was suspended, or that it has ended."""
 
     EXIT = 0
-    YIELD = 1  # before a strong load or an atomic: op_addr, op_size, site
+    YIELD = 1  # in front of a strong load or an atomic; the thread has set op_addr, op_size, site
     BARRIER = 2  # op_a id, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
     WARPOP = 3  # op_kind = WarpOp, op_mask, op_a.. -> op_result, op_pred
     GDC_WAIT = 4

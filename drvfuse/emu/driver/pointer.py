@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pointer is."""
+"""Attributes of pointers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _BANKS = T.CUsharedconfig.CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE
 
 @dataclass(eq=False)
 class Notification(Object):
-    """A callback for what happens to a device. Nothing does that CUDA notifies of."""
+    """A callback for events of a device. It is never called, as none of the events happen on an emulated one."""
 
     device: Device
 

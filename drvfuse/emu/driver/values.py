@@ -79,8 +79,8 @@ def cuStreamBatchMemOp(proc: Process, stream: Any, count: int, paramArray: Any, 
 
 @entry()
 def cuStreamWriteValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
-    """Write a word behind all that is in front of it in the stream. With the flag NO_MEMORY_BARRIER who finds the value
-    knows nothing of that.
+    """Writes a word behind all earlier work of the stream. With the flag NO_MEMORY_BARRIER the write releases nothing:
+    whoever sees the value is not ordered behind that work.
     """
     queue = proc.stream(stream)
     write = _write(proc, queue.context, addr, value, 4, flags)

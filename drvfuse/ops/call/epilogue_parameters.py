@@ -48,6 +48,12 @@ class EpilogueParameters:
         return cls(devices, epilogue, _text(epilogue.expression, parameters), structures, operands)
 
     @property
+    def described(self) -> str:
+        """The expression and the types of its parameters, which must be equal on all ranks."""
+        parameters = self.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
+        return f'epilogue "{self.epilogue.expression}" with {parameters}'
+
+    @property
     def kernel_text(self) -> str:
         """What stands in front of a kernel that is compiled with DRVFUSE_EPILOGUE."""
         return f'#include "common/prelude.cuh"\n{self.text}\n'

@@ -18,7 +18,7 @@ class PDLLevel(IntEnum):
 
     With any level but OFF the collective itself is launched so that it may start before the kernel in front of it has
     finished; it reads nothing that kernel may write, the workspace and an epilogue's arrays included, before its
-    `griddepcontrol.wait`. The one exception are gammas and betas of `allreduce_rmsnorm_fp8`, weights that are fetched
+    `griddepcontrol.wait`. The one exception are gammas and betas of the fused norms, weights that are fetched
     before the wait: between a kernel that writes them and the collective there must be a launch without PDL, a wait
     for an event or a synchronisation. The kernel behind it, if launched with PDL, may start
 

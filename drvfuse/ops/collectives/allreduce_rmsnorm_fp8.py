@@ -189,6 +189,9 @@ def prepared(
     shape, dtype = first.shape, first.dtype
     options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     row_shape, columns = _rows(first, head_columns)
+    rows, kept, head = math.prod(row_shape), columns, 0  # of the kernel
+    if plans.heads_in_warps(math.prod(shape[:-1]), shape[-1], columns, dtype.itemsize):
+        rows, kept, head = math.prod(shape[:-1]), shape[-1], columns
     counts: tuple[int, ...] = ()
     whole: Any = shape  # of what has all columns of each row
     each_row: Any = row_shape  # and of what has a value for each
@@ -197,7 +200,8 @@ def prepared(
         counts = own_parts.rows_of_ranks(group, math.prod(shape[:-1]), splits)
         whole = [(counts[rank.index], shape[-1]) for rank in group]
         each_row = [(counts[rank.index], *heads) for rank in group]
-        counts = tuple(count * math.prod(heads) for count in counts)  # heads are rows of their own
+        if not head:
+            counts = tuple(count * math.prod(heads) for count in counts)  # heads are rows of their own
     either = dict.fromkeys((dtype.name, "float32"))
     weights = _like(group, "gammas", gammas, (columns,), either)
     added = [] if residuals is None else _like(group, "residuals", residuals, whole, either)
@@ -243,18 +247,19 @@ def prepared(
         [operand for of_ranks in targets for operand in of_ranks],
         list(zip(added, targets[-1], strict=False)),
     )
-    rows = math.prod(row_shape)
     form = NormForm(
         kind=quantised_as.kind if quantised_as.kind in ("static", "group") else "",
         group=quantised_as.group,
         layout=quantised_as.layout,
+        head=head,
         residual=added[0].dtype if added and added[0].dtype != dtype else None,
         layer=norm == "layer",
         beta=bool(shifts),
         normed=normed_outputs is not None,
     )
     if scatters:
-        algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo)]
+        received = (group.size - 1) * max(counts) * kept * dtype.itemsize
+        algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo, received, sources)]
     elif group.link is not None:
         algos = [nodes.algorithm(group, algo, use_multimem)]
     elif use_multimem:
@@ -265,8 +270,8 @@ def prepared(
     elif not group.peers_readable:
         algos = ["naive"]
     else:
-        row_bytes, sent = columns * dtype.itemsize, quantised_as.row_bytes(columns, dtype)
-        sent = columns * added[0].dtype.itemsize if added else sent + (row_bytes if form.normed else 0)
+        row_bytes, sent = kept * dtype.itemsize, quantised_as.row_bytes(kept, dtype)
+        sent = kept * added[0].dtype.itemsize if added else sent + (row_bytes if form.normed else 0)
         sizes = row_bytes, sent
         best = tuning.fused_algorithm(group.part(Tuned).costs, group.size, *sizes, rows)
         algos = [best, "one_stage"]  # which needs less of the workspace, or none
@@ -294,7 +299,7 @@ def prepared(
         def scheduled(algo: str) -> tuple[FusedCall, Schedule, list[Ready]]:
             placed = None
             if use_multimem:
-                addresses = [] if plans.ragged(columns, dtype.itemsize) else [source.ptr for source in sources]
+                addresses = [] if plans.ragged(kept, dtype.itemsize) else [source.ptr for source in sources]
                 placed = multimem.Placement.of(group, queues, addresses, [], first.array.nbytes)
                 staged = placed.staged
             else:
@@ -304,7 +309,7 @@ def prepared(
                 dtype=dtype,
                 quantisation=quantised_as,
                 rows=max(counts, default=rows),
-                columns=columns,
+                columns=kept,
                 algo=algo,
                 staged=staged,
                 residual=bool(added),

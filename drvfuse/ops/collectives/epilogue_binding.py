@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 class BoundEpilogue(EpilogueParameters):
     """An epilogue with its parameters, a structure per local rank."""
 
-    @property
-    def described(self) -> str:
-        """The expression and the types of its parameters, which must be equal on all ranks."""
-        parameters = self.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
-        return f'epilogue "{self.epilogue.expression}" with {parameters}'
-
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
         """With some parameters replaced. ArgumentError if the kernel would be another, or the ranks' must be equal."""
         new = super().replaced(algo, parameters)

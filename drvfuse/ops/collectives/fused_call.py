@@ -44,7 +44,8 @@ class Addresses(NamedTuple):
 
 @dataclass(slots=True)
 class FusedCall:
-    """What is the same on every rank of one fused call of at least one row. Heads count as rows."""
+    """What is the same on every rank of one fused call of at least one row. Heads count as rows, but for those of
+    `form.head`."""
 
     group: Group
     dtype: DType
@@ -80,6 +81,22 @@ class FusedCall:
         return self.quantisation.scales or dtypes.get("float32")
 
     @property
+    def output_bytes(self) -> int:
+        """Of a row."""
+        return self.quantisation.row_bytes(self.columns, self.dtype)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a row."""
+        head = self.form.head or self.columns
+        return self.columns // head * self.quantisation.row_scale_bytes(head)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether the blocks of a cluster may share a row. Heads need no sum over a row."""
+        return plan.capability(self.group) >= push.CLUSTER_CAPABILITY and not self.form.head
+
+    @property
     def residual_dtype(self) -> DType:
         return self.form.residual or self.dtype
 
@@ -92,15 +109,14 @@ class FusedCall:
         if self.gamma_dtype != self.dtype:
             options.append(f"gammas {self.gamma_dtype}")
         options += self.form.text(self.dtype)
-        if self.columns != shape[-1]:
-            options.append(f"heads of {self.columns}")
+        if (self.form.head or self.columns) != shape[-1]:
+            options.append(f"heads of {self.form.head or self.columns}")
         return ", ".join(options)
 
     def traffic(self) -> traffic.Traffic:
         elements = self.rows * self.columns
         nbytes, ranks = elements * self.dtype.itemsize, self.group.layout.inside
-        of_row = self.quantisation.row_bytes(self.columns, self.dtype) + self.quantisation.row_scale_bytes(self.columns)
-        result = self.rows * of_row
+        result = self.rows * (self.output_bytes + self.scale_bytes)
         if self.form.normed:
             result += nbytes
         name = self.name
@@ -110,8 +126,16 @@ class FusedCall:
             total += traffic.adding_residual(name, ranks, elements * self.residual_dtype.itemsize) + written
         else:
             total += traffic.writing_results(name, ranks, result)
+            if name == "push_two_shot":
+                total += traffic.sending_words(ranks, self.rows * self._padding())
         joined = self.group.link
         return total if joined is None else traffic.of_nodes(self.group.nodes, total, elements, joined.places)
+
+    def _padding(self) -> int:
+        """By how much a row of results and its scales grow when they are sent in whole packs and words."""
+        sent = self._kernel().work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
+        own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
+        return sent - own + self.scale_bytes // self.scales_dtype.itemsize * 4 - self.scale_bytes
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
         inputs = [of_rank.input for of_rank in arrays]
@@ -164,9 +188,8 @@ class FusedCall:
             gamma=arrays.gamma,
             residual=arrays.residual + elements * self.residual_dtype.itemsize,
             residual_output=arrays.residual_output + elements * self.residual_dtype.itemsize,
-            output=arrays.output + row * self.quantisation.row_bytes(self.columns, self.dtype),
-            scales=arrays.scales
-            + (row * self.quantisation.row_scale_bytes(self.columns) if self.form.layout == "row" else 0),
+            output=arrays.output + row * self.output_bytes,
+            scales=arrays.scales + (row * self.scale_bytes if self.form.layout == "row" else 0),
             beta=arrays.beta,
             normed_output=arrays.normed_output + elements * self.dtype.itemsize,
         )
@@ -222,7 +245,7 @@ class FusedCall:
             return params_of(kind, self.form)(rows=rows, chunk_rows=chunk, columns=self.columns)
 
         if spec.pushes:
-            nbytes, clusters = group.workspace.payload_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
+            nbytes, clusters = group.workspace.payload_bytes, self.clusters
             pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
             spec = replace(
                 spec,

@@ -47,8 +47,7 @@ class FusedScatterCall(FusedCall):
         rows = sum(self.counts)
         elements = rows * self.columns
         nbytes = elements * self.dtype.itemsize
-        of_row = self.quantisation.row_bytes(self.columns, self.dtype) + self.quantisation.row_scale_bytes(self.columns)
-        written = rows * of_row
+        written = rows * (self.output_bytes + self.scale_bytes)
         written += nbytes if self.form.normed else 0
         written += 2 * elements * self.residual_dtype.itemsize if self.residual else 0
         return scatter.traffic(self.name, self.group.size, nbytes, self.staged) + traffic.Traffic(written, 0)
@@ -106,8 +105,7 @@ class FusedScatterCall(FusedCall):
 
         nbytes = group.workspace.payload_bytes
         if spec.pushes:
-            clusters = plan.capability(group) >= push.CLUSTER_CAPABILITY
-            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
+            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, self.clusters)
             packs, threads, cluster = pushed.packs, pushed.threads, pushed.cluster
             spec = replace(spec, packs=packs, threads=threads, cluster=cluster, exact=pushed.exact)
             made = parameters(FusedScatterPushParams, pushed.chunk)

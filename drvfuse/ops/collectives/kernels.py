@@ -131,7 +131,7 @@ class CollectiveKernel:
             nodes=self.nodes,
             residual_itemsize=self.form.residual.itemsize if self.form.residual else 0,
             normed=self.form.normed,
-            group=self.form.group,
+            group=self.form.group or self.form.head,
             out_lanes=self.out_dtype.lanes,
         )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events on the host.
 
-It needs no peer access, but in a graph capture. Chunk by chunk every rank copies the others' inputs into its own
+It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs into its own
 workspace, waits until all have copied, and sums. That wait makes in-place calls right, and it frees every input at the
 rank's completion: no peer reads an input after its rank's kernel has run.
 """

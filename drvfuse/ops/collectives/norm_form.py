@@ -16,13 +16,15 @@ class NormForm:
     """The definitions of cu/collectives/norm_form.cuh.
 
     `kind`, `group` and `layout` are those of a `Quantisation`; "" is per row, or none where the output's dtype is that
-    of the inputs. `residual`: the dtype of residual and residual output, None for that of the inputs. `layer`:
+    of the inputs. `head`: the columns of a head, of which a row has several that warps hold whole; 0 where rows are
+    normed whole. `residual`: the dtype of residual and residual output, None for that of the inputs. `layer`:
     LayerNorm, with `beta` or without. `normed`: the normed rows are stored in the inputs' dtype too.
     """
 
     kind: str = ""
     group: int = 0
     layout: str = "row"
+    head: int = 0
     residual: DType | None = None
     layer: bool = False
     beta: bool = False
@@ -40,6 +42,7 @@ class NormForm:
             "DRVFUSE_MORE": int(self.has_more),
             "DRVFUSE_QUANT": KINDS.index(kind),
             "DRVFUSE_GROUP": self.group,
+            "DRVFUSE_HEAD": self.head,
             "DRVFUSE_SCALES_LAYOUT": LAYOUTS.index(self.layout),
             "DRVFUSE_RESIDUAL_DTYPE": (self.residual or dtype).cxx,
             "DRVFUSE_LAYER": int(self.layer),

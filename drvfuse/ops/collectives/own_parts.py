@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, Unsupported
-from ...plans.scatter import split_rows
+from ...plans.scatter import pulls, split_rows
 from ..call.operands import VECTOR, Operand
 from . import plan
 from .moving import lengths
@@ -29,17 +29,21 @@ def rows_of_ranks(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
     return found
 
 
-def algorithms(group: Group, algo: str) -> list[str]:
-    """What to try in turn, where the workspace is too small for the first.
+def algorithms(group: Group, algo: str, received: int, sources: Sequence[Operand]) -> list[str]:
+    """What to try in turn, where the workspace is too small for the first; the rank with the largest part receives so
+    many bytes from the inputs `sources` of its peers.
 
     Raises Unsupported for an algorithm that the group's devices cannot run, and for a group over several nodes.
     """
     if group.nodes > 1:
         raise Unsupported("a reduce-scatter over several nodes: use allreduce, or a group inside each node")
-    if algo == "auto":
-        return ["push", "pull"] if group.peers_readable else ["naive"]
-    plan.require_peers(group, "naive" if algo == "naive" else FORMS[algo])
-    return [algo]
+    if algo != "auto":
+        plan.require_peers(group, "naive" if algo == "naive" else FORMS[algo])
+        return [algo]
+    if not group.peers_readable:
+        return ["naive"]
+    pulled = pulls(received, group.workspace.half_bytes) and plan.readable_by_peers(group, sources)
+    return ["pull", "push"] if pulled else ["push", "pull"]
 
 
 def in_place(

@@ -14,7 +14,7 @@ from ...plans import push, scatter, traffic
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
-from ..call.epilogue import Epilogue, explain
+from ..call.epilogue import Epilogue
 from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
@@ -96,7 +96,8 @@ def reduce_scatter(
         pairs = in_place(sources, targets, starts)
         used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
         operands.no_overlap(used, targets, pairs)
-    algos = algorithms(group, algo)
+    received = (group.size - 1) * parts.largest * plans.PACK_BYTES
+    algos = algorithms(group, algo, received, sources)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shapes, dtype, queues)
 
@@ -209,8 +210,7 @@ class _Call:
         except CompileError as error:
             if self.epilogue is None:
                 raise
-            expression = self.epilogue.epilogue.expression
-            raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
+            raise self.epilogue.explained(error) from None
         for one, output in zip(found, outputs, strict=True):
             one.point("output", output)
         return found
@@ -234,7 +234,8 @@ class _Call:
         common = {"columns": columns, "most_packs": most}
         if spec.pushes:
             pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
-            spec = replace(spec, threads=pushed.threads)
+            pushed = replace(pushed, depth=scatter.depth(most))
+            spec = replace(spec, threads=pushed.threads, depth=pushed.depth)
             parameters = ScatterPushParams(**common, chunk_packs=pushed.chunk)
             parameters.starts[: len(parts.starts)] = parts.starts
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from collective_support import (
     ALL_ALGOS,
@@ -44,6 +45,7 @@ def check(
     normed=False,
     hosts=None,
     xs=None,
+    epsilon=1e-5,
     **options,
 ):
     """Run the op and compare all results with the reference; gamma, beta and residual are dtypes."""
@@ -58,7 +60,7 @@ def check(
         group,
         place(group, hosts) if xs is None else xs,
         replicate(group, weights),
-        epsilon=1e-5,
+        epsilon=epsilon,
         betas=replicate(group, shifts) if beta else None,
         residuals=replicate(group, added) if residual else None,
         residual_outputs=garbage(group, shape, residual) if residual else None,
@@ -71,14 +73,14 @@ def check(
     )
     group.synchronize()  # a wait that was given up may leave the right bits
     kinds |= {"beta": shifts, "residual": added, "multimem": options.get("use_multimem", False), "nodes": group.nodes}
-    expected = reference.allreduce_rmsnorm_fp8(hosts, weights, 1e-5, **kinds)
+    expected = reference.allreduce_rmsnorm_fp8(hosts, weights, epsilon, **kinds)
     what = f"{algo} {shape}"
     assert_bits(result.output, expected.output, what)
     assert_bits(result.scales, expected.scales, "scales of " + what)
     if residual:
         assert_bits(result.residual, expected.residual, "residual of " + what)
     if normed:
-        unquantised = reference.allreduce_rmsnorm_fp8(hosts, weights, 1e-5, out_dtype=dtype, **kinds)
+        unquantised = reference.allreduce_rmsnorm_fp8(hosts, weights, epsilon, out_dtype=dtype, **kinds)
         assert_bits(normed_outputs, unquantised.output, "normed rows of " + what)
 
 
@@ -108,6 +110,24 @@ def test_layer_norm_of_rows_that_several_blocks_or_packs_hold(open_group, rng, a
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_heads_are_rows_of_their_own(open_group, rng, algo):
     check(open_group(2), rng, (2, 3, 512), algo, head_columns=64)
+
+
+@pytest.mark.gpus(2)
+def test_heads_of_one_pack_of_a_whole_warp_and_of_no_power_of_two(open_group, rng):
+    for columns, head in ((264, 8), (512, 256), (264, 24), (61 * 3, 61), (512, 512)):
+        check(open_group(2), rng, (5, columns), "push_one_shot", head_columns=head)
+    check(open_group(2, workspace_bytes=16384), rng, (29, 512), "push_two_shot", **EVERYTHING, head_columns=128)
+
+
+@pytest.mark.gpus(2)
+def test_special_heads_change_their_own_results_only(open_group, rng):
+    hosts = random_inputs(rng, 2, (4, 512), "bfloat16")
+    for host in hosts:
+        host[0, :64], host[0, 64:128], host[1, 70], host[1, 200] = 0, -0.0, np.nan, np.inf
+        host[2] = (host[2].astype(np.float32) * 2.0**-120).astype(host.dtype)  # of which squares are 0
+        host[2, 5::7] = 0
+    for options in ({}, {"norm": "layer"}, {"norm": "layer", "beta": "bfloat16"}):
+        check(open_group(2), rng, (4, 512), "one_stage", hosts=hosts, head_columns=64, epsilon=0.0, **options)
 
 
 @pytest.mark.gpus(2)

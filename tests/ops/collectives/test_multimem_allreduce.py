@@ -68,8 +68,12 @@ def test_sums_that_are_exact_in_any_order_have_the_bits_of_the_reference(open_gr
         check_exact(group, exact_inputs(rng, n, count, "bfloat16"), algo, where)
 
 
+KINDS = pytest.mark.parametrize(("n", "dtype"), [(2, "float16"), (3, "bfloat16"), (8, "bfloat16"), (8, "float32")])
+"""Few, so that tests share kernels."""
+
+
 @forms
-@pytest.mark.parametrize(("n", "dtype"), [(2, "float16"), (3, "bfloat16"), (3, "float32"), (8, "bfloat16")])
+@KINDS
 def test_ragged_counts(open_group, rng, n, dtype, algo, where):
     """Of 16-bit types some are no whole words, and a pack of the last rank's range may have one element."""
     group = open_group(n)
@@ -78,7 +82,7 @@ def test_ragged_counts(open_group, rng, n, dtype, algo, where):
 
 
 @forms
-@pytest.mark.parametrize(("n", "dtype"), [(3, "float16"), (5, "bfloat16"), (8, "bfloat16"), (8, "float32")])
+@KINDS
 def test_random_sums_are_within_the_bound_under_cancellation(open_group, rng, n, dtype, algo, where):
     group = open_group(n)
     for count in (4096, 1003):

@@ -56,6 +56,42 @@ def test_a_late_producer_and_an_early_consumer(group, algo, level):
     assert_bits(zs, np.full(count, 2, np.float32).astype(BF16), f"{algo} {level!r}")
 
 
+def _owners(group, op, algo, xs, level):
+    """A call that leaves parts, or a list of tensors, of inputs [2, 1000]; its outputs, and what they are of ones."""
+    if op == "allreduce_many":
+        ys = garbage(group, (2, 1000), "bfloat16")
+        call = df.allreduce_many.prepare(group, [[x] for x in xs], [[y] for y in ys], algo=algo, pdl_level=level)
+        return call, ys, 2
+    ys = garbage(group, (1, 1000), "bfloat16")
+    if op == "reduce_scatter":
+        return df.reduce_scatter.prepare(group, xs, ys, algo=algo, pdl_level=level), ys, 2
+    gammas = [rank.array(np.ones(1000, BF16)) for rank in group]
+    options = {"epsilon": 0.0, "out_dtype": "bfloat16", "outputs": ys, "algo": algo, "pdl_level": level}
+    return df.reduce_scatter_rmsnorm_fp8.prepare(group, xs, gammas, **options), ys, 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("op", "algo"),
+    [
+        *((op, algo) for op in ("reduce_scatter", "reduce_scatter_rmsnorm_fp8") for algo in ("push", "pull")),
+        ("allreduce_many", "push_one_shot"),
+    ],
+)
+def test_sums_by_owner_and_of_many_tensors_with_a_late_producer_and_an_early_consumer(group, op, algo, level):
+    xs = garbage(group, (2, 1000), "bfloat16")
+    call, ys, value = _owners(group, op, algo, xs, level)
+    zs = garbage(group, ys[0].shape, "bfloat16")
+    produce = [fill_late(group, x, ONE) for x in xs]
+    consume = [helper(group, "consume").prepare(1, 64, y, z, y.size, pdl=True) for y, z in zip(ys, zs, strict=True)]
+    for position, rank in enumerate(group):
+        produce[position](rank.stream)
+        call.launch(rank=position)
+        consume[position](rank.stream)
+    group.synchronize()
+    assert_bits(zs, np.full(ys[0].shape, value, np.float32).astype(BF16), f"{op} {algo} {level!r}")
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_chain_of_collectives(group, rng, level):
     hosts = [rng.standard_normal((9, 64)).astype(np.float32).astype(BF16) for _ in range(2)]

@@ -54,3 +54,17 @@ def test_remote_bytes_are_those_of_the_formula(n, algo, op, shape, residual):
     assert call.traffic[1] == sent
     assert sum(total.remote_written for total in totals) == sent + greetings
     assert sum(total.remote_read for total in totals) == 0  # nobody asks a peer for anything
+
+
+def test_a_group_scale_travels_as_a_word_beside_codes_and_normed_rows():
+    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
+        xs, gammas, normed = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((9, 512), 512, (9, 512)))
+        options = {"quantisation": df.Quantisation.nvfp4(1.0), "normed_outputs": normed, "algo": "push_two_shot"}
+        call = df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, **options)
+        group.synchronize()
+        ended = len(machine.launches)
+        call.launch()
+        group.synchronize()
+        records = list(machine.launches)[ended:]
+    sent = 9 * (512 * 2 + 512 * 2 + 512 // 2 + 512 // 16 * 4)
+    assert call.traffic[1] == sum(record.counters.total.remote_written for record in records) == sent

@@ -42,8 +42,8 @@ class _Memory:
         return found
 
     def address(self, g: Emitter, base: Any, stride: Any) -> Callable[[int, int], str]:
-        """The address (i64) of an element by its row and column in lane 0. A lane's elements lie a step for its number
-        modulo four, and another one for its number by four, from those of lane 0.
+        """The address (i64) of an element, by its row and column in lane 0. Lane l adds one stride times (l mod 4), and
+        another one times (l div 4).
         """
         size = WIDTHS[self.kind] // 8
         apart = g.op(f"mul i64 {g.op(f'zext i32 {g.word(stride, 32)} to i64')}, {size}")

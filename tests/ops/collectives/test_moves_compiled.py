@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that move bytes as ptxas compiles them for sm_90a: registers, no stack, no spill."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from drvfuse.ops.collectives.move_kernels import MoveKernel
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [MoveKernel("push", 4, same=False), MoveKernel("relay", 8, same=False), MoveKernel("put", 8, same=False)],
+    ids=lambda kernel: kernel.name,
+)
+def test_nothing_is_spilled_and_two_blocks_of_256_threads_fit_a_multiprocessor(kernel):
+    log = kernel.specialisation.compile("sm_90a", ("--ptxas-options=-v",)).log
+    assert re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log) == ["0"] * 3
+    (registers,) = re.findall(r"Used (\d+) registers", log)
+    assert int(registers) <= 128
