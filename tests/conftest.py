@@ -13,12 +13,17 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
 from drvfuse.errors import ArgumentError
 
 DRIVER = os.environ.get("DRVFUSE_TEST_DRIVER", "emu")
+
+# Generated tests run the same examples every time, and a busy machine fails none of them.
+hypothesis.settings.register_profile("drvfuse", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("drvfuse")
 
 
 def pytest_configure() -> None:

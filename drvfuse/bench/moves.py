@@ -96,7 +96,7 @@ def measure(
 
 
 class _Bytes:
-    """Random inputs of a size in several sets, and outputs that the calls share."""
+    """Random inputs of a size in several sets, and outputs that the calls share; a broadcast is in place."""
 
     def __init__(self, group: Group, op: str, nbytes: int, sets: int) -> None:
         self._group, self._op = group, OPS[op]
@@ -109,7 +109,8 @@ class _Bytes:
 
     def prepare(self, inputs: Any, **options: Any) -> Prepared[Any]:
         """A call of one of `sets`."""
-        return self._op.prepare(self._group, inputs, self._outputs, **options)  # type: ignore[attr-defined]
+        outputs = inputs if self._op is broadcast else self._outputs  # as torch has it
+        return self._op.prepare(self._group, inputs, outputs, **options)  # type: ignore[attr-defined]
 
 
 class _Calls:

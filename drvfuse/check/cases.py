@@ -9,6 +9,8 @@ from . import differing, fp8, gemv, moves, norm, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
+form_of_rows = partial(repeated, op="allreduce_rmsnorm_fp8", shape=(9, 512), side=False)
+
 CASES: dict[str, Case] = {
     "allreduce-one_stage": partial(repeated, op="allreduce", algo="one_stage"),
     "allreduce-two_stage": partial(repeated, op="allreduce", algo="two_stage"),
@@ -25,10 +27,9 @@ CASES: dict[str, Case] = {
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
-    "fused-layer-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", form="layer"),
-    "fused-layer-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot", form="layer"),
-    "fused-mxfp8-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", form="mxfp8"),
-    "fused-nvfp4-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot", form="nvfp4"),
+    "fused-layer": partial(form_of_rows, algo="push_two_shot", form="layer"),
+    "fused-mxfp8": partial(form_of_rows, algo="two_stage", form="mxfp8"),
+    "fused-nvfp4": partial(form_of_rows, algo="push_two_shot", form="nvfp4"),
     "allreduce-nodes": partial(repeated, op="allreduce", algo="two_stage", nodes=2),
     "fused-nodes": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", nodes=2),
     "push-changing": push.changing,

@@ -37,7 +37,6 @@ from .run import Run
 
 AMPLE, TIGHT = 256 << 10, 20 << 10
 TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
-TIGHT_FORMS = 40 << 10  # the same with residuals of float32
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 INPUTS, BOTH = "inputs", "both"
@@ -214,7 +213,7 @@ def repeated(
     graph = run.chance(0.25) if graph is None else graph
     pdl = run.choice(PDL) if pdl is None else pdl
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
-    small = TIGHT if algo != "push_two_shot" else TIGHT_FORMS if form else TIGHT_SLOTS
+    small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
     with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         kind: dict[str, Any] = {"residual": residual, "multimem": multimem, "nodes": nodes}
         problems = [Problem(op, 4, shape, number=number, form=form, **kind) for number in range(2)]

@@ -15,16 +15,15 @@ from .run import Run
 from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
-COLUMNS = 2048
-ROWS, MULTIPROCESSORS = 13, 2  # a block has several rows
-FEW_ROWS, FEW_MULTIPROCESSORS = 2, 8  # a cluster has one
+SHAPE, MULTIPROCESSORS = (13, 2048), 2  # a block has several rows
+FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a cluster has one
 GROUPS = Quantisation.per_group(layout="column")
 
 
 @functools.lru_cache(maxsize=2 * STEPS)
-def _solved(number: int, rows: int) -> Step:
-    x, residual = (random(2 * number + i, (rows, COLUMNS), "bfloat16") for i in range(2))
-    gamma, beta = (random(i, (COLUMNS,), "bfloat16") for i in range(2))
+def _solved(number: int, shape: tuple[int, int]) -> Step:
+    x, residual = (random(2 * number + i, shape, "bfloat16") for i in range(2))
+    gamma, beta = (random(i, shape[1:], "bfloat16") for i in range(2))
     layer = reference(x, gamma, EPSILON, quantisation=GROUPS, residual=residual, beta=beta, norm="layer")
     rms = reference(x, gamma, EPSILON)
     results = {"output": layer.output, "scales": layer.scales, "residual_output": layer.residual}
@@ -54,9 +53,9 @@ def _launch(
 
 def rows(run: Run, pdl: PDLLevel | None = None) -> None:
     """Many rows, of which a block has several."""
-    steps(run, functools.partial(_solved, rows=ROWS), _launch, pdl, sm_count=MULTIPROCESSORS)
+    steps(run, functools.partial(_solved, shape=SHAPE), _launch, pdl, sm_count=MULTIPROCESSORS)
 
 
 def few(run: Run, pdl: PDLLevel | None = None) -> None:
     """Few rows, each held by a cluster."""
-    steps(run, functools.partial(_solved, rows=FEW_ROWS), _launch, pdl, sm_count=FEW_MULTIPROCESSORS)
+    steps(run, functools.partial(_solved, shape=FEW_SHAPE), _launch, pdl, sm_count=FEW_MULTIPROCESSORS)

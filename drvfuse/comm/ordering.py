@@ -33,18 +33,14 @@ class RankOrder:
     """
 
     def __init__(self) -> None:
-        self._last: Stream | None = None
+        self.last: Stream | None = None
+        """Stream of the last call since the rank was last drained, if any."""
         self._event: Event | None = None  # after the last call outside captures, if its stream is foreign
         self._capture: int | None = None  # the capture that holds the last call, if its stream is foreign
 
-    @property
-    def last(self) -> Stream | None:
-        """Stream of the last call since the rank was last drained, if any."""
-        return self._last
-
     def admit(self, stream: Stream, rank: int) -> None:
         """Order `stream` after the rank's last call, or raise CaptureError before anything is queued."""
-        last = self._last
+        last = self.last
         if last is None or (last is stream and not last.foreign):
             return
         if last.foreign:
@@ -73,13 +69,13 @@ class RankOrder:
 
         If that is foreign, `event` is one after the call, or `capture` the capture that holds it.
         """
-        self._last, self._capture = stream, capture
+        self.last, self._capture = stream, capture
         if event is not None or not stream.foreign:
             self._event = event
 
     def drain(self, synchronised: Stream) -> None:
         """Wait for the last call and forget it; `synchronised` has just been waited for."""
-        last, event = self._last, self._event
+        last, event = self.last, self._event
         if last is not None and not last.foreign:
             if last.closed:
                 event = last.last_event()
@@ -87,7 +83,7 @@ class RankOrder:
                 last.synchronize()
         if event is not None:
             event.synchronize()
-        self._last = self._event = self._capture = None
+        self.last = self._event = self._capture = None
 
 
 def _refused(rank: int, then: int | None) -> CaptureError:

@@ -135,9 +135,9 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
     units = max(1, ceil_div(work.most, threads))  # one at least, as every rank hears from every other in every call
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
-    stays = work.same and work.ranks > 1  # what stays is copied with the packs that are sent, else by all blocks
+    rest = max(0, work.most_own - (of_round * rounds * threads if peers else 0))  # what stays beyond the packs sent
     return PushShape(
-        units=of_round if stays else max(of_round, ceil_div(work.most_own, threads)),
+        units=max(of_round, ceil_div(rest, threads)),
         threads=threads,
         packs=1,
         cluster=1,
@@ -205,8 +205,8 @@ class MoveCosts(NamedTuple):
     staged: Cost
 
 
-COSTS = MoveCosts(Cost(1.9, 335e3), Cost(3.2, 320e3), Cost(4.5, 365e3), Cost(6.0, 320e3))
-"""Estimates from the all-reduce's figures on H200 (plans/tuning.py)."""
+COSTS = MoveCosts(Cost(2.5, 310e3), Cost(3.5, 300e3), Cost(8.0, 350e3), Cost(9.0, 300e3))
+"""Measured on 2 H200 (docs/performance.md); those of relays and of staged bytes are estimates."""
 
 
 def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:

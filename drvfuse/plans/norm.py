@@ -12,31 +12,32 @@ from .limits import Limits, ceil_div
 MAX_THREADS = 512  # of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128
-_FLOATS = 32, 8  # of a row in a thread's registers, where there are many rows: without and with a residual
-_FEW_FLOATS = 8  # where there are few
-_AHEAD = 1  # rows of a team that are brought to L2, of many rows
+# Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).
+_FLOATS = 32, 8  # of many rows, without and with a residual
+_LANES_FLOATS = 16  # of many rows held by lanes
+_FEW_FLOATS = 8  # of few rows
 _MANY_ROWS = 2  # for each multiprocessor
 _MAX_CLUSTER = 8
 _FEW_THREADS = 128  # of a block whose row a cluster shares
 
 
 class NormShape(NamedTuple):
-    """Lanes that hold a row (0: whole blocks do), threads of a block, packs of a thread, blocks that share a row,
-    whether every thread has all its packs, and how many rows a team brings to L2 before it loads them."""
+    """Lanes that hold a row (0: whole blocks do), threads of a block, packs of a thread, blocks that share a row, and
+    whether every thread has all its packs."""
 
     lanes: int
     threads: int
     packs: int
     cluster: int
     exact: bool
-    ahead: int
 
     @classmethod
     def of(cls, limits: Limits, rows: int, columns: int, itemsize: int, residual: bool) -> NormShape:
         """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns.
 
         Short rows take lanes of a warp. Of many rows a block has one at a time, a few packs of it in each thread, so
-        that the row's reduction costs little. Few rows, which leave multiprocessors idle, are shared by clusters.
+        that the row's reduction costs little. Few rows that are long, and leave multiprocessors idle, are shared by
+        clusters.
         """
         if rows > MAX_ROWS:
             raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
@@ -44,18 +45,17 @@ class NormShape(NamedTuple):
             raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
         row_packs = ceil_div(columns * itemsize, PACK_BYTES)
         cluster, many = 1, rows > _MANY_ROWS * limits.sm_count
-        ahead = _AHEAD if many else 0
-        packs = (_FLOATS[residual] if many else _FEW_FLOATS) * itemsize // PACK_BYTES
         if row_packs <= 32:
             all_packs = _power_of_two(row_packs)
-            packs = min(packs, all_packs)
-            return cls(all_packs // packs, _LANES_THREADS, packs, 1, row_packs == all_packs, ahead)
-        if not many and limits.capability >= CLUSTER_CAPABILITY:
+            packs = min((_LANES_FLOATS if many else _FEW_FLOATS) * itemsize // PACK_BYTES, all_packs)
+            return cls(all_packs // packs, _LANES_THREADS, packs, 1, row_packs == all_packs)
+        packs = (_FLOATS[residual] if many else _FEW_FLOATS) * itemsize // PACK_BYTES
+        if not many and row_packs > MAX_THREADS and limits.capability >= CLUSTER_CAPABILITY:
             while cluster < _MAX_CLUSTER and _shared_further(row_packs, rows, cluster, limits.sm_count):
                 cluster *= 2
         packs = max(packs, _power_of_two(ceil_div(row_packs, cluster * MAX_THREADS)))
         threads = ceil_div(ceil_div(row_packs, cluster * packs), 32) * 32
-        return cls(0, threads, packs, cluster, row_packs == cluster * threads * packs, ahead)
+        return cls(0, threads, packs, cluster, row_packs == cluster * threads * packs)
 
     def grid(self, rows: int, resident: int) -> int:
         """Blocks, of which at most `resident` run at once."""

@@ -57,6 +57,11 @@ class Parts:
         return any(start % self.width for start in self.starts)
 
 
+def depth(packs: int) -> int:
+    """How many units a push call sends ahead, by the packs of the largest part: where blocks have several each."""
+    return 2 if packs >= 1 << 18 else 0
+
+
 PUSH, PULL = Cost(3.2, 350e3), Cost(7.0, 335e3)
 ROUND_US = 9.0
 """Of the all-reduce by one shot and by one stage on 2 H200 from 16 MiB on, where the choice matters, and what each

@@ -122,7 +122,7 @@ _NORM = {
     **_defines(
         DTYPE="bf16", GAMMA_DTYPE="bf16", RESIDUAL_DTYPE="bf16", RESIDUAL=0, LAYER=0, BETA=0, NORMED=0, RAGGED=0
     ),
-    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32, AHEAD=0),
+    **_defines(LANES=0, PACKS=1, CLUSTER=1, EXACT=1, THREADS=32),
     **dict(Quantisation.per_row().definitions(dtypes.get("bfloat16"))),
 }
 

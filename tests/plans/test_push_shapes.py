@@ -90,7 +90,7 @@ def check_relays(shape, work):
 
 
 @given(allreduces(), st.integers(1, 132 * 32))
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 def test_allreduce(case, most):
     work, count, given = case
     shape, given = planned(lambda nbytes: allreduce_shape(work, count, nbytes), given)
@@ -110,7 +110,7 @@ def test_allreduce(case, most):
 
 
 @given(norms(), st.integers(1, 132 * 32))
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 def test_fused(case, most):
     work, rows, columns, given, clusters = case
     shape, given = planned(lambda nbytes: fused_shape(work, rows, columns, nbytes, clusters), given)
@@ -132,7 +132,7 @@ def test_fused(case, most):
 
 
 @given(allreduces() | norms(), st.integers(1, 300))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_a_traced_block_has_room_for_its_phases(case, most):
     """Per round a block sends, and later reduces or gathers, each of its units."""
     work, *size, given = case[:-1] if len(case) == 5 else case

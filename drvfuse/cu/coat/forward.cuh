@@ -228,23 +228,22 @@ __device__ __forceinline__ float pack_variance(const Batch& batch, int r, float 
     return sum;
 }
 
-// Of four rows of a batch, `first` and the next: as pack_variance gives it, the sum, and as bits the largest |y| that a
-// guess at rstd gives.
-__device__ __forceinline__ void estimate_quad(float (&squares)[4], u32 (&largest)[4], const Batch& batch, int first,
-                                              const float (&mean)[4], const float (&guess)[4],
-                                              const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
-                                              int valid) {
-    float most[4] = {};
+// Of each row of a batch: as pack_variance gives it, the sum, and as bits the largest |y| that a guess at rstd gives.
+__device__ __forceinline__ void estimate_batch(float (&squares)[BATCH], u32 (&largest)[BATCH], const Batch& batch,
+                                               const float (&mean)[BATCH], const float (&guess)[BATCH],
+                                               const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
+                                               int valid) {
+    float most[BATCH] = {};
     clear(squares);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float w[4], b[4];
         unpack_four(w, weight, j), unpack_four(b, bias, j);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const float scale = bf16{batch.scale[first + r]};
+        for (int r = 0; r < BATCH; ++r) {
+            const float scale = bf16{batch.scale[r]};
             float v[4];
-            Word<X>::unpack(batch.word[first + r][j], v);
+            Word<X>::unpack(batch.word[r][j], v);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const float away = __fsub_rn(__fmul_rn(v[k], scale), mean[r]);
@@ -256,7 +255,7 @@ __device__ __forceinline__ void estimate_quad(float (&squares)[4], u32 (&largest
         }
     }
 #pragma unroll
-    for (int r = 0; r < 4; ++r) largest[r] = __float_as_uint(most[r]);
+    for (int r = 0; r < BATCH; ++r) largest[r] = __float_as_uint(most[r]);
 }
 
 // The scales of four rows at a column; of rows that do not exist 0.
@@ -291,24 +290,23 @@ __device__ __forceinline__ u32 largest_by_rstd(u32 away, float rstd) {
     return most == most ? __float_as_uint(most) : UNDECIDED;
 }
 
-// LayerNorm's largest |y|, with w and b, of four rows of a batch, `first` and the next, as bits, over the first `valid`
-// columns of the pack, of which one exists; UNDECIDED if none is a number.
-__device__ __forceinline__ void largest_of_quad(u32 (&largest)[4], const Batch& batch, int first,
-                                                const float (&mean)[4], const float (&rstd)[4],
-                                                const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
-                                                int valid) {
-    float most[4];
+// LayerNorm's largest |y|, with w and b, of each row of a batch, as bits, over the first `valid` columns of the pack, of
+// which one exists; UNDECIDED if none is a number.
+__device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
+                                                 const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
+                                                 const Pack<Weight, PACK>& bias, int valid) {
+    float most[BATCH];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
+    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float w[4], b[4];
         unpack_four(w, weight, j), unpack_four(b, bias, j);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const float scale = bf16{batch.scale[first + r]};
+        for (int r = 0; r < BATCH; ++r) {
+            const float scale = bf16{batch.scale[r]};
             float v[4];
-            Word<X>::unpack(batch.word[first + r][j], v);
+            Word<X>::unpack(batch.word[r][j], v);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const float y = fabsf(layer_normalised(v[k], scale, mean[r], rstd[r], w[k], b[k]));
@@ -317,7 +315,7 @@ __device__ __forceinline__ void largest_of_quad(u32 (&largest)[4], const Batch& 
         }
     }
 #pragma unroll
-    for (int r = 0; r < 4; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
+    for (int r = 0; r < BATCH; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
 }
 
 // The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
@@ -330,10 +328,8 @@ __device__ __forceinline__ u32 decided_scale(u32 estimate) {
     return low == high ? low : UNDECIDED;
 }
 
-// The scale's bits by what blocks have found at first: an estimate, or of LayerNorm without w and b the maximum itself,
-// unless it is UNDECIDED.
-__device__ __forceinline__ u32 first_scale(u32 maximum) {
-    if constexpr (!LAYER || AFFINE) return decided_scale(maximum);
+// The scale's bits of a maximum that is exact, or UNDECIDED.
+__device__ __forceinline__ u32 settled_scale(u32 maximum) {
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }
 

@@ -91,7 +91,7 @@ __device__ __forceinline__ u32 largest_of_all(const Rows& rows, int segments) {
 #pragma unroll
         for (int r = 0; r < BATCH; ++r) mean[r] = rows.mean_of(row + r), rstd[r] = rows.rstd_of(row + r);
         u32 most[BATCH];
-        largest_of_quad(most, batch, 0, mean, rstd, weight, bias, p.columns - at);
+        largest_of_batch(most, batch, mean, rstd, weight, bias, p.columns - at);
 #pragma unroll
         for (int r = 0; r < BATCH; ++r) {
             const bool exists = WHOLE || rows.global(row + r) < p.rows;
@@ -251,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                     }
 #pragma unroll
                     for (int r = 0; r < BATCH; ++r) guess[r] = guesses[from.down - first + r];
-                    estimate_quad(own, most, batch, 0, mean, guess, raw, bias, p.columns - at);
+                    estimate_batch(own, most, batch, mean, guess, raw, bias, p.columns - at);
 #pragma unroll
                     for (int r = 0; r < BATCH; ++r) {
                         if (WHOLE || rows.global(from.down + r) < p.rows) best = max(best, most[r]);
@@ -308,7 +308,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     if (!LATE) near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
-    u32 scale_bits = first_scale(meetings.estimate.all);
+    const bool exact = LAYER && !AFFINE;
+    u32 scale_bits = exact ? settled_scale(meetings.estimate.all) : decided_scale(meetings.estimate.all);
     if (scale_bits == UNDECIDED) {
         bool strange = true;
         if constexpr (GUESSED) {

@@ -16,8 +16,8 @@
 //             them exactly, and all blocks meet again.
 //   Phase 2   the same registers are quantised and stored, as they lie and turned.
 // LayerNorm has two rounds of rows: the sum of x * s, which gives the mean, and that of the squares of what is left of
-// x * s without it, with the largest magnitude of that. With w and b the first has the sum of squares, too, for a guess at
-// rstd, and the second an estimate of the largest |y|. If that does not decide the scale, blocks evaluate all y.
+// x * s without it, to which belongs the largest magnitude of that: times rstd it is the row's largest |y|. With w and b
+// each block evaluates its y exactly when it has the rstd of its rows, and at the meeting leaves their largest.
 //
 // The tree of a segment adds packs that differ in the highest bit of their numbers first. Of the five bits the highest
 // number the warp, then comes one of the lane, then those of the block within SPLIT, then the lowest one of the lane. So a
@@ -25,15 +25,15 @@
 //
 // Memory order. Words of grid_words.cuh carry all that blocks tell one another: each 8 bytes have the launch's epoch, and
 // each round has words of its own. A block leaves no word before its threads have read the epoch. The word of a strip is
-// left by a block that has heard every block of the strip; so when block 0 has seen all words of a meeting every block has
-// read the epoch, and it may advance it. Failure: scratch.cuh; then what qy, qy_t, the scale, mean and rstd hold is
-// undefined.
+// left by a block that has heard every block of the strip, and with w and b LayerNorm's is left by every block; so when
+// block 0 has seen all words of a meeting every block has read the epoch, and it may advance it. Failure: scratch.cuh; then what qy,
+// qy_t, the scale, mean and rstd hold is undefined.
 //
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd, and its mean, adds 4. Each row of lanes
 // reads the weights.
 //
-// PDL: w and b are fetched before the wait, all else after it; the trigger is right after the loads (early_trigger) or
+// PDL: RMSNorm's w is fetched before the wait, all else after it; the trigger is right after the loads (early_trigger) or
 // after the last store.
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
@@ -41,9 +41,11 @@
 constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
 constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they leave for one segment
 constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose parts a thread reads
-constexpr int WORDS = 2;                          // of a pair
+constexpr bool PAIRED = !(LAYER && AFFINE);       // whether a largest magnitude comes with a sum
+constexpr int WORDS = PAIRED ? 2 : 1;             // of a sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
 constexpr int STRIP_WORDS = 16;  // between the words of two strips, which lie in lines of their own
+constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // between those of two blocks, as far as there is room
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
@@ -51,7 +53,7 @@ constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads that have a row
 constexpr int WARP_ROWS = 32 / TURNS;        // rows that the threads of a warp have
 static_assert(TURNS >= 1 && TURNS <= 32, "threads for each row");
 
-// A row's sum, and its largest magnitude or, in the round for which ADDS is true, another sum; or a part of them.
+// A row's sum and, if they are PAIRED, its largest |x * s * w|, or |x * s - mean|, or a part of them.
 using Pair = uint2;
 
 struct TilesShared {
@@ -61,28 +63,22 @@ struct TilesShared {
     u32 estimate, all, exact;
 };
 
-__device__ __forceinline__ u32 added(u32 a, u32 b) {
-    return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
-}
-
-template <bool ADDS>
 __device__ __forceinline__ Pair both(const Pair& a, const Pair& b) {
-    return {added(a.x, b.x), ADDS ? added(a.y, b.y) : max(a.y, b.y)};
+    return {__float_as_uint(__fadd_rn(__uint_as_float(a.x), __uint_as_float(b.x))), PAIRED ? max(a.y, b.y) : 0};
 }
 
-template <bool ADDS>
 __device__ __forceinline__ Pair with_lane(const Pair& own, int mask) {
-    const u32 second = __shfl_xor_sync(0xffffffffu, own.y, mask);
-    return both<ADDS>(own, {__shfl_xor_sync(0xffffffffu, own.x, mask), second});
+    const u32 most = PAIRED ? __shfl_xor_sync(0xffffffffu, own.y, mask) : 0;
+    return both(own, {__shfl_xor_sync(0xffffffffu, own.x, mask), most});
 }
 
 // Of N parts, added as a butterfly adds them: the highest bit of their numbers first.
-template <bool ADDS, int N>
+template <int N>
 __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
 #pragma unroll
     for (int half = N / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (int i = 0; i < half; ++i) part[i] = both<ADDS>(part[i], part[i + half]);
+        for (int i = 0; i < half; ++i) part[i] = both(part[i], part[i + half]);
     }
     return part[0];
 }
@@ -102,10 +98,13 @@ struct Seat {
     }
 };
 
-// What a block has of each row, of four of this thread's rows.
-__device__ __forceinline__ void load_quad(float (&own)[4], const float* of_rows, const Seat& seat, int q) {
-    const float4 four = *reinterpret_cast<const float4*>(of_rows + seat.row_lane * TR + 4 * q);
-    own[0] = four.x, own[1] = four.y, own[2] = four.z, own[3] = four.w;
+// What a block has of each row, of this thread's rows.
+__device__ __forceinline__ void load_row_lane(float (&own)[TR], const float* of_rows, const Seat& seat) {
+#pragma unroll
+    for (int q = 0; q < TR / 4; ++q) {
+        const float4 four = *reinterpret_cast<const float4*>(of_rows + seat.row_lane * TR + 4 * q);
+        own[4 * q] = four.x, own[4 * q + 1] = four.y, own[4 * q + 2] = four.z, own[4 * q + 3] = four.w;
+    }
 }
 
 // The parts of this thread's row in its segments, each poll of which is under way together. `given_up` is set if the wait
@@ -120,7 +119,11 @@ __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
                 const u64* from = words + WORDS * ((segment * PAIRS + i) * BLOCK_ROWS + seat.local);
-                ptx::load_relaxed_gpu_v2(sum[slot][i], most[slot][i], from);
+                if constexpr (PAIRED) {
+                    ptx::load_relaxed_gpu_v2(sum[slot][i], most[slot][i], from);
+                } else {
+                    sum[slot][i] = most[slot][i] = ptx::load_relaxed_gpu(from);
+                }
             }
         }
         bool late = false;
@@ -145,9 +148,8 @@ __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64
     }
 }
 
-// A round of rows: what `shared.packs` has of each row and pack becomes that of the whole of this thread's row. A block
-// barrier must be in front. Failure as of `await_row`.
-template <bool ADDS>
+// A round of rows: what `shared.packs` has of each row and pack becomes the total of this thread's row, and its largest
+// magnitude. A block barrier must be in front. Failure as of `await_row`.
 __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words, const Seat& seat, u32 epoch,
                                           Patience& patience, bool& given_up) {
     // Warp r has row r of every row lane, over all warps' packs.
@@ -155,31 +157,39 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
         Pair own[WARPS];
 #pragma unroll
         for (int i = 0; i < WARPS; ++i) own[i] = shared.packs[i][r][seat.lane];
-        Pair sum = with_lane<ADDS>(butterfly<ADDS>(own), 2);
-        if constexpr (SPLIT == 1) sum = with_lane<ADDS>(sum, 1);
+        Pair sum = with_lane(butterfly(own), 2);
+        if constexpr (SPLIT == 1) sum = with_lane(sum, 1);
         const int told = seat.row_lane * TR + r;
         const bool tells = SPLIT == 1 ? seat.column_lane == 0 : seat.column_lane < 2;
         const int part = (seat.segment * SPLIT + seat.split) * (SPLIT > 1 ? 2 : 1) + seat.column_lane;
         if (tells && !(FAULT("block-1-absent") && blockIdx.x == 1)) {
             u64* to = words + WORDS * (part * BLOCK_ROWS + told);
-            ptx::store_relaxed_gpu_v2(to, u64(epoch) << 32 | sum.x, u64(epoch) << 32 | sum.y);
+            if constexpr (PAIRED) {
+                ptx::store_relaxed_gpu_v2(to, u64(epoch) << 32 | sum.x, u64(epoch) << 32 | sum.y);
+            } else {
+                leave_word(to, epoch, sum.x);
+            }
         }
     }
     Pair parts[SLOTS][PAIRS];
     if (!given_up) await_row(parts, words, seat, epoch, patience, given_up);
     __syncwarp();
-    Pair total = {};
+    float total = 0.0f;
+    u32 product = 0;
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-        const Pair sum = butterfly<ADDS>(parts[slot]);
+        const Pair sum = butterfly(parts[slot]);
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
             const u32 own = __shfl_sync(0xffffffffu, sum.x, i * WARP_ROWS + seat.lane % WARP_ROWS);
-            const u32 second = __shfl_sync(0xffffffffu, sum.y, i * WARP_ROWS + seat.lane % WARP_ROWS);
-            if (slot * TURNS + i < seat.segments) total = both<ADDS>(total, {own, second});
+            const u32 most = PAIRED ? __shfl_sync(0xffffffffu, sum.y, i * WARP_ROWS + seat.lane % WARP_ROWS) : 0;
+            if (slot * TURNS + i < seat.segments) {
+                total = __fadd_rn(total, __uint_as_float(own));
+                product = max(product, most);
+            }
         }
     }
-    return total;
+    return {__float_as_uint(total), product};
 }
 
 // The largest of `count` words that are `stride` words apart, for the whole warp; false if one was not left.
@@ -217,24 +227,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
 
     // Phase 1.
     Pack<Weight, PACK> raw, raw_bias;
-    if (!LAYER || AFFINE) load_weight_pack(raw, p.weight, p.columns, at);
-    if (LAYER && AFFINE) load_weight_pack(raw_bias, p.bias, p.columns, at);
-    if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
+    if (!LAYER) load_weight_pack(raw, p.weight, p.columns, at);
     wait_for_producer();
     Batch batch;
     load_batch(batch, p, row, at);
+    if (LAYER && AFFINE) load_weight_pack(raw, p.weight, p.columns, at);
+    if (LAYER && AFFINE) load_weight_pack(raw_bias, p.bias, p.columns, at);
     ScratchUse use(p.scratch);
     if (p.early_trigger) launch_dependents();
+    if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
     float w[PACK], b[PACK], largest = 0.0f;
     if (LAYER && AFFINE) to_float(w, raw), to_float(b, raw_bias);
     if (!LAYER) take_phase1_weights(w, largest, raw);
     if constexpr (LAYER) {
 #pragma unroll
-        for (int r = 0; r < TR; ++r) {
-            float squared = 0.0f;
-            const float sum = pack_sum(batch, r, GUESSED ? &squared : nullptr);
-            shared.packs[warp][r][lane] = {__float_as_uint(sum), __float_as_uint(squared)};
-        }
+        for (int r = 0; r < TR; ++r) shared.packs[warp][r][lane] = {__float_as_uint(pack_sum(batch, r)), 0};
     } else {
         float squares[BATCH];
         u32 most[BATCH];
@@ -251,68 +258,59 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
 
     // Rows.
     Patience patience(p.scratch);
-    Pair total = row_total<GUESSED>(shared, sums, seat, epoch, patience, given_up);
+    Pair total = row_total(shared, sums, seat, epoch, patience, given_up);
     const bool exists = strip_row + seat.local < p.rows, writes = exists && seat.turn == 0 && seat.part == 0;
     u32 best = 0;
-    float guess = 0.0f;
     if constexpr (LAYER) {
         const float mean = ptx::divide_full(__uint_as_float(total.x), float(p.columns));
         if (seat.turn == 0) shared.mean[seat.local] = mean;
         if (writes) p.mean[strip_row + seat.local] = mean;
-        if constexpr (GUESSED) {
-            guess = guess_rstd(p, __uint_as_float(total.y), mean);
-            if (seat.turn == 0) shared.rstd[seat.local] = guess;
-        }
         if (!use.met(given_up)) return;
-        u32 largest = 0;
 #pragma unroll
-        for (int q = 0; q < TR / 4; ++q) {
-            float mean_of[4], squares[4];
-            u32 most[4];
-            load_quad(mean_of, shared.mean, seat, q);
-            if constexpr (GUESSED) {
-                float guess_of[4];
-                load_quad(guess_of, shared.rstd, seat, q);
-                estimate_quad(squares, most, batch, 4 * q, mean_of, guess_of, raw, raw_bias, valid);
-            }
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                if (!GUESSED) squares[r] = pack_variance(batch, 4 * q + r, mean_of[r], valid, &most[r]);
-                if (4 * q + r < left) largest = max(largest, most[r]);
-                shared.packs[warp][4 * q + r][lane] = {__float_as_uint(squares[r]), most[r]};
-            }
-        }
-        if constexpr (GUESSED) {
-            float largest_weight = 0.0f, largest_bias = 0.0f;
-            grow_to(largest_weight, raw), grow_to(largest_bias, raw_bias);
-            const bool allowed = left <= 0 || may_estimate(largest, largest_weight, largest_bias);
-            if (!allowed) shared.packs[warp][0][lane].y = UNDECIDED;
+        for (int r = 0; r < TR; ++r) {
+            const float mean = shared.mean[seat.row_lane * TR + r];
+            u32 away = 0;
+            const float squares = pack_variance(batch, r, mean, valid, PAIRED ? &away : nullptr);
+            shared.packs[warp][r][lane] = {__float_as_uint(squares), away};
         }
         __syncthreads();
-        total = row_total<false>(shared, sums + round_words, seat, epoch, patience, given_up);
+        total = row_total(shared, sums + round_words, seat, epoch, patience, given_up);
     }
     float rstd = 0.0f;
     if (exists && LAYER) {
         const float variance = ptx::divide_full(__uint_as_float(total.x), float(p.columns));
         rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
-        if (GUESSED) {
-            best = near_enough(guess, rstd) ? total.y : UNDECIDED;
-        } else {
-            best = largest_by_rstd(total.y, rstd);
-        }
+        if (PAIRED) best = largest_by_rstd(total.y, rstd);
     } else if (exists) {
         rstd = finish_row(p, __uint_as_float(total.x), total.y, best);
     }
     if (writes) p.rstd[strip_row + seat.local] = rstd;
     if (seat.turn == 0) shared.rstd[seat.local] = rstd;
+    if constexpr (!PAIRED) {
+        if (!use.met(given_up)) return;
+        float mean[TR], rstd[TR];
+        load_row_lane(mean, shared.mean, seat), load_row_lane(rstd, shared.rstd, seat);
+        u32 most[TR];
+        largest_of_batch(most, batch, mean, rstd, raw, raw_bias, valid);
+#pragma unroll
+        for (int r = 0; r < TR; ++r) {
+            if (r < left) best = max(best, most[r]);
+        }
+    }
     best = ptx::warp_max(best);
     if (lane == 0) atomicMax(&shared.estimate, best);
     if (!use.met(given_up)) return;
 
     // Meeting.
+    const auto meet = [&](u32& largest, u64* of_blocks, int stride) {  // of every block, by the first warp
+        if (lane == 0) leave_word(of_blocks + blockIdx.x * stride, epoch, largest);
+        return !hear_all(largest, of_blocks, int(gridDim.x), stride, 1, epoch, p.scratch);
+    };
     if (warp == 0) {
         u32 most = shared.estimate;
-        if (strips > 1) {
+        if (!PAIRED) {
+            given_up = meet(most, words->rows, BLOCK_WORDS);
+        } else if (strips > 1) {
             u64* of_strips = words->rows;
             if (seat.part == 0 && lane == 0) leave_word(of_strips + seat.strip * STRIP_WORDS, epoch, most);
             given_up = !hear_all(most, of_strips, strips, STRIP_WORDS, blocks, epoch, p.scratch);
@@ -320,27 +318,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
         if (lane == 0) shared.all = most;
     }
     if (!use.met(given_up)) return;
-    u32 scale_bits = first_scale(shared.all);
+    u32 scale_bits = LAYER ? settled_scale(shared.all) : decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
-        int first = seat.part * WARPS, step = blocks * WARPS;  // rows of the strip are shared out
-        if constexpr (GUESSED) {
-            best = 0;
-#pragma unroll
-            for (int q = 0; q < TR / 4; ++q) {
-                float mean_of[4], rstd_of[4];
-                u32 most[4];
-                load_quad(mean_of, shared.mean, seat, q), load_quad(rstd_of, shared.rstd, seat, q);
-                largest_of_quad(most, batch, 4 * q, mean_of, rstd_of, raw, raw_bias, valid);
-#pragma unroll
-                for (int r = 0; r < 4; ++r) best = max(best, 4 * q + r < left ? most[r] : 0);
-            }
-            best = ptx::warp_max(best);
-            const bool strange = __syncthreads_or(best == UNDECIDED);
-            if (!strange && lane == 0) atomicMax(&shared.exact, best);
-            first = strange ? 0 : BLOCK_ROWS, step = WARPS;  // other blocks of the strip may have all they need
-        }
         // Whole rows, since only of those it matters whether all y are NaN.
-        for (int local = first + warp; local < BLOCK_ROWS; local += step) {
+        for (int local = seat.part * WARPS + warp; local < BLOCK_ROWS; local += blocks * WARPS) {
             if (strip_row + local >= p.rows) break;
             const float mean = LAYER ? shared.mean[local] : 0.0f;
             const u32 most = exact_row_maximum(p, strip_row + local, mean, shared.rstd[local]);
@@ -349,8 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
         __syncthreads();
         if (warp == 0) {
             u32 most = shared.exact;
-            if (lane == 0) leave_word(words->maxima[1] + blockIdx.x, epoch, most);
-            given_up = !hear_all(most, words->maxima[1], int(gridDim.x), 1, 1, epoch, p.scratch);
+            given_up = meet(most, words->maxima[1], 1);
             if (lane == 0) shared.exact = most;
         }
         if (!use.met(given_up)) return;
@@ -365,8 +345,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
 #pragma unroll
     for (int q = 0; q < TR / 4; ++q) {
         float rstd[4], mean[4] = {};
-        load_quad(rstd, shared.rstd, seat, q);
-        if (LAYER) load_quad(mean, shared.mean, seat, q);
+        *reinterpret_cast<float4*>(rstd) = *reinterpret_cast<const float4*>(shared.rstd + seat.row_lane * TR + 4 * q);
+        if constexpr (LAYER) {
+            const float* of_quad = shared.mean + seat.row_lane * TR + 4 * q;
+            *reinterpret_cast<float4*>(mean) = *reinterpret_cast<const float4*>(of_quad);
+        }
         u32 out[4][PACK / 4];
 #pragma unroll
         for (int r = 0; r < 4; ++r, to += p.columns) {

@@ -10,11 +10,12 @@
 // Order of dw: slot s adds the rows s, s + SLOTS, ... in turn (fma), strand i of WARPS adds the slots i, i + WARPS, ...
 // and the strands are added in turn; one rounding. c1 and dx as there. All operations are IEEE.
 //
-// PDL: with early_trigger w is fetched before the wait, all else after it, and the trigger is right after it; else all is
-// read after the wait, and the trigger is after the last store. Plain launch.
+// PDL: with WEIGHTS_FIRST, for early triggers, w is fetched before the wait, all else after it; the trigger is right after
+// it (early_trigger) or after the last store. Plain launch.
 #include "coat/backward_dx.cuh"
 
 constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;
+constexpr bool WEIGHTS_FIRST = DRVFUSE_WEIGHTS_FIRST;
 constexpr int BATCH = 4;  // rows of a slot whose loads are in flight
 
 // This thread's sums of its pack of the slice that begins at `first`.
@@ -92,16 +93,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH, rows = p.segment_rows, jump = gridDim.x * TEAMS;
 
-    const bool keeps = team == 0 && int(blockIdx.x) < rows;
     Weights<TEAM_THREADS> own;
-    if (keeps && p.early_trigger) own.load(p, member);  // where rows can be asked for at once they come first
+    if constexpr (WEIGHTS_FIRST) {
+        if (team == 0 && int(blockIdx.x) < rows) own.load(p, member);
+    }
     enter_stream(p);
     int at = team * gridDim.x + blockIdx.x;
     Row row;
     Cursor from(p, at, column);
     load_row(row, from, at < rows, p, column, jump);
     Saved saved = load_saved(p, at, at < rows);
-    if (keeps && !p.early_trigger) own.load(p, member);
+    const bool keeps = team == 0 && int(blockIdx.x) < rows;
+    if (!WEIGHTS_FIRST && keeps) own.load(p, member);
     // The first slice's rows are loaded while these loads are in flight.
     int first = (gridDim.x - 1 - blockIdx.x) * SLICE;
     float sums[SUMS][WIDTH];

@@ -38,19 +38,29 @@ constexpr int PACKS = 8;                         // in flight per thread
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     Barrier<RANKS> barrier(p.call, trace);
     if (!FAULT("moves-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
+    // Of eight blocks one copies what stays, while the others use the links.
+    const Team whole = whole_grid();
+    Team away = whole, own = whole;
+    if (RANKS > 1 && gridDim.x >= 8 && own_packs(p) > 0) {
+        const i64 owners = gridDim.x / 8;
+        const bool stays = blockIdx.x % 8 == 7;
+        own = {stays ? i64(blockIdx.x / 8) * blockDim.x + threadIdx.x : -1, owners * blockDim.x};
+        away = {stays ? -1 : i64(blockIdx.x - blockIdx.x / 8) * blockDim.x + threadIdx.x,
+                (gridDim.x - owners) * blockDim.x};
+    }
 #pragma unroll 1
     for (int distance = 1; distance < RANKS; ++distance) {
         if constexpr (PUT) {
             copy_packs<PACKS>(
-                p.most, trace, [&](i64 j) { return source_of(p, distance, j); },
+                away, p.most, trace, [&](i64 j) { return source_of(p, distance, j); },
                 [&](i64 j) { return far_target_of(p, distance, j); });
         } else {
             copy_packs<PACKS>(
-                p.most, trace, [&](i64 j) { return far_source_of(p, distance, j); },
+                away, p.most, trace, [&](i64 j) { return far_source_of(p, distance, j); },
                 [&](i64 j) { return target_of(p, distance, j); });
         }
     }
-    copy_own<PACKS>(p, trace);
+    copy_own<PACKS>(p, own, trace);
     if (!FAULT("moves-no-end-barrier") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
 }
@@ -68,7 +78,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     i64 half = 0;
     Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
-    copy_own<PACKS>(p, trace);
+    copy_own<PACKS>(p, whole_grid(), trace);
 #pragma unroll 1
     for (i64 begin = 0; begin < p.most || begin == 0; begin += p.chunk_packs) {
         const i64 left = p.most - begin, count = left < p.chunk_packs ? left : p.chunk_packs;
@@ -76,7 +86,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
         for (int distance = 1; distance < (ONE_COPY && RANKS > 1 ? 2 : RANKS); ++distance) {
             char* const to = PUT ? p.call.workspaces[(p.call.rank + distance) % RANKS] : own;
             copy_packs<PACKS>(
-                count, trace, [&](i64 j) { return source_of(p, distance, begin + j); },
+                whole_grid(), count, trace, [&](i64 j) { return source_of(p, distance, begin + j); },
                 [&](i64 j) { return staged(p, to, half, distance, j); });
         }
         if (!barrier.arrive_and_wait(true)) return;
@@ -84,7 +94,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
         for (int distance = 1; distance < RANKS; ++distance) {
             char* const from = PUT ? own : p.call.workspaces[(p.call.rank + RANKS - distance) % RANKS];
             copy_packs<PACKS>(
-                count, trace,
+                whole_grid(), count, trace,
                 [&](i64 j) {
                     Spot at = staged(p, from, half, distance, j);
                     if (target_of(p, distance, begin + j).left <= 0) at.left = 0;

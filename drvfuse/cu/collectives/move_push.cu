@@ -4,7 +4,7 @@
 // Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's threads,
 // and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
 // once. Pairs with fewer packs than others send no packs in their last units, but keys. What stays on a rank is copied by
-// all blocks, beside the first words' way.
+// its blocks, a pack with those that are sent; where more stays than is sent, the rest follows.
 // DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), and stay too, so they are loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks beyond the units copy what stays and take part in the epoch.
@@ -17,13 +17,14 @@
 #include "collectives/moves.cuh"
 
 constexpr bool SAME = DRVFUSE_SAME;
-constexpr bool STAYS = SAME && RANKS > 1;  // what a thread sends is also what stays
 constexpr int SOURCES = SAME ? 1 : PEERS;
 
-// A thread's packs of a unit for all peers. Those that do not exist have no bytes left, and are not sent.
+// A thread's packs of a unit for all peers, and that which stays. Those that do not exist are not sent.
 struct Packs {
     u32 word[SOURCES][4];
+    u32 own[4];
     bool exists[SOURCES];
+    i64 own_left;
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
@@ -32,6 +33,15 @@ __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p,
         const Spot from = source_of(p, k + 1, index);
         packs.exists[k] = from.left > 0;
         if (packs.exists[k]) load_bytes(packs.word[k], from.at, from.left);
+    }
+    const Spot own = own_source_of(p, index);
+    packs.own_left = own.left;
+    if (own.left <= 0) return;
+    if (SAME && RANKS > 1) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) packs.own[i] = packs.word[0][i];
+    } else {
+        load_bytes(packs.own, own.at, own.left);
     }
 }
 
@@ -68,12 +78,6 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     trace.lap(TraceRole::store);
 }
 
-// What stays on this rank, which its peers get as well.
-__device__ __forceinline__ void store_own(const Packs& packs, const MovePushParams& p, i64 index) {
-    const Spot from = source_of(p, 0, index), to = target_of(p, 0, index);
-    if (packs.exists[0] && from.at != to.at) store_bytes(to.at, packs.word[0], to.left);
-}
-
 extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
                                                   : RANKS > 2 ? 2
                                                               : 4)
@@ -86,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    if (first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
+    if (RANKS > 1 && first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
         load_unit(packs, p, first_index);
     push.start();
     bool first = true;
@@ -102,16 +106,12 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            if (STAYS) {
-                store_own(packs, p, index);
-            } else if (first) {
-                copy_own<2>(p, trace);
-            }
+            if (packs.own_left > 0) store_bytes(target_of(p, 0, index).at, packs.own, packs.own_left);
             first = false;
             receive_unit(p, push, trace, index, slots);
         }
     }
     push.join();
-    if (first && !STAYS) copy_own<2>(p, trace);
+    copy_own<2>(p, whole_grid(), trace, RANKS > 1 ? p.push.rounds * p.chunk_packs : 0);
     end(p.call, trace);
 }

@@ -99,13 +99,23 @@ __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance,
                 index);
 }
 
-// Copies this thread's packs of [0, count): pack j belongs to thread j mod (blocks * threads) of the grid, and goes from
-// from(j) to to(j), unless from(j) has no bytes. B packs are loaded at once where all of them are whole and aligned.
+// Threads that share packs: pack j belongs to thread j mod `count` of them; `number` is this thread's, or -1 outside.
+struct Team {
+    i64 number, count;
+};
+
+__device__ __forceinline__ Team whole_grid() {
+    return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
+}
+
+// Copies this thread's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs are loaded at once
+// where all of them are whole and aligned.
 template <int B, typename From, typename To>
-__device__ __forceinline__ void copy_packs(i64 count, Trace& trace, const From& from, const To& to) {
-    const i64 stride = i64(gridDim.x) * blockDim.x;
+__device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
+    if (team.number < 0) return;
+    const i64 stride = team.count;
 #pragma unroll 1
-    for (i64 j = i64(blockIdx.x) * blockDim.x + threadIdx.x; j < count; j += B * stride) {
+    for (i64 j = team.number; j < count; j += B * stride) {
         u32 words[B][4];
         bool exists[B], plain = true;
 #pragma unroll
@@ -140,15 +150,26 @@ __device__ __forceinline__ void copy_packs(i64 count, Trace& trace, const From& 
     }
 }
 
-// Copies what stays on this rank, unless it is in its place already.
+// How many packs stay on this rank, where they are not in their place already.
+__device__ __forceinline__ i64 own_packs(const MoveParams& p) {
+    const Spot source = source_of(p, 0, 0), target = target_of(p, 0, 0);
+    const bool scales = p.scales.sent[0].nbytes > 0;
+    const bool moves = source.at != target.at || (scales && p.scales.input + p.scales.sent[0].source !=
+                                                                p.scales.output + p.scales.sent[0].target);
+    return moves ? packs_of(p.rows.sent[0].nbytes) + packs_of(p.scales.sent[0].nbytes) : 0;
+}
+
+// Where pack j of these lies: without bytes if it is in its place.
+__device__ __forceinline__ Spot own_source_of(const MoveParams& p, i64 j) {
+    Spot source = source_of(p, 0, j);
+    if (source.at == target_of(p, 0, j).at) source.left = 0;
+    return source;
+}
+
+// Copies what stays from pack `first` on.
 template <int B>
-__device__ __forceinline__ void copy_own(const MoveParams& p, Trace& trace) {
+__device__ __forceinline__ void copy_own(const MoveParams& p, const Team& team, Trace& trace, i64 first = 0) {
     copy_packs<B>(
-        packs_of(p.rows.sent[0].nbytes) + packs_of(p.scales.sent[0].nbytes), trace,
-        [&](i64 j) {
-            Spot source = source_of(p, 0, j);
-            if (source.at == target_of(p, 0, j).at) source.left = 0;
-            return source;
-        },
-        [&](i64 j) { return target_of(p, 0, j); });
+        team, own_packs(p) - first, trace, [&](i64 j) { return own_source_of(p, first + j); },
+        [&](i64 j) { return target_of(p, 0, first + j); });
 }

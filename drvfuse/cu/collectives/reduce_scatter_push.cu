@@ -5,7 +5,7 @@
 // Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into rounds of
 // `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a block: block b does
 // units b, b + blocks, ... of every round. A thread sends pack j of each peer's part to that peer, and sums pack j of its
-// own part, which it has from its own input and the peers.
+// own part, which it has from its own input and the peers. A block is DEPTH units ahead in sending of what it sums.
 // Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
 //
 // What is sent. In a call of one round the packs of each part, and of an empty part one pack of zeros, which nobody uses:
@@ -28,6 +28,7 @@
 #include "collectives/push_packs.cuh"
 #include "collectives/scatter_parts.cuh"
 
+constexpr int DEPTH = DRVFUSE_DEPTH;
 using Pushing = Push<RANKS, false, false, false>;
 
 struct ScatterPushParams : ScatterParams {
@@ -40,50 +41,67 @@ __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// One thread's pack of every part, by the owner's distance; number 0 is the own.
-struct Unit {
+// Which pack of the round, and of every part that has so many, is one thread's of a unit.
+struct Place {
     i64 in_round;
-    i64 index;  // of each part, where it has so many
-    InPack pack[RANKS];
-    bool sent[RANKS];  // whether the round has such a pack of that part
+    i64 index;
 };
 
-__device__ __forceinline__ void load_unit(Unit& unit, const ScatterPushParams& p, int round, i64 number) {
-    unit.in_round = number * blockDim.x + threadIdx.x;
-    unit.index = round * p.chunk_packs + unit.in_round;
+__device__ __forceinline__ Place place(const ScatterPushParams& p, int round, i64 unit) {
+    const i64 in_round = unit * blockDim.x + threadIdx.x;
+    return {in_round, round * p.chunk_packs + in_round};
+}
+
+// Whether the round has such a pack of the part; it may lie behind the end of the part.
+__device__ __forceinline__ bool is_sent(const ScatterPushParams& p, const Part& part, const Place& at) {
+    return at.in_round < sent_packs(p, part);
+}
+
+__device__ __forceinline__ InPack load_of(const ScatterPushParams& p, const Part& part, const Place& at) {
+    InPack pack = {};
+    if (is_sent(p, part, at) && at.index < part.packs()) part.load(pack, p.call.input, at.index);
+    return pack;
+}
+
+// The packs of the peers' parts, by distance.
+__device__ __forceinline__ void load_peers(InPack (&packs)[RANKS], const ScatterPushParams& p, const Place& at) {
 #pragma unroll
-    for (int distance = 0; distance < RANKS; ++distance) {
-        const Part part(p, (p.call.rank + distance) % RANKS);
-        unit.sent[distance] = unit.in_round < sent_packs(p, part);
-        unit.pack[distance] = {};
-        if (unit.sent[distance] && unit.index < part.packs()) part.load(unit.pack[distance], p.call.input, unit.index);
+    for (int distance = 1; distance < RANKS; ++distance)
+        packs[distance] = load_of(p, Part(p, (p.call.rank + distance) % RANKS), at);
+}
+
+__device__ __forceinline__ u32 offset_of(const Place& at) {
+    return GREETINGS_BYTES + u32(at.in_round) * u32(sizeof(InPack));
+}
+__device__ __forceinline__ u32 stride_of(const ScatterPushParams& p) {
+    return u32(p.chunk_packs) * u32(sizeof(InPack));
+}
+
+__device__ __forceinline__ void send_peers(InPack (&packs)[RANKS], const ScatterPushParams& p, const Pushing& push,
+                                           const Place& at) {
+#pragma unroll
+    for (int distance = 1; distance < RANKS; ++distance) {
+        make_sendable(packs[distance].word);
+        if (is_sent(p, Part(p, (p.call.rank + distance) % RANKS), at))
+            push.send(distance, offset_of(at) + (distance - 1) * stride_of(p), packs[distance].word);
     }
 }
 
-__device__ __forceinline__ void exchange(Unit& unit, const ScatterPushParams& p, Pushing& push,
-                                         Trace& trace EPILOGUE_REFERENCE) {
-    const u32 offset = GREETINGS_BYTES + u32(unit.in_round) * u32(sizeof(InPack));
-    const u32 stride = u32(p.chunk_packs) * u32(sizeof(InPack));
-#pragma unroll
-    for (int distance = 1; distance < RANKS; ++distance) {
-        make_sendable(unit.pack[distance].word);
-        if (unit.sent[distance]) push.send(distance, offset + (distance - 1) * stride, unit.pack[distance].word);
-    }
-    push.join();
-    trace.lap(TraceRole::push);
+__device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push, Trace& trace, const Place& at,
+                                       const InPack& own EPILOGUE_REFERENCE) {
+    const Part part(p, p.call.rank);
     float sum[W];
-    sum_received(sum, push, unit.pack[0], offset, stride, p.call.rank, unit.sent[0]);
+    sum_received(sum, push, own, offset_of(at), stride_of(p), p.call.rank, is_sent(p, part, at));
     trace.need(sum);
     trace.lap(TraceRole::receive);
-    const Part part(p, p.call.rank);
-    if (unit.sent[0] && unit.index < part.packs()) part.store(p, unit.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
+    if (is_sent(p, part, at) && at.index < part.packs()) part.store(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
     trace.lap(TraceRole::store);
 }
 
 // Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
-constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : 4;
+constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)
     DRVFUSE_KERNEL(const __grid_constant__ ScatterPushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
@@ -94,17 +112,33 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
         Part(p, rank).prefetch(p.call.input, i64(blockIdx.x) * blockDim.x + threadIdx.x);
     Pushing push(p.call, p.push);
     follow_producer(trace);
-    Unit unit;
-    load_unit(unit, p, 0, blockIdx.x);  // before the state is read, since all that follows waits for that
+    const Part own_part(p, p.call.rank);
+    const Place first = place(p, 0, blockIdx.x);
+    InPack own = {}, packs[RANKS];
+    load_peers(packs, p, first);  // before the state is read, since all that follows waits for that
+    if (DEPTH == 0) own = load_of(p, own_part, first);
     push.start();
-    const i64 packs = p.push.rounds > 1 ? p.chunk_packs : p.most_packs;  // of a round
+    const i64 units = ((p.push.rounds > 1 ? p.chunk_packs : p.most_packs) + blockDim.x - 1) / blockDim.x;  // of a round
+    const i64 behind = i64(DEPTH) * gridDim.x;
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {
         if (round > 0) push.next_round();
 #pragma unroll 1
-        for (i64 number = blockIdx.x; number * blockDim.x < packs; number += gridDim.x) {
-            if (round > 0 || number != blockIdx.x) load_unit(unit, p, round, number);
-            exchange(unit, p, push, trace DRVFUSE_EPILOGUE_ARGUMENT);
+        for (i64 unit = blockIdx.x; unit < units + behind; unit += gridDim.x) {
+            const Place now = place(p, round, unit);
+            if (unit < units) {
+                if (round > 0 || unit != blockIdx.x) {
+                    load_peers(packs, p, now);
+                    if (DEPTH == 0) own = load_of(p, own_part, now);
+                }
+                send_peers(packs, p, push, now);
+            }
+            push.join();
+            trace.lap(TraceRole::push);
+            if (unit < behind) continue;
+            const Place due = DEPTH == 0 ? now : place(p, round, unit - behind);
+            if (DEPTH > 0) own = load_of(p, own_part, due);
+            reduce(p, push, trace, due, own DRVFUSE_EPILOGUE_ARGUMENT);
         }
     }
     end(p.call, trace);

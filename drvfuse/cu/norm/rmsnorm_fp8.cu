@@ -9,16 +9,16 @@
 // of the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
 // DRVFUSE_PACKS packs of a row.
 //
-// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ...; while a row is worked on, the
-// next one is on its way to registers, and DRVFUSE_AHEAD rows behind that are to L2.
+// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ...; the next row is in flight
+// while a row is worked on.
 //
 // Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output); then as
 // drvfuse/reference/norms.py and quantised.py have it. IEEE operations, each rounded; the order of sums is in reduce.cuh.
 // f is not negative and rounding is monotone, so f * max|x * g| is max|y|, and one reduction gives both, but with beta.
 //
 // Memory ordering. Teams share no memory but what they reduce with, so there is nothing to order. residual_output may be
-// residual: a row's residual is read before residual_output of that row is written, by the same thread. Nothing is read
-// before the wait for the producer; gamma and beta are brought to L2 before, where they are coherent.
+// residual: a row's residual is read before residual_output of that row is written, by the same thread. gamma and beta
+// are weights, read before the wait for the producer.
 //
 // Failure. Nothing waits but for the threads of its own team.
 #include "common/quantise.cuh"
@@ -50,7 +50,6 @@ constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
-constexpr int AHEAD = DRVFUSE_AHEAD;
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
 constexpr int FLOATS = PACKS * W;  // of a row in a thread's registers
 // Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
@@ -123,18 +122,10 @@ public:
         : p_(p), scratch_(scratch), trace_(trace), packs_((p.columns + W - 1) / W), done_(0) {
         thread_ = LANES > 0 ? threadIdx.x % IN_WARP : Scratch::block() * THREADS + threadIdx.x;
         share_ = (p.columns & (p.columns - 1)) == 0 ? __float_as_uint(__frcp_rn(float(p.columns))) : 0;
-    }
-
-    // gamma and beta, to L2; and to registers, where they are kept there.
-    __device__ __forceinline__ void prefetch_weights() const {
-        prefetch_of_row<Gamma>(p_.gamma, thread_ * W);
-        if constexpr (BETA) prefetch_of_row<Gamma>(p_.beta, thread_ * W);
-    }
-    __device__ __forceinline__ void load_weights() {
 #pragma unroll
         for (int i = 0; KEEP_GAMMA && i < PACKS; ++i) {
             if (has(i)) load_gamma(gamma_[i], i);
-            if (BETA && has(i)) load_vector(beta_[i], p_.beta, i);
+            if (BETA && has(i)) load_vector(beta_[i], p.beta, i);
         }
     }
 
@@ -155,13 +146,6 @@ public:
                 if constexpr (RESIDUAL) load_of_row(loaded.residual[i], p_.residual, from, i, valid(i));
             }
         }
-    }
-
-    // Brings a row to L2.
-    __device__ __forceinline__ void prefetch(int row) const {
-        if (row >= p_.rows) return;
-        prefetch_of_row<In>(p_.input, at(row));
-        if constexpr (RESIDUAL) prefetch_of_row<Residual>(p_.residual, at(row));
     }
 
     // x of a loaded row; what does not exist is 0. Stores residual_output.
@@ -247,19 +231,6 @@ private:
     __device__ __forceinline__ bool live(int i) const { return (LANES == 0 || row_ < p_.rows) && has(i); }
     __device__ __forceinline__ int valid(int i) const { return p_.columns - index(i) * W; }
     __device__ __forceinline__ bool exists(int i, int k) const { return !RAGGED || k < valid(i); }
-    // A row of T that begins for this thread at element `at`, to L2: one thread of eight has the lines of their packs.
-    template <typename T>
-    __device__ __forceinline__ void prefetch_of_row(const void* tensor, i64 at) const {
-        if (thread_ % 8 != 0) return;
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            const char* address = static_cast<const char*>(tensor) + Bytes<T>::of(at + i * TEAM * W);
-#pragma unroll
-            for (int line = 0; line < 128 * int(sizeof(T)) / int(sizeof(In)); line += 128) {
-                if (has(i)) ptx::prefetch_l2(address + line);
-            }
-        }
-    }
     // This thread's first element of a row.
     __device__ __forceinline__ i64 at(int row) const { return i64(row) * p_.columns + thread_ * W; }
 
@@ -424,13 +395,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     Loaded loaded;
     int row = rows.first_row();
     if (FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
-    rows.prefetch_weights();
     wait_for_producer();
     trace.start();
     if (!FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
-#pragma unroll
-    for (int ahead = 1; ahead <= AHEAD; ++ahead) rows.prefetch(row + ahead * rows.step());
-    rows.load_weights();
     if constexpr (QUANT == Quant::group) {
         const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);
@@ -442,7 +409,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         rows.begin(x, loaded, row);
         row += rows.step();
         rows.load(loaded, row);
-        if constexpr (AHEAD > 0) rows.prefetch(row + AHEAD * rows.step());
         rows.normalise(x);
     }
     if (!p.early_trigger) launch_dependents();

@@ -91,7 +91,9 @@ class GroupTurns:
                 rank.order.admit(stream, rank.index)
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
-        self._ranks[position].order.launched(stream, event, capture)
+        order = self._ranks[position].order
+        if order.last is not stream or stream.foreign:  # else it knows
+            order.launched(stream, event, capture)
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         self.group.captured(position, graph, call)

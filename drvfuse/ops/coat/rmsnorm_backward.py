@@ -135,7 +135,9 @@ def gradient(
         every = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, centred=centred, weighted=bool(weights))
         every += defines(aligned=aligned, team_warps=shape.team_warps, teams=shape.block_teams, packs=shape.packs)
         every += defines(gradients=len(gradients), full=full)
-        if not shape.few:
+        if shape.few:
+            every += defines(weights_first=given.level is PDLLevel.OVERLAP_AT_BEGINNING)
+        else:
             most = max(1, -(-shape.segments // shape.strands))  # no rows have no segments
             every += defines(ring=plan.ring, kept=plan.kept, strands=shape.strands, most=most)
         kernel = "fp8_rmsnorm_backward_few" if shape.few else "fp8_rmsnorm_backward"

@@ -183,7 +183,8 @@ class MoveCall:
             return [algo]
         if not group.peers_readable:
             return ["naive"]
-        behind_barriers = "put" if self.direct("put") else "pull"
+        best = ("pull", "put") if self.work.root is not None else ("put", "pull")  # measured: docs/performance.md
+        behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
         return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
 
     def direct(self, algo: str) -> bool:

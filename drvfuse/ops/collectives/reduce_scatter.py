@@ -235,7 +235,8 @@ class _Call:
         common = {"columns": columns, "most_packs": most}
         if spec.pushes:
             pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
-            spec = replace(spec, threads=pushed.threads)
+            pushed = replace(pushed, depth=scatter.depth(most))
+            spec = replace(spec, threads=pushed.threads, depth=pushed.depth)
             parameters = ScatterPushParams(**common, chunk_packs=pushed.chunk)
             parameters.starts[: len(parts.starts)] = parts.starts
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)

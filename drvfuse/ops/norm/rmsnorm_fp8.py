@@ -96,12 +96,12 @@ def rmsnorm_fp8(
 
     `output`, `scales` and `residual_output` are allocated where None; `residual_output` may be `residual`. All arrays
     are C-contiguous; those that begin at a multiple of 16 bytes, with rows of whole 16 bytes, are read and written
-    fastest. With a `pdl_level` nothing is read before the kernel in front has finished. The kernel behind may start
-    when every block has stored its last row (ON), or has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the
-    device. `stream`: None for the device's own, "current" for that of the inputs' framework, or a stream. The call does
-    not block, needs no workspace, and can be captured with all results given. Before any launch: ArgumentError for
-    arguments that do not fit, CaptureError for a result that a capture would have to allocate, Unsupported for NO_WAIT
-    levels and for a device before compute capability 8.9.
+    fastest. With a `pdl_level` other than OFF gamma and beta are fetched before the kernel in front has finished: it
+    must not write them. The kernel behind may start when every block has stored its last row (ON), or has begun
+    (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
+    of the inputs' framework, or a stream. The call does not block, needs no workspace, and can be captured with all
+    results given. Before any launch: ArgumentError for arguments that do not fit, CaptureError for a result that a
+    capture would have to allocate, Unsupported for NO_WAIT levels and for a device before compute capability 8.9.
 
     Returns (output, scales, residual).
     """

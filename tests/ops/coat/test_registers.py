@@ -46,7 +46,7 @@ def groups(x, s_x, w, g, row):
         (forward, (16, 4096), 0, True),
         (forward, (256, 4096), 0, True),
         (forward, (8192, 4096), 0, False),
-        (backward, (256, 4096), 0, True),
+        (backward, (256, 4096), 0, False),
         (backward, (8192, 4096), 0, False),
         (backward, (4096, 11008), 0, False),
         (layernorm, (8192, 4096), 4, False),

@@ -175,7 +175,7 @@ def test_auto_takes_the_tuned_algorithm(open_group):
 
 
 @pytest.mark.gpus(3)
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_any_algorithm(open_group, data):
     group = open_group(3)

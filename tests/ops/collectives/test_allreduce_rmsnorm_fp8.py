@@ -315,7 +315,7 @@ def test_auto_takes_the_two_shot_form_for_many_rows(open_group):
 
 
 @pytest.mark.gpus(3)
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_any_algorithm(open_group, data):
     group = open_group(3)

@@ -222,6 +222,26 @@ def test_words_of_which_every_key_but_one_makes_one_absent(open_group, rng):
     slots_are_empty(group)
 
 
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("algo", ["put", "pull"])
+def test_many_blocks_of_which_some_copy_what_stays(new_group, rng, algo):
+    """Without what stays, in place, all of them move what does not."""
+    group = new_group(2, max_blocks=17)
+    hosts = [words(rng, (2, 40_000)) for _ in range(2)]
+    xs = place(group, hosts)
+    call = df.all_gather.prepare(group, xs, algo=algo)
+    assert call.launches[0][0].grid[0] == 17
+    assert_bits(call.launch(), reference.all_gather(hosts))
+    for y, expected in zip(df.all_to_all(group, xs, algo=algo), reference.all_to_all(hosts), strict=True):
+        assert_bits([y], expected)
+    df.broadcast(group, xs, xs, algo=algo)
+    assert_bits(xs, hosts[0])
+    splits = [[1, 1], [0, 2]]  # more stays than moves
+    ys = df.all_to_all(group, place(group, hosts), splits=splits, algo=algo)
+    for y, expected in zip(ys, reference.all_to_all(hosts, splits), strict=True):
+        assert_bits([y], expected)
+
+
 @pytest.mark.gpus(3)
 def test_arrays_that_peers_cannot_access_and_odd_addresses_are_staged(open_group, rng):
     group = open_group(3, workspace_bytes=1 << 16)

@@ -10,6 +10,7 @@ from collective_support import assert_bits, garbage, place, private_array, rando
 import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.errors import CaptureError, CompileError
+from drvfuse.plans import scatter
 
 ALGOS = ("push", "pull", "naive")
 UNEVEN = {1: [5], 2: [0, 5], 3: [0, 4, 1], 8: [0, 0, 3, 0, 1, 0, 1, 0]}
@@ -64,6 +65,23 @@ def test_a_small_workspace_takes_parts_in_rounds_or_chunks(new_group, rng, algo)
     group = new_group(3, workspace_bytes=4096)
     for count, splits in ((2999, None), (901, [901, 0, 0]), (1701, [0, 1700, 1]), (5, None), (1500, [400, 700, 400])):
         check(group, rng, (count,), splits=splits, algo=algo)
+
+
+@pytest.mark.gpus(3)
+def test_large_parts_are_sent_ahead_of_what_is_summed(new_group, rng, monkeypatch):
+    """Here small ones, in one round and in several, in place and beside calls of other kinds."""
+    monkeypatch.setattr(scatter, "depth", lambda packs: 2)
+    for workspace_bytes in (4096, 1 << 16):
+        group = new_group(3, workspace_bytes=workspace_bytes, max_blocks=1)
+        for count, splits in ((2999, None), (901, [901, 0, 0]), (4701, [0, 4700, 1]), (5, None)):
+            check(group, rng, (count,), splits=splits, algo="push")
+            hosts = random_inputs(rng, 3, (count,), "bfloat16")
+            xs = place(group, hosts)
+            assert_bits(df.allreduce(group, xs, algo="push_one_shot"), reference.allreduce(hosts))
+            expected = reference.reduce_scatter(hosts)
+            starts = np.cumsum([0, *map(len, expected)])
+            ys = [x[starts[i] : starts[i + 1]] for i, x in enumerate(xs)]
+            assert_parts(df.reduce_scatter(group, xs, ys, algo="push"), expected, f"in place {count}")
 
 
 @pytest.mark.gpus(3)

@@ -43,11 +43,11 @@ def test_it_spills_nothing_moves_whole_packs_and_has_ieee_arithmetic(rows, colum
     assert "ld.global.v4.u32" in image.ptx and not re.search(r"ld\.global\.(?:nc|u8|u16)", image.ptx)
     assert not re.search(r"\b(?:fma|mad)\.\w+\.f32|\.approx|\.ftz|\bdiv\.full|\badd\.f32|\bmul\.f32", image.ptx)
     before, wait, _ = image.ptx.partition("griddepcontrol.wait")
-    assert wait and not re.search(r"\b(?:ld|st)\.(?:global|release|relaxed|acquire)|\batom|\bred\b", before)
+    assert wait and not re.search(r"\bst\.(?:global|release|relaxed)", before)
     assert image.kernels["rmsnorm_fp8"].has_pdl_trigger
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.integers(1, 1 << 20),
     columns=st.integers(1, 16384),
