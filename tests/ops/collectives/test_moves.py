@@ -139,6 +139,11 @@ def test_in_place(new_group, rng, algo):
     assert df.all_to_all(group, xs, xs, algo=algo) == xs
     for x, expected in zip(xs, reference.all_to_all(hosts), strict=True):
         assert_bits([x], expected)
+    xs = place(group, hosts)
+    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # on one rank alone
+    df.all_to_all(group, xs, ys, algo=algo)
+    for y, expected in zip(ys, reference.all_to_all(hosts), strict=True):
+        assert_bits([y], expected)
     table = exchange_table(rng, n)
     table = [[table[min(i, j)][max(i, j)] for j in range(n)] for i in range(n)]
     hosts = [words(rng, (sum(of), 77)) for of in table]
