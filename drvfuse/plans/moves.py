@@ -214,8 +214,8 @@ class MoveCosts(NamedTuple):
 
 
 COSTS = MoveCosts(Cost(2.5, 310e3), Cost(3.5, 300e3), Cost(8.0, 350e3), Cost(9.0, 300e3))
-"""Of push and of direct copies roughly what was measured on 2 H200 (docs/performance.md), before what stays on a rank was
-copied beside what moves; of relays and of staged bytes estimates, which were not measured."""
+"""Of `push` and `direct` roughly what was measured on 2 H200 (docs/performance.md), by kernels that did not yet copy
+what stays on a rank beside what moves. Relays and staged bytes were not measured: theirs are estimates."""
 
 
 def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
