@@ -84,6 +84,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     send_row(own, rows,
              [&](u32 at, const u32(&words)[InPack::words]) { send_to_all(push, offset + at, stride, words); });
     push.join();
+    if (begin == 0 && row == int(blockIdx.x / CLUSTER)) clear_padding(p);  // while rows are on their way
     if (inside(p, begin + row)) {
         if (RESIDUAL) rows.fetch_residual(begin + row);
         rows.expect();
@@ -279,6 +280,7 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
         if (row != first && row < count && (DEPTH == 0 || now.distance != 0)) load_row(own, p, rows, begin + row);
         if (row < count && now.distance != 0) send_input(own, rows, push, now);
         push.join();
+        if (begin == 0 && row == first) clear_padding(p);  // while rows are on their way
         trace.lap(TraceRole::push);
         const int due = row - DEPTH * step;
         if (due < 0) continue;
@@ -344,6 +346,5 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
 #if DRVFUSE_TWO_SHOT
     if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(p.rows);
 #endif
-    clear_padding(p);
     end(p.call, trace);
 }

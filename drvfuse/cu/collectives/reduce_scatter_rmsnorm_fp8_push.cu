@@ -74,6 +74,7 @@ public:
             send_peers(first, row, offset, stride);
         }
         push_.join();
+        if (begin == 0 && row == int(blockIdx.x / CLUSTER)) clear_padding(p_);  // while rows are on their way
         const bool received = row < sent_rows(p_, p_.call.rank);
         const bool exists = received && begin + row < p_.rows;
         if (exists) {
@@ -175,6 +176,5 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
             exchange.run(begin, row);
         }
     }
-    clear_padding(p);
     end(p.call, trace);
 }
