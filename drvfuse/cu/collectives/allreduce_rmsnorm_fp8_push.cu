@@ -84,7 +84,6 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     send_row(own, rows,
              [&](u32 at, const u32(&words)[InPack::words]) { send_to_all(push, offset + at, stride, words); });
     push.join();
-    if (begin == 0 && row == int(blockIdx.x / CLUSTER)) clear_padding(p);  // while rows are on their way
     if (inside(p, begin + row)) {
         if (RESIDUAL) rows.fetch_residual(begin + row);
         rows.expect();
@@ -280,7 +279,6 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
         if (row != first && row < count && (DEPTH == 0 || now.distance != 0)) load_row(own, p, rows, begin + row);
         if (row < count && now.distance != 0) send_input(own, rows, push, now);
         push.join();
-        if (begin == 0 && row == first) clear_padding(p);  // while rows are on their way
         trace.lap(TraceRole::push);
         const int due = row - DEPTH * step;
         if (due < 0) continue;
@@ -324,6 +322,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     follow_producer(trace);
     InPack own[PACKS];
     load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
+    clear_padding(p);               // while the row is on its way
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1

@@ -74,7 +74,6 @@ public:
             send_peers(first, row, offset, stride);
         }
         push_.join();
-        if (begin == 0 && row == int(blockIdx.x / CLUSTER)) clear_padding(p_);  // while rows are on their way
         const bool received = row < sent_rows(p_, p_.call.rank);
         const bool exists = received && begin + row < p_.rows;
         if (exists) {
@@ -164,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     exchange.prefetch(first);
     follow_producer(trace);
     exchange.load(0, first);  // before the state is read, since all that follows waits for that
+    clear_padding(p);         // while the rows are on their way
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round
 #pragma unroll 1
