@@ -23,6 +23,7 @@ GROUP_SCALES = ("float32", E8M0)
 GROUPS = (64, 128)
 _MX_GROUP, _NV_GROUP = 32, 16
 _TILE_ROWS, _TILE_GROUPS, _COLUMN_ROWS = 128, 4, 4
+_TILES_ALIGNMENT = 16
 _FORMS = (
     ("none", None, 0, None),
     *(("row", codes, 0, scales) for codes in dtypes.FP8 for scales in ROW_SCALES),
@@ -61,8 +62,8 @@ class Quantisation:
     rows are all leading dimensions together, padded to a multiple of 4, as block-scaled GEMMs want them that read
     columns of scales. "tiles" is the layout of block scales in cuBLASLt: one dimension of tiles of 512 bytes, each for
     128 rows and 4 groups. Rows and groups are padded to whole tiles, the tiles of the same rows follow one another, and
-    the scale of row r and group g of a tile is its byte r % 32 * 16 + r // 32 * 4 + g. Every call writes bytes of 0 as
-    padding.
+    the scale of row r and group g of a tile is its byte r % 32 * 16 + r // 32 * 4 + g. Tiles begin at a multiple of 16
+    bytes. Every call writes bytes of 0 as padding.
 
     `kind` is one of "none", "row", "static" and "group"; `dtype` is that of the codes (None for none) and `scales` that
     of the scales (None where none are written); `group` is the columns of a scale (0 but for groups). `scale` is what
@@ -166,6 +167,11 @@ class Quantisation:
         if self.layout == "column":
             return groups, ceil_div(rows, _COLUMN_ROWS) * _COLUMN_ROWS
         return (ceil_div(rows, _TILE_ROWS) * _TILE_ROWS * ceil_div(groups, _TILE_GROUPS) * _TILE_GROUPS,)
+
+    @property
+    def scales_alignment(self) -> int:
+        """What the address of the scales is a multiple of: kernels clear the padding of tiles by 16 bytes."""
+        return _TILES_ALIGNMENT if self.layout == "tiles" else 1
 
     def output_dtype(self, in_dtype: DType) -> DType:
         """The dtype of the codes, or of the inputs where nothing is quantised."""

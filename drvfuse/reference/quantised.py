@@ -52,8 +52,8 @@ def quantise(
 ) -> Quantised:
     """`y` [..., columns], read as float32, quantised. `in_dtype` is what y is rounded to where nothing is quantised.
 
-    `maxima` are the largest magnitudes of rows [...] or groups [..., groups] where they are known from elsewhere, as
-    from `norms.normalise`; else they are those of y.
+    `maxima` are the largest magnitudes of rows [...] where they are known from elsewhere, as from `norms.normalise`;
+    else they are those of y. Those of groups always are.
     """
     y = np.asarray(y, np.float32)
     source = dtypes.get(in_dtype)

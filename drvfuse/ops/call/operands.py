@@ -112,6 +112,11 @@ def require_shape(operand: Operand, shape: tuple[int, ...], why: str) -> None:
         raise ArgumentError(operand.name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
 
 
+def require_alignment(operand: Operand, alignment: int) -> None:
+    if operand.ptr % alignment and operand.array.size:
+        raise ArgumentError(operand.name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
+
+
 def one_device(operands: Iterable[Operand]) -> Device:
     """The device of all operands."""
     first, *rest = operands
@@ -185,8 +190,7 @@ def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, w
     else:
         operand = whole(name, item, driver, None, writable)
     array = operand.array
-    if operand.ptr % alignment and array.size:
-        raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
+    require_alignment(operand, alignment)
     if array.device is not rank.device:
         where = f"on device {rank.device.index}, the device of rank {rank.index}"
         raise ArgumentError(name, f"on device {array.device.index}", where)
