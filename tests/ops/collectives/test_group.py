@@ -283,6 +283,7 @@ def test_a_group_of_device_objects(new_group, driver):
         df.Group.local([devices[0], 1], driver=driver)
 
 
+@pytest.mark.gpus(2)
 def test_devices_of_several_drivers_are_refused(driver):
     with df.emu.Machine(devices=2) as machine:
         other, ours = df.device(0, driver=machine), df.device(0, driver=driver)
