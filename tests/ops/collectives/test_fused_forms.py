@@ -180,7 +180,7 @@ def test_bad_input_is_named(open_group, refused):
     def zeros(shape, dtype):
         return group.ranks[0].zeros(shape, dtype)
 
-    refused(call(norm="batch"), "norm", "'rms', 'layer'")
+    refused(call(norm="batch"), "norm", "'rms' or 'layer'")
     refused(call(betas=gamma), "betas", 'None, as norm is "rms"')
     refused(call(norm="layer", betas=zeros(23, "float16")), "betas", "(24,)")
     refused(call(norm="layer", betas=zeros(24, "float32")), "betas", "float16, as the inputs require")
