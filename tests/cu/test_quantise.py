@@ -47,10 +47,10 @@ __device__ void quantise(const float* y, char* output, char* scales, int rows, f
 
 PADDING = """
 extern "C" __global__ void tiles(char* scales, int rows, int groups) {
-    clear_scale_padding<e4m3, ScaleLayout::tiles>(scales, rows, groups, blockIdx.x * 64 + threadIdx.x, gridDim.x * 64);
+    clear_scale_padding<e4m3, ScaleLayout::tiles>(scales, rows, groups, threadIdx.x + 64 * blockIdx.x, 192);
 }
 extern "C" __global__ void column(char* scales, int rows, int groups) {
-    clear_scale_padding<float, ScaleLayout::column>(scales, rows, groups, blockIdx.x * 64 + threadIdx.x, 64 * gridDim.x);
+    clear_scale_padding<float, ScaleLayout::column>(scales, rows, groups, threadIdx.x + 64 * blockIdx.x, 192);
 }
 """
 
@@ -120,7 +120,7 @@ def test_the_padding_of_tiles_is_cleared_by_16_bytes():
     with df.emu.Machine(devices=1) as machine:
         device = df.device(0, driver=machine)
         module = df.compile('#include "common/quantise.cuh"' + PADDING, driver=machine, include=(str(CU),))
-        module["tiles"].prepare(8, 64, device.zeros(128 * 512, "uint8"), 1, 512)(device.stream)
+        module["tiles"].prepare(3, 64, device.zeros(128 * 512, "uint8"), 1, 512)(device.stream)
         device.synchronize()
         total = machine.launches[-1].counters.total
     assert total.local_written == 127 * 512

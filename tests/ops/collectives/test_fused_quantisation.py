@@ -130,11 +130,11 @@ def test_multicast_memory(rng, where, kind):
 @pytest.mark.emulated
 def test_heads_of_rows_that_are_staged_in_multicast_memory(rng):
     """Results take the place of a staged row: those of one warp that of packs which another warp loads."""
-    with df.emu.Machine(devices=2, seed=1) as machine:
-        with df.Group.local(2, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
-            hosts = exact_inputs(rng, 2, (3, 4096), "bfloat16")
-            xs = Arrays(group, hosts, "staged").inputs
-            check(group, rng, 3, "auto", KINDS["groups"], hosts=hosts, xs=xs, use_multimem=True, head_columns=128)
+    options = {"max_blocks": 4, "workspace_bytes": 1 << 18}
+    with df.emu.Machine(devices=2, seed=1) as machine, df.Group.local(2, driver=machine, **options) as group:
+        hosts = exact_inputs(rng, 2, (3, 4096), "bfloat16")
+        xs = Arrays(group, hosts, "staged").inputs
+        check(group, rng, 3, "auto", KINDS["groups"], hosts=hosts, xs=xs, use_multimem=True, head_columns=128)
 
 
 @pytest.mark.emulated
