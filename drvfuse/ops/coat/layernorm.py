@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 LayerNorm with COAT's signatures, with parameters and without, in one launch each way.
 
-Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as in `fp8_rmsnorm`, of which these are the siblings.
-COAT's own kernels let the lanes beyond the last column into the variance and into the maximum; these do not, so that
-rows of every length, powers of two or not, are right.
+Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as of `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`,
+of which these are the siblings; with `pdl_level` b, too, may be fetched before the wait for the producer. COAT's own
+kernels let the lanes beyond the last column into the variance and into the maximum; these do not, so that rows of
+every length, powers of two or not, are right.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class MoveOptions:
         self.blocks = options.block_limit(max_num_blocks, group.max_blocks)
         self.trace = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
         self.alone = group.max_blocks_alone if max_num_blocks is None and trace is None else self.blocks
-        if group.nodes > 1:
+        if group.link is not None:
             raise Unsupported(
                 f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node"
             )

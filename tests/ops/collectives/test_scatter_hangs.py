@@ -115,4 +115,4 @@ def test_other_splits_are_another_call():
 
         found = outcomes([lambda group=group: call(group) for group in ranks.groups])
         assert all(isinstance(error, (CallMismatch, GroupError)) for error in found)
-        assert "parts [0, 5, 8]" in str(found[0]) and "parts [0, 4, 8]" in str(found[0])
+        assert "splits [5, 3]" in str(found[0]) and "splits [4, 4]" in str(found[0])
