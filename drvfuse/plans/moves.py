@@ -21,6 +21,7 @@ from .tuning import Cost
 
 PUSH = ("push", "relay")
 PULL_PACKS = 8  # that a thread has in flight: cu/collectives/move.cu
+_BLOCKS_OF_OWN = 8  # of so many one copies what stays, of a grid that has as many: cu/collectives/move.cu
 _KEY_BYTES = 4  # of a warp's packs: cu/collectives/move_push.cu
 
 
@@ -179,8 +180,8 @@ def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, i
     if chunk:
         passes = (rounds - 1) * 2 * (work.ranks - 1)
         phases = copying(work.most_own, shape.blocks) + passes * copying(min(work.most, chunk), shape.blocks)
-    elif shape.blocks >= 8:  # a block copies what stays or what moves, where both are to be copied
-        own = shape.blocks // 8
+    elif shape.blocks >= _BLOCKS_OF_OWN:  # a block copies what stays or what moves, where both are to be copied
+        own = shape.blocks // _BLOCKS_OF_OWN
         phases = max(copying(work.most_own, own), (work.ranks - 1) * copying(work.most, shape.blocks - own))
     else:
         phases = copying(work.most_own, shape.blocks) + (work.ranks - 1) * copying(work.most, shape.blocks)

@@ -198,37 +198,27 @@ def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, w
 
 
 def rows_of_ranks(
-    group: Group,
-    argument: str,
-    value: Any,
-    lengths: Sequence[int] | None,
-    rest: tuple[int, ...] | None = None,
-    dtype: DType | None = None,
-    why: str = "",
-    *,
-    writable: bool = False,
+    group: Group, argument: str, value: Any, lengths: Sequence[int] | None, why: str = ""
 ) -> list[Operand]:
-    """One contiguous array per local rank, at any address, whose first dimension has `lengths[i]` on rank i.
-
-    The other dimensions are `rest` and the dtype is `dtype`, for the reason `why`; where they or `lengths` are None,
-    all have those of the first one.
-    """
+    """One contiguous input per local rank, at any address, whose first dimension has `lengths[i]` on rank i, for the
+    reason `why`; None: that of the first one. The other dimensions and the dtype are those of the first one."""
     ranks, driver = group.ranks, group.driver
     values = per_rank(group, argument, value)
     names = _names(argument, "", 0 if is_bare(group, value) else len(ranks))
     found: list[Operand] = []
     for rank, name, item in zip(ranks, names, values, strict=True):
-        operand = _of_rank(rank, name, item, driver, 1, writable)
+        operand = _of_rank(rank, name, item, driver, 1, False)
         if not operand.shape:
             raise ArgumentError(name, "of shape ()", "of at least one dimension: that is the one of rows")
-        if rest is None:
-            rest, dtype, why = operand.shape[1:], operand.dtype, why or f"that of {name}"
-        length = lengths[rank.index] if lengths is not None else found[0].shape[0] if found else operand.shape[0]
-        if operand.shape != (length, *rest):
-            more = " where no splits are given" if lengths is None and operand.shape[1:] == rest else ""
-            raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {(length, *rest)}, {why}{more}")
-        if operand.dtype != dtype:
-            raise ArgumentError(name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
+        first = found[0] if found else operand
+        why = why or f"that of {first.name}"
+        length = lengths[rank.index] if lengths is not None else first.shape[0]
+        if operand.shape != (length, *first.shape[1:]):
+            more = " where no splits are given" if lengths is None and operand.shape[1:] == first.shape[1:] else ""
+            expected = f"of shape {(length, *first.shape[1:])}, {why}{more}"
+            raise ArgumentError(name, f"of shape {operand.shape}", expected)
+        if operand.dtype != first.dtype:
+            raise ArgumentError(name, f"of dtype {operand.dtype}", f"of dtype {first.dtype}, {why}")
         found.append(operand)
     return found
 

@@ -99,8 +99,8 @@ def _targets(
     group: Group, argument: str, given: Any, counts: Sequence[int], sources: list[Operand], queues: Sequence[Stream]
 ) -> tuple[MovePart, list[Any]]:
     first = sources[0]
-    total = [sum(counts)] * group.size
-    targets, values = moving.outputs(group, argument, given, total, first, queues, "the rows of all ranks")
+    shape = (sum(counts), *first.shape[1:])
+    targets, values = moving.outputs(group, argument, given, shape, first.dtype, queues, "the rows of all ranks")
     table = moves.all_gather(counts, math.prod(first.shape[1:]) * first.dtype.itemsize)
     return MovePart(sources, targets, table), values
 

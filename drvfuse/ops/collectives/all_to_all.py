@@ -63,8 +63,8 @@ def all_to_all(
         sources = operands.rows_of_ranks(group, "inputs", inputs, [sum(of) for of in counts], why="as splits say")
     first = sources[0]
     queues = resolve_streams(group, streams, sources)
-    received = [sum(of_rank[j] for of_rank in counts) for j in ranks]
-    targets, values = moving.outputs(group, "outputs", outputs, received, first, queues, "the rows from all ranks")
+    shapes = [(sum(of_rank[rank.index] for of_rank in counts), *first.shape[1:]) for rank in group]
+    targets, values = moving.outputs(group, "outputs", outputs, shapes, first.dtype, queues, "the rows from all ranks")
     uneven = next(((i, j) for i in ranks for j in ranks if counts[i][j] != counts[j][i]), None)
     if uneven is None:
         operands.no_overlap(sources, targets, list(zip(sources, targets, strict=True)))

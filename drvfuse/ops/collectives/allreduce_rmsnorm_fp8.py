@@ -197,7 +197,7 @@ def prepared(
     each_row: Any = row_shape  # and of what has a value for each
     if scatters:
         heads = row_shape[len(shape) - 1 :]
-        counts = own_parts.rows_of_ranks(group, math.prod(shape[:-1]), splits)
+        counts = own_parts.owned_rows(group, math.prod(shape[:-1]), splits)
         whole = [(counts[rank.index], shape[-1]) for rank in group]
         each_row = [(counts[rank.index], *heads) for rank in group]
         if not head:

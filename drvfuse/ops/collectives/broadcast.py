@@ -54,9 +54,7 @@ def broadcast(
     sources = operands.of_ranks(group, "inputs", inputs, alignment=1)
     first = sources[0]
     queues = resolve_streams(group, streams, sources)
-    targets, values = moving.outputs(
-        group, "outputs", outputs, (), first, queues, "that of the inputs", rest=first.shape
-    )
+    targets, values = moving.outputs(group, "outputs", outputs, first.shape, first.dtype, queues, "that of the inputs")
     operands.no_overlap(sources, targets, list(zip(sources, targets, strict=True)))
     table = moves.broadcast(group.size, int(root), first.array.nbytes)
     text = f"of {first.shape} {first.dtype} from rank {int(root)}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...comm.workspace import PAYLOAD_OFFSET
 from ...plans.collectives import naive_slot
 from ...runtime.stream import Event
 from . import naive
@@ -30,6 +29,7 @@ class Copies:
         """`staged`: in place, by way of the workspaces. ArgumentError if they are too small for that."""
         self._group, self._parts = group, parts
         self._slot = naive_slot(group.workspace.payload_bytes, group.size, 1) if staged else 0
+        self._slots = [naive.sources(group, position, 0, self._slot) for position in range(len(group))]
         self.launches: Sequence[Sequence[Launch]] = [[] for _ in group]
         self._met = [Event(rank.device) for rank in group]
 
@@ -71,14 +71,10 @@ class Copies:
             ]
             for position, peer, nbytes in todo:
                 at = part.sources[peer].ptr + part.table[peer][position].source + begin
-                to = self._slot_of(position, peer)
+                to = self._slots[position][peer]
                 naive.copy(self._group, position, peer, to, at, nbytes, streams[position], captured)
             naive.meet(self._met, streams)
             for position, peer, nbytes in todo:
                 to = part.targets[position].ptr + part.table[peer][position].target + begin
-                at = self._slot_of(position, peer)
+                at = self._slots[position][peer]
                 naive.copy(self._group, position, position, to, at, nbytes, streams[position], captured)
-
-    def _slot_of(self, position: int, peer: int) -> int:
-        base = self._group.workspace.pointers[position] + PAYLOAD_OFFSET
-        return base + (peer - (peer > position)) * -(-self._slot // 16) * 16

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ArgumentError, Unsupported, kind_of
 from ...plans import moves
-from ...runtime.array import Array
-from ..call import operands, options
+from ..call import operands, options, results
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
-from ..call.results import refuse_capture
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import plan
@@ -25,6 +23,7 @@ from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushPar
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+    from ...dtypes import DType
     from ...runtime.stream import Stream
     from ...trace.buffer import Trace
 
@@ -87,30 +86,17 @@ def outputs(
     group: Group,
     argument: str,
     given: Any,
-    rows: Sequence[int],
-    like: Operand,
+    shape: tuple[int, ...] | list[tuple[int, ...]],
+    dtype: DType,
     queues: Sequence[Stream],
     why: str,
-    *,
-    rest: tuple[int, ...] | None = None,
 ) -> tuple[list[Operand], list[Any]]:
-    """Arrays of `rows[i]` rows on rank i, given or new, as operands and as what the caller gets.
-
-    All but the rows is as in `like`; of arrays without a dimension of rows `rest` is the whole shape.
-    """
-    shape = like.shape[1:] if rest is None else rest
-    if given is not None and rest is None:
-        found = operands.rows_of_ranks(group, argument, given, rows, shape, like.dtype, why, writable=True)
-        return found, operands.per_rank(group, argument, given)
+    """Arrays, given or new, at any address, as operands and as what the caller gets. A list has a shape for each local
+    rank."""
+    targets = []
     if given is not None:
-        found = operands.of_ranks(group, argument, given, shape, like.dtype, why, alignment=1, writable=True)
-        return found, operands.per_rank(group, argument, given)
-    refuse_capture(queues, argument)
-    arrays: list[Array] = []
-    for rank, stream in zip(group, queues, strict=True):
-        full = shape if rest is not None else (rows[rank.index], *shape)
-        arrays.append(rank.device.empty(full, like.dtype, stream=stream))
-    return [operands.made(f"{argument}[{position}]", array) for position, array in enumerate(arrays)], arrays
+        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=1, writable=True)
+    return results.of_ranks(group, argument, given, targets, shape, dtype, queues)
 
 
 def prepare(
@@ -210,15 +196,15 @@ class MoveCall:
         return Direct([one.launch for one in ready]), ready
 
     def _point(self, ready: Sequence[Ready], field: str, part: MovePart) -> None:
-        inputs, results = ([operand.ptr for operand in of] for of in (part.sources, part.targets))
+        inputs, written = ([operand.ptr for operand in of] for of in (part.sources, part.targets))
         for position, one in enumerate(ready):
             one.point(f"{field}.input", inputs[position])
-            one.point(f"{field}.output", results[position])
+            one.point(f"{field}.output", written[position])
             if self.algo in moves.PUSH or self.staged:
                 continue
             ranks = len(inputs)
             if self.algo == "put":
-                far = [results[(position + distance) % ranks] for distance in range(1, ranks)]
+                far = [written[(position + distance) % ranks] for distance in range(1, ranks)]
             else:
                 far = [inputs[position - distance] for distance in range(1, ranks)]
             one.point(f"{field}.far", 0, *far)

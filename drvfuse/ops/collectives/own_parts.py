@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...comm.group import Group
 
 
-def rows_of_ranks(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
+def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
     """Of so many rows those of each rank: `splits`, or as equal as possible. ArgumentError for splits of other rows."""
     if splits is None:
         return split_rows(rows, group.size)

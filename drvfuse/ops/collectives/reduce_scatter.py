@@ -28,7 +28,7 @@ from . import naive, plan
 from .compared import compared
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import INPUT_DTYPES
-from .own_parts import algorithms, in_place, rows_of_ranks
+from .own_parts import algorithms, in_place, owned_rows
 from .scatter_kernels import ALGORITHMS, FORMS, ScatterKernel, ScatterParams, ScatterPushParams
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def reduce_scatter(
     and must otherwise be 16-byte aligned and share memory with nothing.
 
     The bits are those rows of what `allreduce` gives, `epilogue` included, whose `i`, `row` and `col` are of the whole
-    tensor. It may differ by rank: each element has the parameters of the rank that gets it. A part that begins or ends
-    off 16 bytes takes a little longer.
+    tensor. It may differ by rank: each element has the parameters of the rank that gets it. Where a part begins or
+    ends off 16 bytes, its ends are read and written element by element.
 
     `algo` is "push" (each rank sends the others' parts to them, and sums what it receives), "pull" (each rank loads its
     part of the inputs of the others, behind a barrier), "naive" (copies between devices, which in a graph capture need
@@ -81,7 +81,7 @@ def reduce_scatter(
     options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     if not shape:
         raise ArgumentError(first.name, "of shape ()", "of at least one dimension, which is split")
-    rows = rows_of_ranks(group, shape[0], splits)
+    rows = owned_rows(group, shape[0], splits)
     bound = bind(group, epilogue) if epilogue is not None else None
     parts = scatter.Parts.of(rows, math.prod(shape[1:]), plans.PACK_BYTES // dtype.itemsize)
     shapes = [(rows[rank.index], *shape[1:]) for rank in group]
