@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `rmsnorm_fp8` shares out rows among threads; results do not depend on it."""
+"""How `rmsnorm_fp8` divides rows among threads; results do not depend on it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class NormShape(NamedTuple):
     def of(cls, limits: Limits, rows: int, columns: int, itemsize: int, residual: bool) -> NormShape:
         """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns.
 
-        Short rows take lanes of a warp. Of many rows a block has one at a time, a few packs of it in each thread, so
-        that the row's reduction costs little. Few rows that are long, and leave multiprocessors idle, are shared by
-        clusters.
+        Short rows are held by some lanes of a warp. With many rows a block works on one row at a time, with a few packs
+        of it in each thread, so that the row's reduction costs little. Few rows that are long, and leave
+        multiprocessors idle, are shared by clusters.
         """
         if rows > MAX_ROWS:
             raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
@@ -64,13 +64,15 @@ class NormShape(NamedTuple):
         return max(1, min(rows, resident // self.cluster)) * self.cluster
 
     def phases(self, rows: int, grid: int) -> int:
-        """The most phases that a traced block notes."""
+        """The most phases that a traced block records."""
         teams = grid * self.threads // self.lanes if self.lanes else grid // self.cluster
         return 2 + 3 * ceil_div(rows, teams)
 
 
 def _shared_further(row_packs: int, rows: int, cluster: int, multiprocessors: int) -> bool:
-    """Whether twice as many blocks may share a row: of whole warps that are not too short, each on a multiprocessor."""
+    """Whether twice as many blocks may share a row: each must have whole warps with enough packs, and a multiprocessor
+    of its own.
+    """
     return ceil_div(row_packs, cluster) > _FEW_THREADS and 2 * cluster * rows <= multiprocessors
 
 

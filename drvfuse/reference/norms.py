@@ -76,7 +76,7 @@ def normalise(
     groups: int | None = None,
 ) -> Norm:
     """The norm of float32 `x` [rows, columns], whose rows are summed as those of inputs of `dtype`. With `groups` there
-    is a maximum for each of so many parts of a row.
+    is a maximum for each of that many parts of a row.
 
     `gamma` and `beta` [columns] are of any dtype that float32 holds. ArgumentError for another norm than "rms" and
     "layer", and for a beta with "rms".
