@@ -14,7 +14,7 @@ from .scratch import SUMS_AT
 MAX_COLUMNS = 32768
 MAX_GRADIENTS = 3
 DW_SEGMENTS = 132
-FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # up to these limits rows are read twice, and blocks exchange no sums
 _SLICE = 32  # columns of a block, where blocks take columns
 _MAX_RING = 8
 _LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave

@@ -201,7 +201,8 @@ def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
 
 
 def barriers(work: Work, items: int, chunk: int) -> int:
-    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with such chunks.
+    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with such
+    chunks.
     """
     if work.local:
         return 0

@@ -35,7 +35,8 @@ DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more,
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
-    """The number of groups of 32 packs in a row of `k` weights of `itemsize` bytes; the last group may be incomplete.
+    """The number of groups of 32 packs in a row of `k` weights of `itemsize` bytes; the last group may be
+    incomplete.
     """
     return -(-k * itemsize // GROUP_BYTES)
 

@@ -133,7 +133,7 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # one at least, as every rank hears from every other in every call
+    units = max(1, ceil_div(work.most, threads))  # at least one: every rank hears from every other
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
     rest = max(0, work.most_own - (of_round * rounds * threads if peers else 0))  # what stays beyond the packs sent
     return PushShape(
@@ -213,7 +213,8 @@ COSTS = MoveCosts(Cost(2.5, 310e3), Cost(3.5, 300e3), Cost(8.0, 350e3), Cost(9.0
 
 
 def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
-    """The algorithm that "auto" selects: "push", for a broadcast to several ranks also "relay", or `behind_barriers`.
+    """The algorithm that "auto" selects: "push", for a broadcast to several ranks also "relay", or
+    `behind_barriers`.
     """
     nbytes = work.busiest
     times = {"push": COSTS.push.microseconds(nbytes)}

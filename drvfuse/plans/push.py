@@ -67,7 +67,8 @@ class PushShape:
 
 
 def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
-    """The shape for `count` >= 1 elements. ArgumentError for slots that cannot hold a pack for every thread of a block.
+    """The shape for `count` >= 1 elements. ArgumentError for slots that cannot hold a pack for every thread of a
+    block.
     """
     packs = ceil_div(count, work.width)
     two_shot = work.algo == "push_two_shot"

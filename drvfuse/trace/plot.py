@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as a timeline in an image file, by matplotlib: a row a block, a colour a phase."""
+"""Records as a timeline in an image file, by matplotlib: one row per block, one colour per phase."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _title(records: np.ndarray[Any, Any], rows: list[tuple[int, int]]) -> str:
 
 
 def _accuracy(clocks: Mapping[int, Clock]) -> str:
-    """How far the ranks may be apart from where they are drawn."""
+    """The largest error of the ranks' positions on the time axis, in words."""
     if all(clock == VIRTUAL for clock in clocks.values()):
         return ", by a virtual clock: the order is meant, not the speed"
     worst = max(clock.error_ns for clock in clocks.values())

@@ -53,7 +53,7 @@ class MoveOptions:
         trace: Trace | None,
         more: Sequence[str] = (),
     ) -> None:
-        """`more` algorithms than those that all three have."""
+        """`more` are the op's algorithms besides those that all three ops have."""
         options.open_group(group)
         self.group, self.op = group, op
         self.algo = options.one_of("algo", algo, (*ALGORITHMS, *more))
@@ -68,7 +68,7 @@ class MoveOptions:
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
-    """A list of a number of rows for each rank."""
+    """A list with the number of rows of each rank, checked."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
@@ -173,7 +173,7 @@ class MoveCall:
         return f"{self.algo} staged" if self.staged else self.algo
 
     def algorithms(self) -> list[str]:
-        """What to try in turn, where the workspace is too small for the first."""
+        """The algorithms to try in turn, where the workspace is too small for the first."""
         group, algo = self.common.group, self.common.algo
         if algo == RELAY and group.size < 3:
             return ["push"]
@@ -186,7 +186,7 @@ class MoveCall:
         return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
 
     def direct(self, algo: str) -> bool:
-        """Whether the bytes need not be staged on their way."""
+        """Whether the bytes go directly from inputs to outputs, without staging."""
         if self.in_place_hazard:
             return False
         if algo == "naive":
@@ -225,7 +225,7 @@ class MoveCall:
         group, common, work = self.common.group, self.common, self.work
         same = work.same and (
             self.algo == "push" or (self.algo == "pull" and self.staged)
-        )  # where kernels differ by it
+        )  # only where kernels differ by it
         kernel = MoveKernel(self.algo, group.size, same, self.staged, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:
