@@ -98,7 +98,7 @@ struct Seat {
     }
 };
 
-// What a block has of each row, of this thread's rows.
+// The parts of this thread's rows that this block has.
 __device__ __forceinline__ void load_row_lane(float (&own)[TR], const float* of_rows, const Seat& seat) {
 #pragma unroll
     for (int q = 0; q < TR / 4; ++q) {
@@ -192,7 +192,8 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
     return {__float_as_uint(total), product};
 }
 
-// The largest of `count` words that are `stride` words apart, for the whole warp; false if one was not left.
+// The largest of `count` words that are `stride` words apart, for the whole warp; false if one of them was never
+// written.
 __device__ __forceinline__ bool hear_all(u32& most, const u64* words, int count, int stride, int blocks, u32 epoch,
                                          const Scratch& scratch) {
     Patience patience(scratch, true);
@@ -320,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
     u32 scale_bits = LAYER ? settled_scale(shared.all) : decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
-        // Whole rows, since only of those it matters whether all y are NaN.
+        // Whole rows: whether all y are NaN matters only for a whole row.
         for (int local = seat.part * WARPS + warp; local < BLOCK_ROWS; local += blocks * WARPS) {
             if (strip_row + local >= p.rows) break;
             const float mean = LAYER ? shared.mean[local] : 0.0f;

@@ -43,7 +43,7 @@ static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// By a whole warp: the pair of the row that this lane has a share of.
+// Called by a whole warp: the pair of the row that this lane has a share of.
 __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u32 first, u32 second) {
     const int share = threadIdx.x % ROW_SHARE;
     if constexpr (CLUSTER > 1) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u3
     }
 }
 
-// By all threads: everything that is told in this turn may be read.
+// Called by all threads: afterwards everything that blocks have sent in this turn may be read.
 __device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
     if constexpr (CLUSTER > 1) {
         exchange.wait(turn, 0);

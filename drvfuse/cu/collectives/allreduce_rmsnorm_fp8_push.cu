@@ -114,7 +114,7 @@ __device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
     return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
 }
 
-// Which of the group's packs are words of ABSENT.
+// The group's packs that consist of words of ABSENT.
 __device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
 
 // A row of a round: its owner's distance, and where it lies in the slots.
@@ -301,7 +301,7 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 #define OF_CLUSTER
 #endif
 
-// Blocks of a multiprocessor that plans count on.
+// Blocks per multiprocessor that plans rely on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128                         ? 5
                        : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2

@@ -98,7 +98,7 @@ __device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push
     trace.lap(TraceRole::store);
 }
 
-// Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64.
+// Blocks per multiprocessor that plans rely on, of 256 threads or of twice 64.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
 constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;

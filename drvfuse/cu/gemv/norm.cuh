@@ -57,7 +57,7 @@ public:
           part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
           words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
 
-    // Before the producer's end: gamma is no producer's.
+    // Called before the producer has ended, as no producer may write gamma.
     __device__ __forceinline__ void load() {
         if constexpr (HELD) {
             load_gammas(part);
@@ -77,7 +77,7 @@ public:
         __syncwarp();
     }
 
-    // Waits for all normed sums: what each is multiplied by.
+    // Waits for all normed sums, and returns the factor by which each is multiplied.
     __device__ __forceinline__ float factor(u32 tag, BlockTrace<FIRST_NORM_THREAD>& trace) {
         Patience patience(p.scratch);
 #pragma unroll 1

@@ -53,7 +53,7 @@ static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from c
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
-// What the first copy needs comes first: a kernel's parameters are fetched by lines.
+// The fields that the first copy needs come first, as a kernel's parameters are fetched by cache lines.
 struct GemvParams {
     const Weight* weight;
     i64 weight_step;  // between rows in bytes, below 2^32

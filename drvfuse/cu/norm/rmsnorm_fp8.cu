@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_of_row(void* tensor, i64 at, int i, int va
     }
 }
 
-// A thread's packs of a row as they come from memory.
+// A thread's packs of a row as loaded from memory.
 struct Loaded {
     InPack input[PACKS];
     ResidualPack residual[RESIDUAL ? PACKS : 1];
@@ -129,7 +129,7 @@ public:
         }
     }
 
-    // Which row comes first, and how many rows later the next one.
+    // The first row of this team, and the distance to its next row.
     static __device__ __forceinline__ int first_row() {
         return LANES > 0 ? (blockIdx.x * THREADS + threadIdx.x) / IN_WARP : blockIdx.x / CLUSTER;
     }
@@ -148,7 +148,7 @@ public:
         }
     }
 
-    // x of a loaded row; what does not exist is 0. Stores residual_output.
+    // x of a loaded row; elements beyond its end are 0. Stores residual_output.
     __device__ __forceinline__ void begin(float (&x)[PACKS][W], const Loaded& loaded, int row) {
         row_ = row;
         clear(x);
@@ -299,7 +299,7 @@ private:
         for (int k = 0; k < W; ++k) to[k] = from[k];
     }
 
-    // Stores the scale of the row, and gives its inverse.
+    // Stores the scale of the row, and returns its inverse.
     template <typename Q>
     __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
         float of_row = __fmul_rn(maximum, f);
@@ -402,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);
     }
-    // Lanes of a warp go on together: all until the first of them has no row.
+    // Lanes of a warp stay together: all go on until the first of them has no row.
 #pragma unroll 1
     for (int first = LANES > 0 ? row - int(threadIdx.x % 32) / IN_WARP : row; first < p.rows; first += rows.step()) {
         float x[PACKS][W];

@@ -18,7 +18,7 @@ __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
     ptx::store_relaxed_gpu(word, u64(epoch) << 32 | value);
 }
 
-// What `block` leaves in a word, or without a word nothing.
+// A word to wait for, and the value that `block` has stored there; without a word nothing is waited for.
 struct Awaited {
     const u64* word;
     u32 block, value;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workspaces of the ops on one device, and the handling of waits in them that have timed out.
+"""Workspaces of the ops on one device, and the handling of waits in them that were given up.
 
 A workspace begins with `struct ScratchState` of cu/sync/scratch.cuh and must be zero before its first use. It serves
 one launch at a time. A kernel that gives up waiting says so in pinned host memory, which every call reads first, as do
