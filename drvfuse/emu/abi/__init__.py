@@ -35,7 +35,7 @@ KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells o
 
 
 class Kind(IntEnum):
-    """The kind of memory of a granule of the window: the low bits of the kind field of its access word."""
+    """The kind of memory in a granule of the window: the low bits of the kind field of the granule's access word."""
 
     NONE = 0
     DEVICE = 1  # by a call of `alloc`
@@ -50,7 +50,8 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """Whose memory an access is counted for, seen from the device that makes it. SHARED is shared memory.
+    """The owner of the memory under which an access is counted, as seen from the device that makes it. SHARED is shared
+    memory.
 
     MULTICAST counts the bytes that the instruction names, once for all devices of the team.
     """
@@ -225,8 +226,8 @@ class Mbarrier(IntEnum):
 
 
 class HeapCall(IntEnum):
-    """Calls of native code to a heap: allocate so many bytes; the size of the allocation at an address (0: there is
-    none); free it.
+    """Calls of native code to a heap: allocate a number of bytes; return the size of the allocation at an address (0:
+    there is none); free it.
     """
 
     MALLOC, SIZE, FREE = range(3)
@@ -288,7 +289,7 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """What repeats without an end, where it is not the plain accesses of a thread."""
+    """The kind of an endless repetition, where it is not one of plain accesses of a thread."""
 
     ROUNDS, RESUMES = range(2)
 

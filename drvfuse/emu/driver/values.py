@@ -50,8 +50,8 @@ def _word(proc: Process, context: Context, what: str, address: int, size: int) -
 
 
 def value_operations(proc: Process, context: Context, params: Any, count: int) -> tuple[WriteValue | WaitValue, ...]:
-    """The operations of an array of CUstreamBatchMemOpParams, checked and not queued. A memory barrier is none: what is
-    behind it knows what is in front of it anyway.
+    """The operations of an array of CUstreamBatchMemOpParams, checked and not queued. A memory barrier is not an
+    operation of its own: later operations are ordered behind earlier ones anyway.
     """
     check(0 < count <= _MOST)
     found: list[WriteValue | WaitValue] = []

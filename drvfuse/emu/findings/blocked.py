@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the threads of a launch wait for, in words and with places in the source."""
+"""Descriptions of what the threads of a launch wait for, with places in the source."""
 
 from __future__ import annotations
 

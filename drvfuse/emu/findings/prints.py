@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel's printf prints, as C's does."""
+"""Formats the output of a kernel's printf as C's printf does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the race detector has found, in words."""
+"""Descriptions of the races that the detector has found."""
 
 from __future__ import annotations
 

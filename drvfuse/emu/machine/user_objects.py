@@ -25,7 +25,7 @@ class UserObject(Object):
         self.references += count
 
     def release(self, process: Process, count: int) -> None:
-        """Give references back, of which there are as many. The destructor of the last one runs before this returns, as
+        """Release that many references; there are at least as many. The destructor of the last one runs before this returns, as
         a host function, without the machine's lock.
         """
         self.references -= count

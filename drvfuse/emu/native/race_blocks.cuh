@@ -105,7 +105,7 @@ FAR void race_finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
 }
 
-// All blocks of a cluster have ended.
+// Called when all blocks of a cluster have ended.
 FN void race_finish_cluster(Race* r, RaceBlock* lead) {
     put(r, &lead->cluster_arrived, 0);
     put(r, &lead->cluster_known, 0);

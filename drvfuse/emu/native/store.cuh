@@ -131,7 +131,7 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     return 0;
 }
 
-// Writes all that a block has pending; 1.
+// Writes all pending copies of a block; returns 1.
 FAR u32 write_stores(Launch* l, Block* b) {
     Copy* pool = l->copy_pool->pool;
     b->store_turns = 0;
