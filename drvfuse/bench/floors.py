@@ -20,7 +20,7 @@ extern "C" __global__ void empty() {
 }
 """
 _THREADS = 128
-_COPY_BYTES = 16 * 512  # of a block that copies one vector per thread
+_COPY_BYTES = 16 * 512  # bytes that a block copies with one vector per thread
 
 
 def launch_us(group: Group, pdl: bool, calls: int) -> Timing:

@@ -37,7 +37,7 @@ OURS = ("none", "normed", "all", "ON", "EARLY", "traced", "FP8 weight", "FP8 act
 PEERS = ("cublas", "cublas + norm", "compiled")
 HEAD, TEXT_COLUMNS = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS], 1
 _ROTATED_BYTES = 256 << 20
-CALLS = 64  # of a graph, at least
+CALLS = 64  # fewest calls of a graph
 _FP8 = "float8_e4m3fn"
 _READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
 

@@ -30,7 +30,7 @@ def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure
             turns = -(-plan["calls"] // len(inputs)) * len(inputs)
             us = torch_times(call, [(inputs[turn % len(inputs)], output) for turn in range(turns)])
             write(rows=1, cols=nbytes, residual=False, us=us)
-        except Exception as error:  # of this size; a device that is lost fails the others too
+        except Exception as error:  # this size has failed; if the device is lost, the others fail too
             write(rows=1, cols=nbytes, residual=False, failed=failure(error))
 
 

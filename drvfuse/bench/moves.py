@@ -37,7 +37,7 @@ LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
 TEXT_COLUMNS = 0
-_ROTATED_BYTES = 256 << 20  # of all sets of inputs of a rank: more than any cache
+_ROTATED_BYTES = 256 << 20  # all sets of inputs of a rank: more than any cache holds
 
 
 def input_bytes(op: str, ranks: int, nbytes: int) -> int:

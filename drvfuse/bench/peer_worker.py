@@ -96,7 +96,7 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
                     gemv=torch_times(gemv, pairs),
                     chain=torch_times(_after_gemv(gemv, call), pairs),
                 )
-            except Exception as error:  # of this shape; a device that is lost fails the others too
+            except Exception as error:  # this shape has failed; if the device is lost, the others fail too
                 write(rows=rows, cols=cols, residual=residual, failed=first_line(error))
 
 

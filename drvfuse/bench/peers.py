@@ -25,7 +25,7 @@ from .peer_worker import NORM, PEERS
 from .settings import Settings
 
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.peer_worker"]
-_GRACE = 5.0  # seconds for the other processes of a peer when one has failed
+_GRACE = 5.0  # seconds that the other processes of a peer get when one has failed
 _POLL = 0.05
 
 Key = tuple[int, int, bool]

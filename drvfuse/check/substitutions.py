@@ -21,7 +21,7 @@ from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
 _COLLECTIVES = "allreduce"  # prefix of their kernels' names
-_FLAG_BYTES = 4096  # of a workspace, from its start: more than the counter and the flags of a few blocks
+_FLAG_BYTES = 4096  # the first bytes of a workspace: more than the counter and the flags of a few blocks
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,9 @@ class Nccl:
                 raise ExchangeError(member.rank, self.name, problem)
 
     def abort(self) -> None:
-        """A thread that holds the communicators for long waits inside NCCL, for what only an abort ends."""
+        """If another thread holds the communicators for long, it waits inside NCCL for work that only an abort ends, so
+        the abort goes on without the lock.
+        """
         held = self._lock.acquire(timeout=_ABORT_PATIENCE)
         try:
             self._abandon()

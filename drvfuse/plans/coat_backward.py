@@ -59,7 +59,7 @@ class BackwardShape(NamedTuple):
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         segments = min(rows, DW_SEGMENTS)
-        quads = -(-64 * team_warps * packs // DW_SEGMENTS)  # of columns, for each block to add up
+        quads = -(-64 * team_warps * packs // DW_SEGMENTS)  # quads of columns that each block adds up
         strands = max(1, min(64, 32 * team_warps * teams // quads, segments // 2))
         return cls(packs, team_warps, teams, segments, strands, False)
 

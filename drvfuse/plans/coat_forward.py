@@ -21,11 +21,11 @@ _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
-_SHARED_SUMS = 1 << 14  # of rows and segments, up to which blocks share the rows of others than `HeldTiles`
+_SHARED_SUMS = 1 << 14  # rows times segments, up to which blocks share rows in plans other than `HeldTiles`
 _ROOM_BESIDE_L1 = (
     195 << 10
 )  # bytes; with more L1 shrinks, and reading again gets slower (H200: 5 % of 67 million elements)
-_STRIP_WORDS = 16  # between two strips' words, which lie among those of rows
+_STRIP_WORDS = 16  # distance between two strips' words, which lie among those of rows
 
 
 def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:

@@ -12,7 +12,7 @@ from .scratch import MAX_GRID
 MAX_COLUMNS = 32768
 _SEGMENT = 512
 _LARGE = 4 << 20
-_TILE_BYTES = 8192  # of x, in one tile of the division
+_TILE_BYTES = 8192  # bytes of x in one tile of the division
 _DIVISION_WARPS = 16  # on a multiprocessor
 
 

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from .limits import ceil_div
 
 PACK_BYTES = 16
-MAX_BLOCKS = 256  # that a workspace has flags for
+MAX_BLOCKS = 256  # blocks for which a workspace has flags
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
 MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, and those of the last round and step lie beyond the tensor

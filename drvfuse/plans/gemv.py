@@ -16,12 +16,12 @@ GROUP = 32
 SCALE_GROUP = 128  # columns of a scale of the weight for a group
 ACT_SCALE_GROUPS = (128, 64)  # columns of a scale of act for a group
 GROUP_BYTES = PACK_BYTES * GROUP
-PRODUCT_WARPS = 16  # at most
+PRODUCT_WARPS = 16  # most warps that multiply
 TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
 RESIDENT = 32  # values of act that a lane keeps in registers, at most
-NORM_WARPS = 8  # of all rows of act, at most
-ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
-STAGES = 4  # that are under way, at most
+NORM_WARPS = 8  # most warps that compute the norms, of all rows of act
+ROUND_COLUMNS = 4096  # most normed columns that the last block waits for at a time
+STAGES = 4  # most stages in flight
 
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
@@ -30,8 +30,8 @@ COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # under way, at most: more of them delay the other data that the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 COPY_CAPABILITY = (9, 0)
-KERNEL_SHARED_BYTES = 4 << 10  # that the kernel has itself, at most
-DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
+KERNEL_SHARED_BYTES = 4 << 10  # most static shared memory of the kernel
+DIRECT_ROWS = 32  # most rows of a block where a warp has whole rows: with more, loads by many warps are faster
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
@@ -177,7 +177,7 @@ class Plan:
         can_copy = access == PACK_BYTES and limits.capability >= COPY_CAPABILITY
         width = PACK_BYTES // itemsize
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
-        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # of an H100's it never needs too much
+        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never more than an H100 has
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage

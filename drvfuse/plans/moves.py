@@ -20,8 +20,8 @@ from .traffic import Traffic
 from .tuning import Cost
 
 PUSH = ("push", "relay")
-PULL_PACKS = 8  # that a thread has in flight: cu/collectives/move.cu
-_KEY_BYTES = 4  # of a warp's packs: cu/collectives/move_push.cu
+PULL_PACKS = 8  # packs that a thread has in flight: cu/collectives/move.cu
+_KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
 
 class Move(NamedTuple):

@@ -9,16 +9,16 @@ from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
 from .limits import Limits, ceil_div
 
-MAX_THREADS = 512  # of cu/norm/rmsnorm_fp8.cu
+MAX_THREADS = 512  # of a block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128
 # Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).
-_FLOATS = 32, 8  # of many rows, without and with a residual
-_LANES_FLOATS = 16  # of many rows held by lanes
-_FEW_FLOATS = 8  # of few rows
+_FLOATS = 32, 8  # many rows, without and with a residual
+_LANES_FLOATS = 16  # many rows, each held by lanes of a warp
+_FEW_FLOATS = 8  # few rows
 _MANY_ROWS = 2  # for each multiprocessor
 _MAX_CLUSTER = 8
-_FEW_THREADS = 128  # of a block whose row a cluster shares
+_FEW_THREADS = 128  # threads of a block whose row a cluster shares
 
 
 class NormShape(NamedTuple):

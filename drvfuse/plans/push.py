@@ -17,7 +17,7 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
-_MOST_ITEMS = 2**31  # of a round: kernels count a round's packs in 32 bits, and its last unit may end beyond them
+_MOST_ITEMS = 2**31  # items per round: kernels count a round's packs in 32 bits, and its last unit may end beyond them
 _EXTRA = 256  # bytes of a half beyond half of the workspace's: greetings, and the scales of a few rows
 
 

@@ -36,8 +36,8 @@ class Section:
     launch: int
     kernel: str
     blocks: int
-    phases: int  # of a block
-    rounds: int  # of waits
+    phases: int  # the most phases of a block
+    rounds: int  # rounds of waits of a block
     peers: int  # waited for in a round
     offset: int  # in bytes
     array: Array = field(repr=False)  # the whole buffer

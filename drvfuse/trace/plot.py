@@ -18,7 +18,7 @@ from .decode import BLOCK
 if TYPE_CHECKING:
     from .clocks import Clock
 
-MOST_BLOCKS = 16  # of a rank; of more, evenly chosen ones are shown
+MOST_BLOCKS = 16  # blocks shown per rank, evenly chosen where there are more
 _IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc", "receive": "#c8c8c8"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 

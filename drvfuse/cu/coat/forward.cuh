@@ -47,18 +47,18 @@ struct ForwardParams {
     const u8* x;
     const bf16* scales;
     const Weight* weight;
-    const Weight* bias;  // of LayerNorm
+    const Weight* bias;  // LayerNorm only
     u8* qy;
     u8* qy_t;
     u16* scale;
-    float* mean;  // of LayerNorm
+    float* mean;  // LayerNorm only
     float* rstd;
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns;
     int groups, longer;    // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
-    int part_columns;      // of many rows: of the blocks that share a group of rows, the columns of one
-    int resident_columns;  // of many rows: of a block's, those of which x stays
+    int part_columns;      // ManyRows: columns of each of the blocks that share a group of rows
+    int resident_columns;  // ManyRows: how many of a block's columns have x in shared memory
     int chunk_rows;        // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
                 squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
                 product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), fabsf(w[4 * j + k])));
             }
-            most[r] = max(max(most[r], product[0]), product[1]);  // of three, in one instruction
+            most[r] = max(max(most[r], product[0]), product[1]);  // a maximum of three values takes one instruction
             most[r] = max(max(most[r], product[2]), product[3]);
         }
         const float scale = bf16{batch.scale[r]};

@@ -104,8 +104,8 @@ struct Piece {
     int local, at, valid;           // its first row, of the block's, and column, and the columns from there on
     int left;                       // rows that exist; 0 if its columns do not
     i64 row;                        // the first of them
-    int known;                      // where the scales of its first four rows are
-    typename Offset<NEAR>::type x;  // of the next quad that is asked for, in Rows::x or ForwardParams::x
+    int known;                      // offset of the scales of its first four rows
+    typename Offset<NEAR>::type x;  // offset of the next quad to load, in Rows::x or ForwardParams::x
 
     // After the last tile this points to one that may be read, so that loads of quads need no condition.
     __device__ __forceinline__ Piece(const Rows& rows, const Place& tile) {

@@ -37,7 +37,7 @@ static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 // and each waits for the others.
 struct Run {
     Place asked;  // the batch that is asked for next, while there is one
-    int left;     // from there on
+    int left;     // batches from there on
     Batch after;  // the batch before `asked`, on its way
 
     template <typename Fetch>

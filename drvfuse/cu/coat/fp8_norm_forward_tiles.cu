@@ -42,9 +42,9 @@ constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
 constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they leave for one segment
 constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose parts a thread reads
 constexpr bool PAIRED = !(LAYER && AFFINE);       // whether a largest magnitude comes with a sum
-constexpr int WORDS = PAIRED ? 2 : 1;             // of a sum
+constexpr int WORDS = PAIRED ? 2 : 1;             // words of a sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
-constexpr int STRIP_WORDS = 16;  // between the words of two strips, which lie in lines of their own
+constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, which lie in lines of their own
 constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // between those of two blocks, as far as there is room
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
@@ -57,7 +57,7 @@ static_assert(TURNS >= 1 && TURNS <= 32, "threads for each row");
 using Pair = uint2;
 
 struct TilesShared {
-    Pair packs[WARPS][TR][32];  // of each warp: row r of lane l
+    Pair packs[WARPS][TR][32];  // [warp][r][l]: row r of lane l of each warp
     float rstd[BLOCK_ROWS];
     float mean[LAYER ? BLOCK_ROWS : 1];
     u32 estimate, all, exact;

@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 first = segment + i64(team) * p.segments;
         const int rows = p.segment_rows + (segment < p.longer);
-        const int count = (rows - team + TEAMS - 1) / TEAMS;  // of this team
-        const int turns = (rows + TEAMS - 1) / TEAMS;         // of any team, at most
+        const int count = (rows - team + TEAMS - 1) / TEAMS;  // rows of this team
+        const int turns = (rows + TEAMS - 1) / TEAMS;         // rows of a team, at most
         const int kept = min(KEPT, turns - 1), before = turns - 1 - kept;
         Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 all.load(p, loader);
                 all.keep(weights, loader);
             }
-            __syncthreads();  // that the slots' mbarriers are made, too
+            __syncthreads();  // also makes the slots' mbarriers visible
         }
         const auto over_rows = [&](int i, int at, float g, float xhat) {
             if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);

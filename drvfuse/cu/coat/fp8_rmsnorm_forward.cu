@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     __shared__ Meetings meetings;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
-    float* rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;  // of the warp's tile
+    float* rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;  // rstd of the warp's tile
     float* sums = reinterpret_cast<float*>(dynamic) + WARPS * TILE_ROWS;
     u32* products = reinterpret_cast<u32*>(sums + segments * p.chunk_rows);  // both [segments, chunk_rows]
     float* alone = sums + 2 * segments * p.chunk_rows;                       // of a single block: rstd of all rows
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         for (int q = 0; q < TR / 4; ++q) load_tile_quad(q);
     };
 
-    Pack<Weight, PACK> raw;  // of phase 1
+    Pack<Weight, PACK> raw;  // weights for phase 1
     if (warp / segments * BATCH < count) load_weight_pack(raw, p, warp % segments * SEGMENT + lane * PACK);
     if (tile.down < tiles_down) load_weight_pack(weights, p, lane_column());
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();

@@ -9,7 +9,7 @@
 
 template <int TR, int TC>
 struct Turned {
-    u32 word[TC][TR / 4];  // of each column, its rows
+    u32 word[TC][TR / 4];  // the rows of each column
 
     // Rows 4 * quad to 4 * quad + 3.
     __device__ __forceinline__ void take(int quad, const u32 (&rows)[4][TC / 4]) {

@@ -118,9 +118,9 @@ __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& 
 struct Unit {
     Place at;
     int distance;
-    u32 offset;   // of this thread's pack among the units of that owner, at distance 1
-    u32 stride;   // from one distance to the next
-    u32 results;  // from an input's slot to that of its result
+    u32 offset;   // this thread's pack among the units of that owner, at distance 1
+    u32 stride;   // bytes from one distance to the next
+    u32 results;  // bytes from an input's slot to that of its result
 };
 
 __device__ __forceinline__ Unit unit_at(const AllreducePushParams& p, const Pushing& push, int round, u32 unit) {

@@ -105,7 +105,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 
 using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
-constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner sends
+constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
 constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
 static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
 
@@ -120,8 +120,8 @@ __device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_w
 // A row of a round: its owner's distance, and where it lies in the slots.
 struct Place {
     int distance;
-    u32 offset;  // of the row among those of its owner, at distance 1
-    u32 stride;  // from one distance to the next, of normed rows too
+    u32 offset;  // the row's offset among those of its owner, at distance 1
+    u32 stride;  // bytes from one distance to the next, also for normed rows
     u32 normed;
     u32 result, result_stride;
     u32 scale, scale_stride;

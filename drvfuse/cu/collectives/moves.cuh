@@ -36,7 +36,7 @@ struct MoveParams {
 // By push: `chunk_packs` are those of a round, a multiple of the block's threads. Blocks have units of a pack per thread.
 struct MovePushParams : MoveParams {
     PushCall push;
-    i64 root;  // of a broadcast
+    i64 root;  // root of a broadcast
 };
 
 using Pushing = Push<RANKS, false, false, false>;

@@ -411,7 +411,7 @@ private:
     int thread_;
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
     u32 done_;
-    const u32 block_;  // of the cluster
+    const u32 block_;  // rank in the cluster
     ResidualPack residual_[PACKS];
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
     Pack<Gamma, W> beta_[KEEP_GAMMA && BETA ? PACKS : 1];

@@ -48,8 +48,8 @@
 #include "gemv/sums.cuh"
 #include "sync/pdl.cuh"
 
-constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // of the traces, of those that add
-constexpr u32 COUNTER_HELD = 4;                              // a reason, as those of scratch.cuh
+constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the first thread that writes a trace: the warps that add
+constexpr u32 COUNTER_HELD = 4;                              // a reason, like those in scratch.cuh
 
 // Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
 // polling.

@@ -121,7 +121,7 @@ public:
     }
 
 private:
-    static constexpr int LANES = 32 / BATCH;  // that have the same sum of squares
+    static constexpr int LANES = 32 / BATCH;  // lanes that have the same sum of squares
 
     // The lane's pack of group number k of a turn that begins with `group`.
     __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }
@@ -182,7 +182,7 @@ private:
     }
 
     __device__ __forceinline__ bool goes_on(const Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
-        int column = 0;  // that is missing
+        int column = 0;  // the missing column
         u32 seen = 0;
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {

@@ -149,7 +149,7 @@ private:
 
     // The rows' sums from their group sums: as where 32 lanes add a group each, as the others would add zeros.
     __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
-        constexpr int LANES = 32 / VALUES;  // that have the same value
+        constexpr int LANES = 32 / VALUES;  // lanes that have the same value
         float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));
 #pragma unroll
         for (int mask = PACKS / 2 * LANES; mask >= LANES; mask /= 2) {

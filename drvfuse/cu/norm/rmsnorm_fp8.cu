@@ -51,7 +51,7 @@ constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
-constexpr int FLOATS = PACKS * W;  // of a row in a thread's registers
+constexpr int FLOATS = PACKS * W;  // floats of a row in a thread's registers
 // Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
 constexpr int RESIDENT = (FLOATS > 16 ? 512 : 1024) / THREADS;
 
@@ -377,10 +377,10 @@ private:
     Scratch& scratch_;
     Trace& trace_;
     const int packs_;
-    int thread_;  // of the team
+    int thread_;  // number in the team
     int row_;
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
-    u32 done_;   // reductions
+    u32 done_;   // reductions made so far
     float gamma_[KEEP_GAMMA ? PACKS : 1][W];
     float beta_[KEEP_GAMMA && BETA ? PACKS : 1][W];
 };

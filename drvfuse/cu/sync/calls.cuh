@@ -60,7 +60,7 @@
 #include "sync/workspace.cuh"
 
 constexpr bool COMPARES = DRVFUSE_COMPARES;
-constexpr u32 LEG_CALL = 3;  // of a report
+constexpr u32 LEG_CALL = 3;  // the leg in a report
 constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }

@@ -9,7 +9,7 @@ constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 
 // drvfuse/plans/coat_forward.py has its size.
 struct GridWords {
     ScratchState state;
-    u64 maxima[2][MAX_WORD_BLOCKS];  // of each block, in two rounds
+    u64 maxima[2][MAX_WORD_BLOCKS];  // the maximum of each block, in two rounds
     u64 rows[MAX_WORD_ROWS];
     u64 sums[MAX_WORD_SUMS];
 };

@@ -63,8 +63,8 @@ enum class TraceRole : u32 {
 
 struct TraceParams {
     u64* section;  // less than 2^32 words
-    u32 words;     // of a block
-    u32 waits;     // of them for waits
+    u32 words;     // words of a block
+    u32 waits;     // how many of these are for waits
 };
 
 #define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params
@@ -170,7 +170,7 @@ private:
 
     const TraceParams& params_;
     const u32 buffer_, last_;  // addresses of the words, and of the last that may be written
-    u32 next_;                 // where the next phase goes
+    u32 next_;                 // address of the next phase's word
 };
 
 #else

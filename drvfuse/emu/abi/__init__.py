@@ -62,10 +62,10 @@ class MemoryOf(IntEnum):
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
 EVENTS = 1 << 14  # entries of the engine's ring of events
-WRITES = 64  # of a thread while the runtime probes
-BARRIERS = 16  # of a block
+WRITES = 64  # writes of a thread that are kept while the runtime probes
+BARRIERS = 16  # barriers of a block
 CLUSTER_SHIFT = 18  # of a rank in an address of the cluster's shared memory: more bytes than a block can have
-POLL_WORDS = 32  # that a thread is known to poll
+POLL_WORDS = 32  # words that a thread may be recorded as polling
 POLL_COUNT = 0xFF  # of Thread::polls: how many of them
 NO_SITE = 0xFFFFFFFF
 

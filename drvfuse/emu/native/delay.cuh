@@ -65,8 +65,8 @@ struct Pending {
     u64 order, due;  // age in its list; the pass after which it is passed on
     u32 size, thread, warp, epoch, syncs;
     u32 level, shared, device;
-    u32 next, previous;  // in its block's or device's list, oldest first; `next` of the free ones
-    u32 chain, back;     // in its bucket
+    u32 next, previous;  // links of its block's or device's list, oldest first; `next` also links the free list
+    u32 chain, back;     // links of its bucket
 };
 
 struct Delay {
@@ -406,7 +406,7 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     if (!d->live) return 0;
     u32 watched = 0;
     LOOP for (u32 k = 0; k < n; k++) watched |= launches[k]->state == RUNNING && launches[k]->finished < launches[k]->blocks;
-    if (!watched) {  // nobody could see in which order they are passed on
+    if (!watched) {  // their order cannot be observed
         delay_flush(e);
         return 1;
     }

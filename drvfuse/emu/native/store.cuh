@@ -40,7 +40,7 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     u64* to = (u64*)c->target;
     LOOP for (u32 i = 0; c->how && i < 2; i++) c->bits[i] = combine_word(to[i], c->bits[i], c->how, 64);
     e->progress +=
-        to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
+        to[0] != c->bits[0] || to[1] != c->bits[1];  // without this, a poll with a copy in its loop would never end
     LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
     c->moment = M_MADE;
     t->block->stores--;

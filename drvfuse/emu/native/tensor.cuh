@@ -19,7 +19,7 @@ FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
 const s32 ZERO = -(1 << 14);  // the exponent of a zero, and about that of a product with one: below all others
 const u32 FRACTION = 23;
-const u32 FACTOR = 10;  // of the significand of a factor, which has no more
+const u32 FACTOR = 10;  // fraction bits of a factor's significand: no factor has more
 
 struct Number {
     s32 significand, exponent;

@@ -29,7 +29,7 @@ from .operands import Operand, whole
 
 _ALIGNMENT = 16
 _SLOTS = 64
-_STREAMS = 32  # that have a workspace of drvfuse's own, for each kind
+_STREAMS = 32  # most streams for which drvfuse keeps a workspace of each kind
 _REPORT = np.dtype(
     {
         "names": ["reason", "block", "peer", "expected", "seen", "state", "magic"],
@@ -54,7 +54,7 @@ class Workspace:
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self.user: Stream | None = None  # of an own one
+        self.user: Stream | None = None  # the stream of drvfuse's own workspace
 
     @property
     def params(self) -> ScratchParams:
@@ -132,7 +132,7 @@ class Scratch:
         self.reports = _Reports(device.driver)
         self.own: dict[tuple[int, str], Workspace] = {}
         self.known: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
-        self.last: Workspace | None = None  # of `own`
+        self.last: Workspace | None = None  # the workspace in `own` that was used last
 
 
 def brought(device: Device, array: Array) -> Workspace:

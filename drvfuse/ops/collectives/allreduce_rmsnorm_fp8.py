@@ -189,11 +189,11 @@ def prepared(
     shape, dtype = first.shape, first.dtype
     options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     row_shape, columns = _rows(first, head_columns)
-    rows, kept, head = math.prod(row_shape), columns, 0  # of the kernel
+    rows, kept, head = math.prod(row_shape), columns, 0  # as the kernel counts them
     if plans.heads_in_warps(math.prod(shape[:-1]), shape[-1], columns, dtype.itemsize):
         rows, kept, head = math.prod(shape[:-1]), shape[-1], columns
     counts: tuple[int, ...] = ()
-    whole: Any = shape  # of what has all columns of each row
+    whole: Any = shape  # the shape of arrays that have all columns of each row
     each_row: Any = row_shape  # and of what has a value for each
     if scatters:
         heads = row_shape[len(shape) - 1 :]
