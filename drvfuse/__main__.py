@@ -202,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--processes", action="store_true", help="one process for each GPU, in place of one for all")
     demo.add_argument("--rows", type=_positive, default=32, help="of each rank's input (default: 32)")
-    demo.add_argument("--cols", type=_positive, default=4096)
+    demo.add_argument("--cols", type=_positive, default=4096, help="of each row (default: 4096)")
     demo.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: cuda if it has GPUs, else emu")
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 

@@ -114,17 +114,26 @@ def require_integer(argument: str, value: Any, expected: str, least: int | None 
     raise ArgumentError(argument, repr(value), expected)
 
 
-def require_real(argument: str, value: Any, *, least: float = -math.inf, finite: bool = True) -> float:
-    """`value` rounded to float32: a number, not NaN, at least `least`, and finite where asked; else ArgumentError."""
+def any_of(names: Sequence[str]) -> str:
+    """The allowed values of an argument, for `ArgumentError.expected`: "a", "a or b", "one of a, b, c"."""
+    return " or ".join(names) if len(names) < 3 else "one of " + ", ".join(names)
+
+
+def require_real(
+    argument: str, value: Any, *, least: float = -math.inf, positive: bool = False, finite: bool = True
+) -> float:
+    """`value` rounded to float32: a number, not NaN, at least `least`, above 0 and finite where asked; else
+    ArgumentError."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         number = float(value)
         try:
             rounded = float(_FLOAT32.unpack(_FLOAT32.pack(number))[0])
         except OverflowError:
             rounded = math.inf if number > 0 else -math.inf
-        if rounded >= least and not (finite and math.isinf(rounded)):  # never of a NaN
+        if rounded >= least and not (positive and rounded <= 0) and not (finite and math.isinf(rounded)):  # no NaN
             return rounded
-    expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (", finite" if finite else "")
+    expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (" above 0" if positive else "")
+    expected += ", finite in float32" if finite else ""
     raise ArgumentError(argument, repr(value), expected)
 
 

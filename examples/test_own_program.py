@@ -3,7 +3,7 @@
 
 `moving_average` is such a program: it knows nothing of drvfuse. drvfuse's pytest plugin switches `cuda.bindings` to
 emulated GPUs for the tests that have the mark `emu`, and fails them for races, accesses out of bounds, uninitialised
-reads, leaks of time such as deadlocks, and calls that the driver refuses.
+reads, deadlocks and the other findings of the machine.
 
     pytest examples/test_own_program.py
 

@@ -36,13 +36,13 @@ BESIDES = {"ops": ["drvfuse.ops.call.prepared.Prepared"]}
 
 RETURNED = {
     *("Group", "Rank", "RankGraphs", "Prepared", "Array", "Device"),
-    *("Graph", "Kernel", "Launch", "Module", "Process"),
+    *("Graph", "Kernel", "Launch", "Module", "Process", "Quantisation"),
 }
 """Classes whose objects programs get from functions: how they are constructed is not shown."""
 
 
 def api() -> str:
-    """The public names of `drvfuse`, `drvfuse.coat` and `drvfuse.emu` with their docstrings."""
+    """The public names of `drvfuse`, `drvfuse.coat`, `drvfuse.reference` and `drvfuse.emu` with their docstrings."""
     package = ROOT / "drvfuse"
     names: dict[str, list[str]] = {room: [] for room in SECTIONS}
     for home, name in _listed(package / "__init__.pyi"):
@@ -50,6 +50,7 @@ def api() -> str:
         names[room if room in SECTIONS else "ops"].append(f"drvfuse.{name}")
     sections = [_section(heading, names[room] + BESIDES.get(room, [])) for room, heading in SECTIONS.items()]
     sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
+    sections.append(_section("The ops in numpy: `drvfuse.reference`", list(_references(package / "reference"))))
     emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]
     sections.append(_section("The emulated driver: `drvfuse.emu`", emulated))
     sections.append(_section("Settings: `drvfuse.config`", ["drvfuse.config.get", "drvfuse.config.override"]))
@@ -76,6 +77,16 @@ GENERATED = {"api": api, "errors": all_errors, "command-line": command_line}
 def _listed(stub: Path) -> Iterator[tuple[str, str]]:
     """(module, public name) of every line of a stub that takes a name from a module."""
     yield from re.findall(r"^from (\.[\w.]+) import \w+ as (\w+)$", stub.read_text(), re.MULTILINE)
+
+
+def _references(folder: Path) -> Iterator[str]:
+    """The names that `drvfuse.reference` has itself, then the ops in its modules."""
+    yield from (f"drvfuse.reference.{name}" for home, name in _listed(folder / "__init__.py"))
+    yield "drvfuse.reference.gemv.gemv_partial_norm"
+    for module in ("coat_rmsnorm", "coat_layernorm", "coat_groups"):
+        named = vars(importlib.import_module(f"drvfuse.reference.{module}")).items()
+        own = (name for name, value in named if getattr(value, "__module__", "").endswith(module))
+        yield from (f"drvfuse.reference.{module}.{name}" for name in own if name.startswith("fp8_"))
 
 
 def _section(heading: str, names: list[str]) -> str:

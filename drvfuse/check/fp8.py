@@ -45,10 +45,14 @@ def _of(out: Arrays, names: Iterable[str], suffix: str = "") -> tuple[Array, ...
 
 
 def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
-    """x, its scales and weights."""
+    """x, its scales, and weights, which are those of every step: they may be fetched while a step in front still runs."""
     rows, columns = shape
     scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
-    return random(number, shape, E4M3, 64), scales, random(number, (columns,), "bfloat16")
+    return random(number, shape, E4M3, 64), scales, _vector(0, columns)
+
+
+def _vector(number: int, columns: int) -> Host:
+    return random(number, (columns,), "bfloat16")
 
 
 @functools.lru_cache(maxsize=STEPS)
@@ -57,7 +61,7 @@ def _norm(number: int) -> Step:
     gradient = random(number, RMSNORM_SHAPE, "bfloat16")
     forward = coat_rmsnorm.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP)
-    return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
+    return Step((x, scales, gradient), {**forward._asdict(), "dx": dx, "dw": dw}, (weight,))
 
 
 @functools.lru_cache(maxsize=STEPS)
@@ -66,25 +70,25 @@ def _tall(number: int) -> Step:
     gradient = random(number, TALL_SHAPE, "bfloat16")
     rstd = np.abs(random(number, TALL_SHAPE[:1], "float32"))
     dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP)
-    return Step((x, scales, weight, gradient, rstd), {"dx": dx, "dw": dw})
+    return Step((x, scales, gradient, rstd), {"dx": dx, "dw": dw}, (weight,))
 
 
 def _launch_tall(
-    x: Array, scales: Array, weight: Array, gradient: Array, rstd: Array, out: Arrays, **options: Any
+    x: Array, scales: Array, gradient: Array, rstd: Array, weight: Array, out: Arrays, **options: Any
 ) -> None:
     fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP, outputs=(out["dx"], out["dw"]), **options)
 
 
-def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: Arrays, **options: Any) -> None:
+def _launch_norm(x: Array, scales: Array, gradient: Array, weight: Array, out: Arrays, **options: Any) -> None:
     _launch_forward(x, scales, weight, out, **options)
-    _launch_tall(x, scales, weight, gradient, out["rstd"], out, **options)
+    _launch_tall(x, scales, gradient, out["rstd"], weight, out, **options)
 
 
 @functools.lru_cache(maxsize=2 * STEPS)
 def _forward(number: int, shape: tuple[int, int]) -> Step:
     x, scales, weight = _operands(number, shape)
     forward = coat_rmsnorm.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
-    return Step((x, scales, weight), forward._asdict())
+    return Step((x, scales), forward._asdict(), (weight,))
 
 
 def _launch_forward(x: Array, scales: Array, weight: Array, out: Arrays, **options: Any) -> None:
@@ -112,11 +116,11 @@ def _launch_division(x: Array, out: Arrays, **options: Any) -> None:
 @functools.lru_cache(maxsize=STEPS)
 def _groups(number: int) -> Step:
     x1, x2 = (random(2 * number + i, NORM_SHAPE, "bfloat16") for i in range(2))
-    weight = random(number, NORM_SHAPE[1:], "bfloat16")
+    weight = _vector(0, NORM_SHAPE[1])
     add = coat_groups.fp8_add(x1, x2, E4M3, GROUP)
     norm = coat_groups.fp8_rmsnorm_pg2pg_forward(add.x, add.s_x, weight, GROUP, EPSILON)
     apart = {**add._asdict(), **norm._asdict()}
-    return Step((x1, x2, weight), {**apart, **{f"{name} of both": value for name, value in apart.items()}})
+    return Step((x1, x2), {**apart, **{f"{name} of both": value for name, value in apart.items()}}, (weight,))
 
 
 def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, **options: Any) -> None:
@@ -129,12 +133,12 @@ def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, **options: 
 
 @functools.lru_cache(maxsize=STEPS)
 def _layernorm(number: int) -> Step:
-    x, scales, _ = _operands(number, NORM_SHAPE)
-    weight, bias = (random(2 * number + i, NORM_SHAPE[1:], "bfloat16") for i in range(2))
+    x, scales, weight = _operands(number, NORM_SHAPE)
+    bias = _vector(1, NORM_SHAPE[1])
     affine = coat_layernorm.fp8_layernorm_forward(x, scales, weight, bias, GROUP, EPSILON)
     plain = coat_layernorm.fp8_layernorm_forward(x, scales, None, None, GROUP, EPSILON)
     without = {f"{name} without parameters": value for name, value in plain._asdict().items()}
-    return Step((x, scales, weight, bias), {**affine._asdict(), **without})
+    return Step((x, scales), {**affine._asdict(), **without}, (weight, bias))
 
 
 def _launch_layernorm(x: Array, scales: Array, weight: Array, bias: Array, out: Arrays, **options: Any) -> None:
@@ -146,9 +150,9 @@ def _launch_layernorm(x: Array, scales: Array, weight: Array, bias: Array, out: 
 
 @functools.lru_cache(maxsize=STEPS)
 def _layernorm_gradient(number: int) -> Step:
-    x, scales, _ = _operands(number, ODD_SHAPE)
+    x, scales, weight = _operands(number, ODD_SHAPE)
+    bias = _vector(1, ODD_SHAPE[1])
     gradients = [random(2 * number + i, ODD_SHAPE, "bfloat16") for i in range(2)]
-    weight, bias = (random(2 * number + i, ODD_SHAPE[1:], "bfloat16") for i in range(2))
     mean = coat_layernorm.row_mean(x, scales, GROUP)
     rstd = coat_layernorm.row_rstd(x, scales, GROUP, EPSILON, mean)
 
@@ -157,13 +161,13 @@ def _layernorm_gradient(number: int) -> Step:
 
     results = dict(zip(("dx", "dw", "db"), gradient(gradients, weight), strict=True))
     (results["dx without parameters"],) = gradient(gradients[0], None)
-    return Step((x, scales, *gradients, weight, bias, mean, rstd), results)
+    return Step((x, scales, *gradients, mean, rstd), results, (weight, bias))
 
 
 def _launch_layernorm_gradient(
     x: Array, scales: Array, first: Array, second: Array, *rest: Any, workspace: Array, **options: Any
 ) -> None:
-    weight, bias, mean, rstd, out = rest
+    mean, rstd, weight, bias, out = rest
     affine, plain = _of(out, ("dx", "dw", "db")), (out["dx without parameters"],)
     read = (x, scales, [first, second], GROUP, weight, bias, mean, rstd)
     fp8_layernorm_param_backward(*read, outputs=affine, workspace=workspace, **options)

@@ -59,7 +59,9 @@ class CallTable:
     def write(self, position: int, hash_: int, name: str) -> None:
         """Add a name. Called by the rank of the table, one thread at a time."""
         self._hashes[position] = 0
-        self._names[position] = name.encode()
+        encoded = name.encode()
+        cut = len(encoded) > _NAME_BYTES
+        self._names[position] = encoded[: _NAME_BYTES - 3] + b"..." if cut else encoded
         self._hashes[position] = hash_
 
     def find(self, hash_: int) -> str | None:

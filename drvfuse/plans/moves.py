@@ -172,11 +172,19 @@ def barriers(work: MoveWork, chunk: int) -> int:
 def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, int]:
     """(Most phases that a block records, its barriers)."""
     rounds = barriers(work, chunk)
-    chunks = rounds - 1
-    step = shape.blocks * shape.threads * shape.packs
-    own = 2 * ceil_div(work.most_own, step)
-    each = 2 * ceil_div(min(work.most, chunk) if chunk else work.most, step)
-    return 2 + 2 * rounds + own + chunks * (work.ranks - 1) * each * (2 if chunk else 1), rounds
+
+    def copying(packs: int, blocks: int) -> int:
+        return 2 * ceil_div(packs, blocks * shape.threads * shape.packs)
+
+    if chunk:
+        passes = (rounds - 1) * 2 * (work.ranks - 1)
+        phases = copying(work.most_own, shape.blocks) + passes * copying(min(work.most, chunk), shape.blocks)
+    elif shape.blocks >= 8:  # a block copies what stays or what moves, where both are to be copied
+        own = shape.blocks // 8
+        phases = max(copying(work.most_own, own), (work.ranks - 1) * copying(work.most, shape.blocks - own))
+    else:
+        phases = copying(work.most_own, shape.blocks) + (work.ranks - 1) * copying(work.most, shape.blocks)
+    return 2 + 2 * rounds + phases, rounds
 
 
 def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
@@ -209,7 +217,8 @@ class MoveCosts(NamedTuple):
 
 
 COSTS = MoveCosts(Cost(2.5, 310e3), Cost(3.5, 300e3), Cost(8.0, 350e3), Cost(9.0, 300e3))
-"""Measured on 2 H200 (docs/performance.md); those of relays and of staged bytes are estimates."""
+"""Of `push` and `direct` roughly what was measured on 2 H200 (docs/performance.md), by kernels that did not yet copy
+what stays on a rank beside what moves. Relays and staged bytes were not measured: theirs are estimates."""
 
 
 def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .. import dtypes
 from ..dtypes import FP4, DType, DTypeLike
-from ..errors import ArgumentError, require_real
+from ..errors import ArgumentError, any_of, require_real
 from .definitions import Defines, defines
 from .limits import ceil_div
 
@@ -21,6 +23,16 @@ GROUP_SCALES = ("float32", E8M0)
 GROUPS = (64, 128)
 _MX_GROUP, _NV_GROUP = 32, 16
 _TILE_ROWS, _TILE_GROUPS, _COLUMN_ROWS = 128, 4, 4
+_TILES_ALIGNMENT = 16
+_FORMS = (
+    ("none", None, 0, None),
+    *(("row", codes, 0, scales) for codes in dtypes.FP8 for scales in ROW_SCALES),
+    *(("static", codes, 0, None) for codes in dtypes.FP8),
+    *(("group", codes, group, scales) for codes in dtypes.FP8 for group in GROUPS for scales in GROUP_SCALES),
+    *(("group", codes, _MX_GROUP, E8M0) for codes in dtypes.FP8),
+    ("group", FP4, _NV_GROUP, "float8_e4m3fn"),
+)
+"""What there is: kind, dtype of the codes, columns of a group, dtype of the scales."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +62,8 @@ class Quantisation:
     rows are all leading dimensions together, padded to a multiple of 4, as block-scaled GEMMs want them that read
     columns of scales. "tiles" is the layout of block scales in cuBLASLt: one dimension of tiles of 512 bytes, each for
     128 rows and 4 groups. Rows and groups are padded to whole tiles, the tiles of the same rows follow one another, and
-    the scale of row r and group g of a tile is its byte r % 32 * 16 + r // 32 * 4 + g. Every call writes bytes of 0 as
-    padding.
+    the scale of row r and group g of a tile is its byte r % 32 * 16 + r // 32 * 4 + g. Tiles begin at a multiple of 16
+    bytes. Every call writes bytes of 0 as padding.
 
     `kind` is one of "none", "row", "static" and "group"; `dtype` is that of the codes (None for none) and `scales` that
     of the scales (None where none are written); `group` is the columns of a scale (0 but for groups). `scale` is what
@@ -65,6 +77,16 @@ class Quantisation:
     layout: str = "row"
     upper_bound: float = math.inf
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ArgumentError for what none of the class methods makes."""
+        form = self.kind, _name(self.dtype), self.group, _name(self.scales)
+        whole = self.layout == "row" or (self.group and self.layout == "column")
+        tiled = self.layout == "tiles" and self.scales is not None and self.scales.itemsize == 1 and self.group
+        real = isinstance(self.upper_bound, float) and isinstance(self.scale, float)
+        if form not in _FORMS or not (whole or tiled) or not (real and self.upper_bound >= 0 < self.scale < math.inf):
+            made = "made by Quantisation.per_row, static, per_group, mxfp8, nvfp4 or none"
+            raise ArgumentError("quantisation", repr(self), made)
 
     @classmethod
     def per_row(
@@ -90,7 +112,7 @@ class Quantisation:
     ) -> Quantisation:
         """FP8 codes with a scale for each 64 or 128 columns of a row, in float32 or float8_e8m0fnu."""
         if columns not in GROUPS or isinstance(columns, bool):
-            raise ArgumentError("columns", repr(columns), f"one of {GROUPS}")
+            raise ArgumentError("columns", repr(columns), any_of(list(map(str, GROUPS))))
         kind = _dtype("scales", scales, GROUP_SCALES)
         arranged = _layout(layout, kind)
         return cls("group", _fp8(dtype), int(columns), kind, arranged, _bound(upper_bound))
@@ -146,6 +168,11 @@ class Quantisation:
             return groups, ceil_div(rows, _COLUMN_ROWS) * _COLUMN_ROWS
         return (ceil_div(rows, _TILE_ROWS) * _TILE_ROWS * ceil_div(groups, _TILE_GROUPS) * _TILE_GROUPS,)
 
+    @property
+    def scales_alignment(self) -> int:
+        """What the address of the scales is a multiple of: kernels clear the padding of tiles by 16 bytes."""
+        return _TILES_ALIGNMENT if self.layout == "tiles" else 1
+
     def output_dtype(self, in_dtype: DType) -> DType:
         """The dtype of the codes, or of the inputs where nothing is quantised."""
         return in_dtype if self.dtype is None else self.dtype
@@ -178,16 +205,27 @@ class Quantisation:
         """A description of everything that must be equal on all ranks."""
         if self.kind == "none":
             return "none"
-        words = [f"{self.dtype} per {f'{self.group} columns' if self.group else self.kind}", f"given {self.given!r}"]
+        per = {"row": "per row", "static": "static", "group": f"per {self.group} columns"}[self.kind]
+        words = [f"{self.dtype} {per}"]
         words += [] if self.scales is None else [f"scales {self.scales}"]
         words += [f"layout {self.layout}"] if self.layout != "row" else []
+        name = "scale" if self.kind == "static" else "tensor scale" if self.dtype == FP4 else "upper bound"
+        words += [f"{name} {np.float32(self.given)!s}"] if self.given < math.inf else []
         return ", ".join(words)
 
 
+def _name(dtype: DType | None) -> str | None:
+    """A name that no dtype has for anything else, such as a dtype's name."""
+    return None if dtype is None else dtype.name if isinstance(dtype, DType) else ""
+
+
 def _dtype(argument: str, value: DTypeLike, allowed: Sequence[str]) -> DType:
-    found = dtypes.get(value, argument)
+    try:
+        found = dtypes.get(value, argument)
+    except ArgumentError as error:
+        raise ArgumentError(argument, error.got, any_of(allowed)) from None
     if found.name not in allowed:
-        raise ArgumentError(argument, str(found), "one of " + ", ".join(allowed))
+        raise ArgumentError(argument, str(found), any_of(allowed))
     return found
 
 
@@ -200,15 +238,12 @@ def _bound(value: float) -> float:
 
 
 def _scale(argument: str, value: float) -> float:
-    found = require_real(argument, value)
-    if found <= 0.0:
-        raise ArgumentError(argument, repr(value), "a number above 0 in float32, finite")
-    return found
+    return require_real(argument, value, positive=True)
 
 
 def _layout(layout: str, scales: DType) -> str:
     if layout not in LAYOUTS:
-        raise ArgumentError("layout", repr(layout), "one of " + ", ".join(map(repr, LAYOUTS)))
+        raise ArgumentError("layout", repr(layout), any_of(list(map(repr, LAYOUTS))))
     if layout == "tiles" and scales.itemsize != 1:
-        raise ArgumentError("layout", repr(layout), f"one of 'row', 'column' for scales of {scales}: tiles hold bytes")
+        raise ArgumentError("layout", repr(layout), f"'row' or 'column' for scales of {scales}: tiles hold bytes")
     return layout

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import ArgumentError
+
 Host = npt.NDArray[Any]
 
 
@@ -19,12 +21,21 @@ def all_gather(inputs: Sequence[Host]) -> Host:
 
 def broadcast(inputs: Sequence[Host], root: int = 0) -> Host:
     """What every rank has: the root's array."""
+    if root not in range(len(inputs)):
+        raise ArgumentError("root", repr(root), f"a rank, 0 to {len(inputs) - 1}")
     return inputs[root].copy()
 
 
 def all_to_all(inputs: Sequence[Host], splits: Sequence[Sequence[int]] | None = None) -> list[Host]:
     """What each rank has: from every rank the rows for it. `splits[i][j]` rows go from i to j; None: equally many."""
     ranks = len(inputs)
-    cuts = [np.cumsum(splits[i])[:-1] if splits is not None else ranks for i in range(ranks)]
+    if splits is None:
+        if any(len(values) % ranks for values in inputs):
+            raise ArgumentError("inputs", f"of {[*map(len, inputs)]} rows", f"of a multiple of {ranks} rows each")
+        splits = [[len(values) // ranks] * ranks for values in inputs]
+    elif [(len(row), sum(row), min(row) >= 0) for row in splits] != [(ranks, len(values), True) for values in inputs]:
+        wanted = f"{ranks} rows of {ranks} numbers of rows, with the sums {[*map(len, inputs)]}"
+        raise ArgumentError("splits", repr(splits), wanted)
+    cuts = [np.cumsum(row)[:-1] for row in splits]
     parts = [np.split(values, cut) for values, cut in zip(inputs, cuts, strict=True)]
     return [np.concatenate([of_rank[j] for of_rank in parts]) for j in range(ranks)]

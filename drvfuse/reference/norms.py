@@ -28,8 +28,7 @@ NORMS = ("rms", "layer")
 
 
 class Norm(NamedTuple):
-    """`y` [rows, columns] in float32, and the `maxima` [rows] of its magnitudes by which a row is quantised, or [rows,
-    groups] of as many parts of each row.
+    """`y` [rows, columns] in float32, and the `maxima` [rows] of its magnitudes by which a row is quantised.
 
     Without beta the maximum is max|x * g| * f, with d for x in the norm "layer". That is max|y|, as rounding is
     monotone, but where f is infinite and an element is 0.
@@ -73,10 +72,8 @@ def normalise(
     weight_offset: float = 0.0,
     norm: str = "rms",
     beta: NDArray | None = None,
-    groups: int | None = None,
 ) -> Norm:
-    """The norm of float32 `x` [rows, columns], whose rows are summed as those of inputs of `dtype`. With `groups` there
-    is a maximum for each of that many parts of a row.
+    """The norm of float32 `x` [rows, columns], whose rows are summed as those of inputs of `dtype`.
 
     `gamma` and `beta` [columns] are of any dtype that float32 holds. ArgumentError for another norm than "rms" and
     "layer", and for a beta with "rms".
@@ -94,13 +91,10 @@ def normalise(
         scaled = x * (np.asarray(gamma).astype(np.float32) + np.float32(weight_offset))
         y = scaled * factor[:, None]
         if beta is None:
-            maxima = _largest(scaled, groups)
-            return Norm(y, maxima * (factor if groups is None else factor[:, None]))
+            return Norm(y, _largest(scaled) * factor)
         y = y + np.asarray(beta).astype(np.float32)
-        return Norm(y, _largest(y, groups))
+        return Norm(y, _largest(y))
 
 
-def _largest(values: Floats, groups: int | None) -> Floats:
-    """The largest magnitude of each row [rows], or of `groups` parts of it [rows, groups]."""
-    parts = values if groups is None else values.reshape(len(values), groups, values.shape[1] // groups)
-    return np.asarray(np.abs(parts).max(axis=-1, initial=0), np.float32)
+def _largest(values: Floats) -> Floats:
+    return np.asarray(np.abs(values).max(axis=-1, initial=0), np.float32)

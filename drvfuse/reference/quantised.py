@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import FP4, DType, DTypeLike
+from ..errors import ArgumentError
 from ..plans.quantisation import E8M0, Quantisation
 from .arithmetic import Floats, NDArray, bits, round_to
 
@@ -51,8 +52,8 @@ def quantise(
 ) -> Quantised:
     """`y` [..., columns], read as float32, quantised. `in_dtype` is what y is rounded to where nothing is quantised.
 
-    `maxima` are the largest magnitudes of rows [...] or groups [..., groups] where they are known from elsewhere, as
-    from `norms.normalise`; else they are those of y.
+    `maxima` are the largest magnitudes of rows [...] where they are known from elsewhere, as from `norms.normalise`;
+    else they are those of y. Those of groups always are.
     """
     y = np.asarray(y, np.float32)
     source = dtypes.get(in_dtype)
@@ -80,7 +81,8 @@ def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisati
     codes = unpack_fp4(output) if quantisation.dtype == FP4 else np.asarray(output).astype(np.float32)
     if quantisation.kind in ("none", "static"):
         return codes * np.float32(quantisation.scale)
-    assert scales is not None
+    if scales is None:
+        raise ArgumentError("scales", "None", f"the scales of {quantisation}")
     values = scales_by_row(scales, quantisation, codes.shape[:-1], codes.shape[-1]).astype(np.float32)
     with np.errstate(all="ignore"):
         factors = values * np.float32(quantisation.scale)
@@ -154,6 +156,8 @@ def arrange(scales: NDArray, quantisation: Quantisation) -> NDArray:
 def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Sequence[int], columns: int) -> NDArray:
     """The scales [*rows_shape, groups] that an op has written in the layout of the quantisation."""
     rows, groups = math.prod(rows_shape), quantisation.groups(columns)
+    if scales.shape != (shape := quantisation.scales_shape(rows_shape, columns)):
+        raise ArgumentError("scales", f"of shape {scales.shape}", f"of shape {shape}")
     if quantisation.layout == "row":
         return scales.reshape(*rows_shape, groups)
     return scales.reshape(-1)[_places(quantisation, rows, groups)].reshape(*rows_shape, groups)

@@ -53,8 +53,8 @@ def rmsnorm_fp8(
         if residual is not None:
             stored = round_to(x + residual.reshape(x.shape).astype(np.float32), residual.dtype)
             x = stored.astype(np.float32)
-    y, maxima = normalise(x, source, gamma, epsilon, weight_offset, norm, beta, made.groups(columns) or None)
-    output, scales = quantise(y.reshape(*row_shape, columns), made, source, maxima)
+    y, maxima = normalise(x, source, gamma, epsilon, weight_offset, norm, beta)
+    output, scales = quantise(y.reshape(*row_shape, columns), made, source, maxima if made.kind == "row" else None)
     return NormedRows(
         output.reshape(made.output_shape(shape)),
         scales,

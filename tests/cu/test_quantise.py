@@ -45,6 +45,16 @@ __device__ void quantise(const float* y, char* output, char* scales, int rows, f
 """
 
 
+PADDING = """
+extern "C" __global__ void tiles(char* scales, int rows, int groups) {
+    clear_scale_padding<e4m3, ScaleLayout::tiles>(scales, rows, groups, blockIdx.x * 64 + threadIdx.x, gridDim.x * 64);
+}
+extern "C" __global__ void column(char* scales, int rows, int groups) {
+    clear_scale_padding<float, ScaleLayout::column>(scales, rows, groups, blockIdx.x * 64 + threadIdx.x, 64 * gridDim.x);
+}
+"""
+
+
 def kernel_text(name: str) -> str:
     made, width = FORMS[name]
     given = dict(made.definitions(dtypes.get("float32")))
@@ -58,7 +68,7 @@ def kernel_text(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def module(driver):
-    text = SOURCE + "".join(map(kernel_text, FORMS))
+    text = SOURCE + PADDING + "".join(map(kernel_text, FORMS))
     return df.compile(text, driver=driver, include=(str(CU),), options=("--fmad=false",))
 
 
@@ -87,3 +97,31 @@ def test_a_kernel_quantises_as_the_reference(module, driver, rng, name):
     module[name].prepare(rows, 32, device.array(y), output, scales, rows, made.given)(device.stream)
     assert output.numpy().tolist() == want.output.view(np.uint8).tolist()
     assert scales.numpy().tolist() == want.scales.reshape(-1).view(np.uint8).tolist()
+
+
+LAYOUTS = {"tiles": Q.mxfp8(layout="tiles"), "column": Q.per_group(64, layout="column")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_is_all_that_is_no_scale(module, driver, layout):
+    made, device = LAYOUTS[layout], df.device(0, driver=driver)
+    unsigned = np.dtype(f"u{made.scales.itemsize}")
+    filled = 0xA5A5A5A5 >> (32 - 8 * unsigned.itemsize)
+    for rows, groups in ((1, 1), (3, 4), (31, 7), (33, 64), (97, 2), (127, 12), (128, 5), (128, 8), (290, 65)):
+        want = reference.quantised.arrange(np.full((rows, groups), filled, unsigned), made).reshape(-1)
+        found = device.array(np.full(want.size, filled, unsigned))
+        module[layout].prepare(3, 64, found, rows, groups)(device.stream)
+        assert found.numpy().tolist() == want.tolist(), (rows, groups)
+
+
+@pytest.mark.emulated
+def test_the_padding_of_tiles_is_cleared_by_16_bytes():
+    """Beside one row of 512 groups."""
+    with df.emu.Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        module = df.compile('#include "common/quantise.cuh"' + PADDING, driver=machine, include=(str(CU),))
+        module["tiles"].prepare(8, 64, device.zeros(128 * 512, "uint8"), 1, 512)(device.stream)
+        device.synchronize()
+        total = machine.launches[-1].counters.total
+    assert total.local_written == 127 * 512
+    assert total.accesses == (31 + 3) * 128  # of each tile 31 pieces of 16 bytes, and the words beside that of the row

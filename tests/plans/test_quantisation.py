@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -56,10 +57,10 @@ def test_kernels_are_compiled_for_the_description():
     assert dict(Q.none().definitions(BF16))["DRVFUSE_OUT_DTYPE"] == "bf16"
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, 1e-60, "1", True])
+@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, 1e-60, 1e60, None, "1", True])
 def test_a_given_scale_is_a_positive_finite_number(refused, scale):
-    refused(lambda: Q.static(scale), "scale")
-    refused(lambda: Q.nvfp4(scale), "tensor_scale")
+    refused(lambda: Q.static(scale), "scale", "a number above 0, finite in float32")
+    refused(lambda: Q.nvfp4(scale), "tensor_scale", "a number above 0, finite in float32")
 
 
 @pytest.mark.parametrize(
@@ -67,11 +68,13 @@ def test_a_given_scale_is_a_positive_finite_number(refused, scale):
     [
         (lambda: Q.per_row("bfloat16"), "dtype", "float8_e4m3fn"),
         (lambda: Q.per_row(dtypes.FP4), "dtype", "float8_e4m3fn"),
-        (lambda: Q.per_row(scales="float16"), "scales", "bfloat16"),
+        (lambda: Q.per_row(None), "dtype", "float8_e4m3fn or float8_e5m2"),
+        (lambda: Q.per_row("fp8"), "dtype", "float8_e4m3fn or float8_e5m2"),
+        (lambda: Q.per_row(scales="float16"), "scales", "float32 or bfloat16"),
         (lambda: Q.per_row(scales="float8_e8m0fnu"), "scales", "bfloat16"),
         (lambda: Q.per_row(upper_bound=-1), "upper_bound", "at least 0"),
         (lambda: Q.per_row(upper_bound=math.nan), "upper_bound", "nan"),
-        (lambda: Q.per_group(32), "columns", "64, 128"),
+        (lambda: Q.per_group(32), "columns", "64 or 128"),
         (lambda: Q.per_group(scales="bfloat16"), "scales", "float8_e8m0fnu"),
         (lambda: Q.per_group(layout="rows"), "layout", "'tiles'"),
         (lambda: Q.per_group(layout="tiles"), "layout", "tiles hold bytes"),
@@ -82,3 +85,42 @@ def test_a_given_scale_is_a_positive_finite_number(refused, scale):
 )
 def test_bad_descriptions_are_refused(refused, make, argument, text):
     refused(make, argument, text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Q("row"),
+        lambda: Q("banana"),
+        lambda: Q("group", dtypes.get("float8_e4m3fn"), 32, dtypes.get("float32")),
+        lambda: Q("row", "float8_e4m3fn", scales="float32"),
+        lambda: dataclasses.replace(Q.static(0.5), scale=0.0),
+        lambda: dataclasses.replace(Q.nvfp4(0.5), scale=math.inf),
+        lambda: dataclasses.replace(Q.per_row(), upper_bound=math.nan),
+        lambda: dataclasses.replace(Q.per_group(), layout="tiles"),
+        lambda: dataclasses.replace(Q.mxfp8(), layout="rows"),
+    ],
+)
+def test_only_descriptions_that_the_class_methods_make_exist(refused, make):
+    refused(make, "quantisation", "made by Quantisation.per_row, static, per_group, mxfp8, nvfp4 or none")
+
+
+@pytest.mark.parametrize("made", [Q.per_group(64, upper_bound=2.0), Q.nvfp4(0.1, "tiles"), Q.static(0.1), Q.none()])
+def test_fields_can_be_replaced_by_others_that_fit(made):
+    assert dataclasses.replace(made) == made
+    assert dataclasses.replace(Q.static(0.5), scale=0.25) == Q.static(0.25)
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (Q.per_row(), "float8_e4m3fn per row, scales float32"),
+        (Q.per_row(upper_bound=0.1), "float8_e4m3fn per row, scales float32, upper bound 0.1"),
+        (Q.static(0.1), "float8_e4m3fn static, scale 0.1"),
+        (Q.mxfp8(layout="tiles"), "float8_e4m3fn per 32 columns, scales float8_e8m0fnu, layout tiles"),
+        (Q.nvfp4(0.1), "float4_e2m1fn_x2 per 16 columns, scales float8_e4m3fn, tensor scale 0.1"),
+        (Q.none(), "none"),
+    ],
+)
+def test_descriptions_in_words(made, text):
+    assert str(made) == text

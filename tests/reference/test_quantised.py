@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import reference
+from drvfuse import dtypes, reference
 from drvfuse.reference import bits
 
 Q = df.Quantisation
@@ -140,3 +140,11 @@ def test_without_quantisation_values_are_rounded_to_the_inputs_dtype():
     y = np.array([[1 + 2.0**-9, math.nan]], np.float32)
     output, scales = reference.quantise(y, Q.none(), "bfloat16")
     assert scales is None and bits(output).tolist() == [[0x3F80, 0x7FFF]]
+
+
+def test_scales_that_do_not_fit_are_refused(refused):
+    codes = np.zeros((2, 32), np.uint8)
+    refused(lambda: reference.dequantise(codes, None, Q.nvfp4(0.5)), "scales", "tensor scale 0.5")
+    wrong = np.ones((2, 3), dtypes.get("float8_e4m3fn").numpy)
+    refused(lambda: reference.dequantise(codes, wrong, Q.nvfp4(0.5)), "scales", "of shape (2, 4)")
+    refused(lambda: reference.scales_by_row(wrong, Q.nvfp4(0.5, "tiles"), (2,), 64), "scales", "of shape (512,)")

@@ -219,3 +219,12 @@ def test_wrong_arguments_are_named():
 def test_allreduce_of_scalars_and_of_nothing(shape):
     found = reference.allreduce([np.full(shape, np.nan, BF16)] * 2)
     assert found.shape == shape and (bits(found) == 0x7FFF).all()
+
+
+def test_moves_of_other_rows_than_there_are_are_refused(refused):
+    hosts = random_inputs(0, 2, (4, 2))
+    for splits in ([[1, 2], [2, 2]], [[4], [4]], [[2, 2]], [[5, -1], [2, 2]]):
+        refused(lambda splits=splits: reference.all_to_all(hosts, splits), "splits", "with the sums [4, 4]")
+    refused(lambda: reference.all_to_all([host[:3] for host in hosts]), "inputs", "a multiple of 2 rows")
+    refused(lambda: reference.broadcast(hosts, 2), "root", "0 to 1")
+    refused(lambda: reference.broadcast(hosts, -1), "root", "0 to 1")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import drvfuse as df
-from drvfuse import errors
+from drvfuse import errors, reference
 from tools import docs_site
 
 DOCS = Path(docs_site.__file__).parents[1] / "docs"
@@ -21,6 +21,8 @@ def test_every_public_name_is_in_the_api() -> None:
     modules = {"coat", "config", "dtypes", "emu", "errors", "reference", "reference_gemv"}
     assert {name for name in df.__all__ if name not in modules} <= named
     assert {f"emu.{name}" for name in df.emu.__all__ if name not in ("driver", "program")} <= named
+    assert {f"reference.{name}" for name, value in vars(reference).items() if callable(value)} <= named
+    assert {"reference.gemv.gemv_partial_norm", "reference.coat_layernorm.fp8_layernorm_backward"} <= named
     assert "coat.fp8_rmsnorm_forward" in named and "ops.call.prepared.Prepared" in named
 
 

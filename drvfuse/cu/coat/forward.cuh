@@ -16,10 +16,14 @@
 // NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
 //
 // LayerNorm's maximum with w and b. While the squares of a = x * s - mean are added up, an estimate takes a guess at rstd,
-// from the sums of x * s and of its square: |fma(a * guess, w, b)|. If the guess is within 2^-20 of rstd, relatively, and
-// no |b| exceeds three times the estimate, then no |y| is farther from its own than 4 * (2^-20 + 5 * 2^-24) times the
-// estimate, which is below 2^-17; what underflows is as above. Else, or where the range of 2^-17 has two scales, blocks
-// look at x once more.
+// from the sums of x * s and of its square: e = |fma(a * guess, w, b)|, of which M is the largest. Blocks look at x once
+// more where the guess is not within g = 2^-20 of rstd, relatively, some |b| exceeds 3 * M, or the range of 2^-17 round M
+// has two scales. Else M is near enough. With u = 2^-24, y = (a * rstd) * w + b is off by the rounding of two products,
+// and of the sum; e by that of one, and of the fma. So |y| and e differ by at most |a * rstd * w| * (g + 3 * u) and
+// u * (|y| + e); and |a * rstd * w| is at most e + |b|, so 4 * M, but for what is far below u. That makes less than
+// 4 * M * (g + 5 * u), which is less than 2^-17 * M. A product that underflows is off by 2^-149 at most and then
+// multiplied by a |w| of at most 2^20, which is far below u of an M of 2^-40. An a of which y is a NaN has e so, too, and a
+// row of which all y are NaN has its reason in x, so a NaN for rstd, or in all of its w or b: no estimate is taken then.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"

@@ -247,7 +247,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                         load_weight_pack(raw, p, at);
                         load_weight_pack(bias, p.bias, p.columns, at);
                         held = from.across;
-                        grow_to(largest_weight, raw), grow_to(largest_bias, bias);
+                        // Rows that do not exist come last: of a warp that has no others `best` stays 0.
+                        const bool exists = WHOLE || rows.global(from.down) < p.rows;
+                        if (exists) grow_to(largest_weight, raw), grow_to(largest_bias, bias);
                     }
 #pragma unroll
                     for (int r = 0; r < BATCH; ++r) guess[r] = guesses[from.down - first + r];

@@ -25,10 +25,10 @@
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows for packs: block b accesses of a
 // peer's memory only what block b there accesses (all its threads: the barrier covers the block), or what no kernel
 // accesses at the time. Results that overwrite a staged row follow all loads of its sums: those of a row's statistics are
-// behind the block barrier of the reduction (reduce.cuh); residual_out goes where the same thread has loaded. The next
-// chunk's rows are staged in slots from which any thread of the block may have copied results, so after a block barrier.
-// residual_output may be residual: a row's residual is read by its owner before the barrier, and residual_output is
-// written after it, from staging memory. gamma is fetched after the wait for the producer.
+// behind the block barrier of the reduction (reduce.cuh), those of heads behind one of their own; residual_out goes where
+// the same thread has loaded. The next chunk's rows are staged in slots from which any thread of the block may have copied
+// results, so after a block barrier. residual_output may be residual: a row's residual is read by its owner before the
+// barrier, and residual_output is written after it, from staging memory. gamma is fetched after the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
@@ -95,6 +95,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
             } else {
                 float x[PACKS][W];
                 rows.sum(x, load);
+                if constexpr (STAGED && HEAD != 0) __syncthreads();  // results take the place of packs of other warps
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
                     [&](int group, float scale, u32) { broadcast_scale(slot + scale_offset + 4 * group, scale); },

@@ -322,6 +322,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     follow_producer(trace);
     InPack own[PACKS];
     load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
+    clear_padding(p);               // while the row is on its way
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1
@@ -344,6 +345,5 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
 #if DRVFUSE_TWO_SHOT
     if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(p.rows);
 #endif
-    clear_padding(p);
     end(p.call, trace);
 }

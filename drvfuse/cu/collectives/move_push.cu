@@ -65,7 +65,7 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     bool wanted[PEERS];
 #pragma unroll
     for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).left > 0;
-    push.receive_keyed(words, wanted, slots.offset, slots.stride, keys, slots.key_offset, slots.key_stride);
+    push.receive(words, wanted, slots.offset, slots.stride, keys, slots.key_offset, slots.key_stride);
     trace.need(keys);
     trace.lap(TraceRole::receive);
 #pragma unroll

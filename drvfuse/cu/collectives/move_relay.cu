@@ -59,8 +59,8 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     bool wanted[PEERS];
 #pragma unroll
     for (int k = 0; k < PEERS; ++k) wanted[k] = !root && to.left > 0 && k + 1 == source;
-    push.receive_keyed(words, wanted, unit.slots.offset, unit.slots.stride, keys, unit.slots.key_offset,
-                       unit.slots.key_stride, root || relays ? PUSH : GATHER);
+    push.receive(words, wanted, unit.slots.offset, unit.slots.stride, keys, unit.slots.key_offset,
+                 unit.slots.key_stride, root || relays ? PUSH : GATHER);
     trace.need(keys);
     trace.lap(TraceRole::receive);
 #pragma unroll

@@ -39,7 +39,7 @@ struct MovePushParams : MoveParams {
     i64 root;  // root of a broadcast
 };
 
-using Pushing = Push<RANKS, false, false, false>;
+using Pushing = KeyedPush<RANKS>;
 
 // Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
 // [distance - 1][chunk_packs / 32]. Here those of a thread at distance 1, and from one distance to the next.

@@ -103,7 +103,7 @@ __device__ __forceinline__ void clear_padding(const FusedParams& p) {
 #if DRVFUSE_MORE
     const int heads = heads_of_row(p);
     clear_scale_padding<Scale, LAYOUT>(p.scales, p.all_rows * heads, groups_of_row(p) / heads,
-                                       i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x);
+                                       blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
 #endif
 }
 

@@ -163,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     exchange.prefetch(first);
     follow_producer(trace);
     exchange.load(0, first);  // before the state is read, since all that follows waits for that
+    clear_padding(p);         // while the rows are on their way
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round
 #pragma unroll 1
@@ -175,6 +176,5 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
             exchange.run(begin, row);
         }
     }
-    clear_padding(p);
     end(p.call, trace);
 }

@@ -147,25 +147,42 @@ __device__ __forceinline__ i64 scale_index(int row, int group, int rows, int gro
     }
 }
 
-// The scales' padding becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
+// The scales' padding becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all. Tiles are on 16 bytes.
 template <typename S, ScaleLayout LAYOUT>
-__device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, i64 first, i64 count) {
-    if constexpr (LAYOUT != ScaleLayout::row) {
-        constexpr int of_rows = LAYOUT == ScaleLayout::tiles ? 128 : 4;
-        constexpr int of_groups = LAYOUT == ScaleLayout::tiles ? 4 : 1;
-        const int more_rows = (of_rows - rows % of_rows) % of_rows,
-                  all_groups = (groups + of_groups - 1) / of_groups * of_groups;
-        const int more_groups = all_groups - groups;
-        const i64 below = i64(more_rows) * all_groups;
-        for (i64 i = first; i < below + i64(rows) * more_groups; i += count) {
-            const int row = int(i < below ? rows + i / all_groups : (i - below) / more_groups);
-            const int group = int(i < below ? i % all_groups : groups + (i - below) % more_groups);
-            char* address = static_cast<char*>(scales) + scale_index<LAYOUT>(row, group, rows, groups) * i64(sizeof(S));
-            if constexpr (sizeof(S) == 4) {
-                ptx::store_u32(address, 0);
-            } else {
-                ptx::store_u8(address, 0);
+__device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, u32 first, u32 count) {
+    static_assert(LAYOUT != ScaleLayout::tiles || sizeof(S) == 1, "tiles hold bytes");
+    char* const bytes = static_cast<char*>(scales);
+    if constexpr (LAYOUT == ScaleLayout::column) {
+        if (rows % 4 == 0) return;
+        for (u32 group = first; group < u32(groups); group += count) {
+            for (int row = rows; row % 4 != 0; ++row) {
+                char* const to = bytes + scale_index<LAYOUT>(row, group, rows, groups) * i64(sizeof(S));
+                if constexpr (sizeof(S) == 4) {
+                    ptx::store_u32(to, 0);
+                } else {
+                    ptx::store_u8(to, 0);
+                }
             }
+        }
+    } else if constexpr (LAYOUT == ScaleLayout::tiles) {
+        // 16 bytes of a tile are words of 4 groups for its rows r, r + 32, r + 64 and r + 96.
+        constexpr u32 zeros[4] = {0, 0, 0, 0};
+        const u32 across = (groups + 3) / 4, in_last = rows % 128;
+        char* const last = bytes + i64(rows / 128) * across * 512;
+        for (u32 i = first; in_last != 0 && i < across * 32; i += count) {
+            if (i % 32 >= in_last) {
+                ptx::store_v4(last + i * 16, zeros);
+                continue;
+            }
+#pragma unroll
+            for (u32 k = 1; k < 4; ++k) {
+                if (i % 32 + 32 * k >= in_last) ptx::store_u32(last + i * 16 + 4 * k, 0);
+            }
+        }
+        if (groups % 4 == 0) return;
+        for (u32 row = first; row < u32(rows); row += count) {
+            for (int group = groups; group % 4 != 0; ++group)
+                ptx::store_u8(bytes + scale_index<LAYOUT>(row, group, rows, groups), 0);
         }
     }
 }

@@ -14,7 +14,8 @@
 //
 // Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output); then as
 // drvfuse/reference/norms.py and quantised.py have it. IEEE operations, each rounded; the order of sums is in reduce.cuh.
-// f is not negative and rounding is monotone, so f * max|x * g| is max|y|, and one reduction gives both, but with beta.
+// f is not negative and rounding is monotone, so f * max|x * g| is max|y| of a row, and one reduction gives both, but with
+// beta. The maxima of groups are found from y: where f is infinite, 0 * f is NaN.
 //
 // Memory ordering. Teams share no memory but what they reduce with, so there is nothing to order. residual_output may be
 // residual: a row's residual is read before residual_output of that row is written, by the same thread. gamma and beta
@@ -50,6 +51,7 @@ constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
+constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;  // or of x * g, which needs no reduction of its own
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
 constexpr int FLOATS = PACKS * W;  // floats of a row in a thread's registers
 // Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
@@ -191,11 +193,11 @@ public:
                 squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
                 x[i][k] = __fmul_rn(x[i][k], g[k]);
                 // A ragged row's padding is x = 0, which must not become 0 * infinity.
-                if (!BETA && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
+                if (!MAX_OF_Y && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
             }
         }
         scratch_.expect(done_, PACKS);
-        const RowStatistics row = reduce_row(scratch_, done_++, squares, BETA ? 0 : maximum_of(largest));
+        const RowStatistics row = reduce_row(scratch_, done_++, squares, MAX_OF_Y ? 0 : maximum_of(largest));
         const float f = __frcp_rn(__fsqrt_rn(__fadd_rn(mean_of(row.sum_of_squares), p_.epsilon)));
         trace_.need(f);
         trace_.lap(TraceRole::reduce);
@@ -206,12 +208,9 @@ public:
 #pragma unroll
             for (int k = 0; k < W; ++k) {
                 x[i][k] = __fmul_rn(x[i][k], f);
-                if (BETA && live(i)) {
-                    x[i][k] = __fadd_rn(x[i][k], b[k]);
-                    if (exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
-                }
+                if (BETA && live(i)) x[i][k] = __fadd_rn(x[i][k], b[k]);
+                if (MAX_OF_Y && live(i) && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
             }
-            if constexpr (!BETA) largest[i] = __fmul_rn(largest[i], f);
         }
         float inverse[PACKS];
         if constexpr (QUANT == Quant::group) {
@@ -399,8 +398,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     trace.start();
     if (!FAULT("norm-input-before-pdl-wait")) rows.load(loaded, row);
     if constexpr (QUANT == Quant::group) {
-        const i64 thread = i64(blockIdx.x) * THREADS + threadIdx.x;
-        clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, thread, i64(gridDim.x) * THREADS);
+        clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, blockIdx.x * THREADS + threadIdx.x,
+                                           gridDim.x * THREADS);
     }
     // Lanes of a warp stay together: all go on until the first of them has no row.
 #pragma unroll 1

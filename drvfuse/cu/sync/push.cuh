@@ -175,49 +175,6 @@ public:
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
-    // Foreign bytes (keys.cuh): K pieces of N words as above, each where it is `wanted`, and in the same wait the key of
-    // each, `key_stride` bytes apart, which comes from every peer and is for the whole warp. All 32 lanes come to it.
-    template <int K, int N>
-    __device__ __forceinline__ void receive_keyed(u32 (&words)[K][N], const bool (&wanted)[K], u32 offset, u32 stride,
-                                                  u32 (&keys)[K][1], u32 key_offset, u32 key_stride, Leg leg = PUSH) {
-        char* const at = own(offset);
-        char* const keys_at = own(key_offset);
-        wait(
-            leg,
-            [&] {
-                bool late = false;
-#pragma unroll
-                for (int k = 0; k < K; ++k) {
-                    if (wanted[k]) ptx::load_relaxed_sys_words(words[k], at + k * stride);
-                    ptx::load_relaxed_sys_words(keys[k], keys_at + k * key_stride);
-                }
-#pragma unroll
-                for (int k = 0; k < K; ++k) {
-                    late |= wanted[k] && absent(words[k]);
-                    if (wanted[k] || !FAULT("keys-only-with-bytes")) late |= absent(keys[k]);
-                }
-                return late;
-            },
-            [&](Report* to) {
-                int first = 0;
-                u32 where = 0;  // found without an index that varies, so that the keys stay in registers
-#pragma unroll
-                for (int k = K - 1; k >= 0; --k) {
-                    const bool no_key = absent(keys[k]), late = no_key || (wanted[k] && absent(words[k]));
-                    first = late ? k : first;
-                    where = no_key ? key_offset + k * key_stride : late ? offset + k * stride : where;
-                }
-                report(to, leg, (call_.rank + Ranks - 1 - first) % Ranks, where);
-            });
-        fall_behind();
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-            if (wanted[k] && !FAULT("slot-not-cleared")) clear<N>(at + k * stride);
-        }
-        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have the keys, and have cleared their slots
-        if (threadIdx.x % 32 == 0) clear_all<K, 1>(keys_at, key_stride);
-    }
-
     // The same in leg GATHER of one piece and, where it is wanted, of one word elsewhere: in one wait.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
@@ -249,7 +206,7 @@ public:
         receive(word, GATHER, (distance - 1) * 16, 0, takes_part && source >= units, source);
     }
 
-private:
+protected:
     __device__ __forceinline__ void read_state() {
         u64 epoch, abort;
         ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call_.workspaces[call_.rank]));

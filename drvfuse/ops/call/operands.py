@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, DriverUnavailable, kind_of
+from ...errors import ArgumentError, DriverUnavailable, any_of, kind_of
 from ...runtime import interop
 from ...runtime.array import Array
 from ...runtime.device import Device
@@ -92,7 +92,7 @@ def whole(
     else:
         array, producer = interop.as_array(value, driver=driver, argument=name, writable=writable)
     if dtypes is not None and array.dtype.name not in dtypes:
-        raise ArgumentError(f"{name}.dtype", str(array.dtype), "one of " + ", ".join(dtypes))
+        raise ArgumentError(f"{name}.dtype", str(array.dtype), any_of(dtypes))
     shape = array.shape
     return Operand(name, array, shape, shape[-1] if shape else 1, producer, array is not value)
 
@@ -103,13 +103,18 @@ def rows(name: str, value: Any, driver: Driver, dtypes: Sequence[str]) -> Operan
         return whole(name, value, driver, dtypes)
     found = interop.as_rows(value, driver=driver, argument=name)
     if found.span.dtype.name not in dtypes:
-        raise ArgumentError(f"{name}.dtype", str(found.span.dtype), "one of " + ", ".join(dtypes))
+        raise ArgumentError(f"{name}.dtype", str(found.span.dtype), any_of(dtypes))
     return Operand(name, found.span, found.shape, found.stride, found.producer, True)
 
 
 def require_shape(operand: Operand, shape: tuple[int, ...], why: str) -> None:
     if operand.shape != shape:
         raise ArgumentError(operand.name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
+
+
+def require_alignment(operand: Operand, alignment: int) -> None:
+    if operand.ptr % alignment and operand.array.size:
+        raise ArgumentError(operand.name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
 
 
 def one_device(operands: Iterable[Operand]) -> Device:
@@ -185,8 +190,7 @@ def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, w
     else:
         operand = whole(name, item, driver, None, writable)
     array = operand.array
-    if operand.ptr % alignment and array.size:
-        raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
+    require_alignment(operand, alignment)
     if array.device is not rank.device:
         where = f"on device {rank.device.index}, the device of rank {rank.index}"
         raise ArgumentError(name, f"on device {array.device.index}", where)
@@ -221,7 +225,8 @@ def rows_of_ranks(
             rest, dtype, why = operand.shape[1:], operand.dtype, why or f"that of {name}"
         length = lengths[rank.index] if lengths is not None else found[0].shape[0] if found else operand.shape[0]
         if operand.shape != (length, *rest):
-            raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {(length, *rest)}, {why}")
+            more = " where no splits are given" if lengths is None and operand.shape[1:] == rest else ""
+            raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {(length, *rest)}, {why}{more}")
         if operand.dtype != dtype:
             raise ArgumentError(name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
         found.append(operand)
@@ -234,10 +239,15 @@ def _names(argument: str, suffix: str, ranks: int) -> tuple[str, ...]:
 
 
 def no_overlap(
-    read: Sequence[Operand], written: Sequence[Operand], in_place: Sequence[tuple[Operand, Operand]] = ()
+    read: Sequence[Operand],
+    written: Sequence[Operand],
+    in_place: Sequence[tuple[Operand, Operand]] = (),
+    why: str = "",
 ) -> None:
     """Raise ArgumentError if a written array shares memory with any other, except the pairs of `in_place`, which may be
     the same memory.
+
+    `why` ends the error's text.
     """
     reached = 0
     for start, nbytes in sorted([(o.ptr, o.array.nbytes) for o in (*read, *written)]):
@@ -252,4 +262,4 @@ def no_overlap(
         for other in (*read, *written[:position]):
             start, end = other.ptr, other.ptr + other.array.nbytes
             if low < end and start < high and start < end and low < high and (other.name, output.name) not in exempt:
-                raise ArgumentError(output.name, f"overlapping {other.name}", "memory of its own")
+                raise ArgumentError(output.name, f"overlapping {other.name}", f"memory of its own{why}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...comm.group import Group
-from ...errors import ArgumentError, Unsupported, require_kind, require_real
+from ...errors import ArgumentError, Unsupported, any_of, require_kind, require_real
 
 
 class PDLLevel(IntEnum):
@@ -18,9 +18,10 @@ class PDLLevel(IntEnum):
 
     With any level but OFF the collective itself is launched so that it may start before the kernel in front of it has
     finished; it reads nothing that kernel may write, the workspace and an epilogue's arrays included, before its
-    `griddepcontrol.wait`. The one exception are gammas and betas of the fused norms, weights that are fetched
-    before the wait: between a kernel that writes them and the collective there must be a launch without PDL, a wait
-    for an event or a synchronisation. The kernel behind it, if launched with PDL, may start
+    `griddepcontrol.wait`. The one exception are weights, which are fetched before the wait: gamma and beta of a fused
+    norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of `gemv_partial_norm`. Between a kernel that
+    writes them and the call there must be a launch without PDL, a wait for an event or a synchronisation. The kernel
+    behind it, if launched with PDL, may start
 
     - OFF, ON, OVERLAP_AT_END: once every block has come to its end (the trigger is the last thing a block does). Only
       the dependent's own wait makes results visible;
@@ -65,7 +66,7 @@ def pdl_level(value: Any) -> PDLLevel:
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
     """`value` if it is one of the allowed names, else ArgumentError."""
     if not isinstance(value, str) or value not in allowed:
-        raise ArgumentError(argument, repr(value), "one of " + ", ".join(map(repr, allowed)))
+        raise ArgumentError(argument, repr(value), any_of(list(map(repr, allowed))))
     return value
 
 

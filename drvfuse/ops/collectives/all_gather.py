@@ -88,11 +88,11 @@ def all_gather(
     read = [operand for part, _ in found for operand in _apart(group, part)]
     operands.no_overlap(read, [target for part, _ in found for target in part.targets])
     parts = [part for part, _ in found]
-    text = ", ".join(f"of {part.sources[0].shape[1:]} {part.sources[0].dtype}" for part in parts)
+    text = " and ".join(f"{part.sources[0].shape[1:]} {part.sources[0].dtype}" for part in parts)
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
     result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
-    return moving.prepare(common, f"{text}, rows {counts}", parts, queues, result, same=True)
+    return moving.prepare(common, f"of rows of shape {text}, splits {list(counts)}", parts, queues, result, same=True)
 
 
 def _targets(

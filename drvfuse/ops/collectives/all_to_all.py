@@ -55,7 +55,7 @@ def all_to_all(
         sources = operands.rows_of_ranks(group, "inputs", inputs, None)
         rows = sources[0].shape[0]
         if rows % group.size:
-            expected = f"a number of rows that the {group.size} ranks divide; give splits for another one"
+            expected = f"of a multiple of {group.size} rows where no splits are given"
             raise ArgumentError(sources[0].name, f"of shape {sources[0].shape}", expected)
         counts = ((rows // group.size,) * group.size,) * group.size
     else:
@@ -65,12 +65,16 @@ def all_to_all(
     queues = resolve_streams(group, streams, sources)
     received = [sum(of_rank[j] for of_rank in counts) for j in ranks]
     targets, values = moving.outputs(group, "outputs", outputs, received, first, queues, "the rows from all ranks")
-    in_place = all(counts[i][j] == counts[j][i] for i in ranks for j in ranks)
-    operands.no_overlap(sources, targets, list(zip(sources, targets, strict=True)) if in_place else ())
+    uneven = next(((i, j) for i in ranks for j in ranks if counts[i][j] != counts[j][i]), None)
+    if uneven is None:
+        operands.no_overlap(sources, targets, list(zip(sources, targets, strict=True)))
+    else:
+        (i, j) = uneven
+        operands.no_overlap(sources, targets, why=f", as splits[{i}][{j}] and splits[{j}][{i}] differ")
     table = moves.all_to_all(counts, math.prod(first.shape[1:]) * first.dtype.itemsize)
     return moving.prepare(
         common,
-        f"of {first.shape[1:]} {first.dtype}, rows {counts}",
+        f"of rows of shape {first.shape[1:]} {first.dtype}, splits {[list(row) for row in counts]}",
         [MovePart(sources, targets, table)],
         queues,
         values[0] if operands.is_bare(group, inputs) else values,

@@ -233,7 +233,7 @@ def prepared(
         raise ArgumentError("residual_outputs", "given", "None, as there are no residuals")
     wanted = [("outputs", outputs, _each(quantised_as.output_shape, whole), out, operands.VECTOR)]
     if scales_shape is not None and quantised_as.scales is not None:
-        wanted.append(("scales", scales, scales_shape, quantised_as.scales, 1))
+        wanted.append(("scales", scales, scales_shape, quantised_as.scales, quantised_as.scales_alignment))
     wanted += [("normed_outputs", normed_outputs, whole, dtype, operands.VECTOR)] if normed_outputs is not None else []
     wanted += [("residual_outputs", residual_outputs, whole, added[0].dtype, operands.VECTOR)] if added else []
     targets = [

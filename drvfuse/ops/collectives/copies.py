@@ -47,21 +47,20 @@ class Copies:
         captured = streams[0].capture_id() is not None
         naive.meet(self._met, streams)
         for part in self._parts:
+            for position, stream in enumerate(streams):
+                for peer, source in enumerate(part.sources):
+                    if self._slot and peer != position:
+                        continue
+                    move = part.table[peer][position]
+                    at, to = source.ptr + move.source, part.targets[position].ptr + move.target
+                    if move.nbytes and at != to:
+                        naive.copy(self._group, position, peer, to, at, move.nbytes, stream, captured)
             if self._slot:
                 self._by_workspaces(part, streams, captured)
-            else:
-                self._directly(part, streams, captured)
         naive.meet(self._met, streams)
 
-    def _directly(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
-        for position, stream in enumerate(streams):
-            for peer, source in enumerate(part.sources):
-                move = part.table[peer][position]
-                at, to = source.ptr + move.source, part.targets[position].ptr + move.target
-                if move.nbytes and at != to:
-                    naive.copy(self._group, position, peer, to, at, move.nbytes, stream, captured)
-
     def _by_workspaces(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
+        """What comes from peers."""
         largest = max(move.nbytes for of_rank in part.table for move in of_rank)
         for begin in range(0, largest, self._slot):
             todo = [

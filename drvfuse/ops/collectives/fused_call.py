@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
+
 from ... import dtypes
 from ...plans import collectives as plans
 from ...plans import nodes as shares
@@ -103,7 +105,7 @@ class FusedCall:
     def text(self, shape: Sequence[int]) -> str:
         """A description of everything that must be equal on all ranks, whose inputs have that shape."""
         options = [f"{self.op} {self.name} of {shape} {self.dtype} to {self.out_dtype}"]
-        options += [f"{name}={value!r}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
+        options += [f"{name}={np.float32(value)!s}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
         options.append(f"quantised {self.quantisation}")
         options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
         if self.gamma_dtype != self.dtype:

@@ -41,7 +41,7 @@ class FusedScatterCall(FusedCall):
 
     def text(self, shape: Sequence[int]) -> str:
         """A description of everything that must be equal on all ranks, whose inputs have that shape."""
-        return f"{FusedCall.text(self, shape)}, rows {list(self.counts)}"
+        return f"{FusedCall.text(self, shape)}, splits {list(self.counts)}"
 
     def traffic(self) -> traffic.Traffic:
         rows = sum(self.counts)

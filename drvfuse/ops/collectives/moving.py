@@ -62,7 +62,9 @@ class MoveOptions:
         self.trace = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
         self.alone = group.max_blocks_alone if max_num_blocks is None and trace is None else self.blocks
         if group.link is not None:
-            raise Unsupported(f"{op} moves bytes within a node, and the group spans {group.nodes}: split it by node")
+            raise Unsupported(
+                f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node"
+            )
         if algo != "auto":
             plan.require_peers(group, algo)
 

@@ -103,7 +103,7 @@ def reduce_scatter(
 
     schedule: Schedule | None = None
     ready: list[Ready] = []
-    call = _Call(group, dtype, shape, parts, algos[0], False, blocks, alone, pdl, bound, traced)
+    call = _Call(group, dtype, shape, rows, parts, algos[0], False, blocks, alone, pdl, bound, traced)
     if nbytes:
         addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
 
@@ -140,6 +140,7 @@ class _Call:
     group: Group
     dtype: DType
     shape: tuple[int, ...]
+    rows: tuple[int, ...]
     parts: scatter.Parts
     algo: str
     staged: bool
@@ -152,7 +153,7 @@ class _Call:
     @property
     def text(self) -> str:
         """A description of everything that must be equal on all ranks."""
-        options = [f"reduce_scatter {self.algo} of {self.shape} {self.dtype}, parts {list(self.parts.starts)}"]
+        options = [f"reduce_scatter {self.algo} of {self.shape} {self.dtype}, splits {list(self.rows)}"]
         if self.epilogue is not None:
             options.append(self.epilogue.described)
         if self.staged:

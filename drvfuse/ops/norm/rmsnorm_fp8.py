@@ -124,17 +124,17 @@ def rmsnorm_fp8(
     device = operands.one_device(read.values())
     queue = resolve_stream(device, stream, [x])
     scales_shape = made.scales_shape(lead, columns)
-    wanted: list[_Wanted] = [("output", output, made.output_shape(x.shape), made.output_dtype(x.dtype))]
+    wanted: list[_Wanted] = [("output", output, made.output_shape(x.shape), made.output_dtype(x.dtype), 1)]
     if made.scales is not None and scales_shape is not None:
-        wanted.append(("scales", scales, scales_shape, made.scales))
+        wanted.append(("scales", scales, scales_shape, made.scales, made.scales_alignment))
     elif scales is not None:
         raise ArgumentError("scales", "given", f"None, as {made.kind} quantisation writes none")
     if residual is not None:
-        wanted.append(("residual_output", residual_output, x.shape, read["residual"].dtype))
+        wanted.append(("residual_output", residual_output, x.shape, read["residual"].dtype, 1))
     elif residual_output is not None:
         raise ArgumentError("residual_output", "given", "None, as there is no residual")
     if normed_output is not None:
-        wanted.append(("normed_output", normed_output, x.shape, x.dtype))
+        wanted.append(("normed_output", normed_output, x.shape, x.dtype, 1))
     written, values = _results(device, queue, wanted, read)
     result = Normed(values["output"], values.get("scales"), values.get("residual_output"))
     reads, writes = list(read.values()), list(written.values())
@@ -147,7 +147,7 @@ def rmsnorm_fp8(
     return on_device("rmsnorm_fp8", DeviceTurns(device), queue, result, reads, writes, ready, traced)
 
 
-_Wanted = tuple[str, Any, tuple[int, ...], DType]
+_Wanted = tuple[str, Any, tuple[int, ...], DType, int]
 
 
 def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
@@ -181,18 +181,19 @@ def _results(
     them.
     """
     found = {}
-    for name, value, shape, dtype in wanted:
+    for name, value, shape, dtype, alignment in wanted:
         if value is not None:
             found[name] = operands.whole(name, value, device.driver, (dtype.name,), writable=True)
             operands.require_shape(found[name], shape, "that of the result")
+            operands.require_alignment(found[name], alignment)
             operands.one_device((read["input"], found[name]))
     in_place = [(read["residual"], found["residual_output"])] if "residual_output" in found else []
     operands.no_overlap(list(read.values()), list(found.values()), in_place)
-    for name, value, _, _ in wanted:
+    for name, value, *_ in wanted:
         if value is None:
             refuse_capture([queue], name)
     written, values = {}, {}
-    for name, value, shape, dtype in wanted:
+    for name, value, shape, dtype, _ in wanted:
         if name not in found:
             value = device.empty(shape, dtype, stream=queue)
             found[name] = operands.made(name, value)

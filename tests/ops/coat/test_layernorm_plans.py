@@ -12,8 +12,9 @@ import drvfuse as df
 from drvfuse.ops.coat import layernorm
 from drvfuse.plans.coat_forward import HeldTiles, ManyRows, layernorm_plan
 from drvfuse.plans.limits import Limits
-from drvfuse.reference import coat_layernorm
+from drvfuse.reference import coat_layernorm, coat_rmsnorm
 
+EPSILON = 1e-5
 H200 = Limits(132, 227 << 10, (9, 0))
 TILES = {f"tiles-{rows}-{split}": (rows, split) for rows, split in ((4, 2), (4, 1), (8, 1))}
 ROWS = {
@@ -130,9 +131,8 @@ def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarra
     with w is `factor` times as large."""
     bias, weights = bias_of(values), values.w.copy()
     mean = coat_layernorm.row_mean(values.x, values.s_x, 16)
-    rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, 1e-5, mean)
-    x = values.x.astype(np.float32) * np.repeat(values.s_x.astype(np.float32), 16, axis=1)
-    normed = (x - mean[:, None]) * rstd[:, None]
+    rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, EPSILON, mean)
+    normed = (coat_rmsnorm.dequantise(values.x, values.s_x, 16) - mean[:, None]) * rstd[:, None]
     row, column = np.unravel_index(np.abs(normed).argmax(), normed.shape)
     border = np.float32(448 * (1 + 2.0**-8))  # between two scales of bfloat16
     weights[column] = np.float32(factor) * border / normed[row, column]
@@ -140,26 +140,66 @@ def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarra
     return values._replace(w=weights), bias
 
 
-def far_mean(rng: np.random.Generator, values: Case) -> Case:
-    """A sum of squares says little of the variance of such rows."""
-    x = (416 + 32 * rng.integers(0, 2, values.x.shape)).astype(np.float32).astype(values.x.dtype)
-    return values._replace(x=x, s_x=np.ones_like(values.s_x))
+def guess_is_off(values: Case) -> float:
+    """By how many 2^-24 the kernel's guess at rstd is off, relatively. Rows of at most two segments: then its sum of
+    squares does not depend on the order of the blocks' additions."""
+    x, columns = values.x.astype(np.float32), values.x.shape[1]
+    packs = coat_rmsnorm.packs_of(x)
+    scales = coat_rmsnorm.pack_scales(values.s_x, 16, columns, packs.shape[1])
+    squares = coat_rmsnorm.segment_tree(coat_rmsnorm.in_order(packs * packs) * scales * scales)
+    mean = coat_layernorm.row_mean(values.x, values.s_x, 16)
+    variance = np.maximum(squares / np.float32(columns) - mean * mean, np.float32(0))
+    guess = np.float32(1) / np.sqrt(variance + np.float32(EPSILON))
+    rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, EPSILON, mean)
+    return float(abs(guess - rstd)[0] / rstd[0]) * 2.0**24
 
 
-@pytest.mark.parametrize("kind", ["usual", "far mean", "large bias"])
-@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
-def test_maxima_that_an_estimate_does_not_decide(device, rng, monkeypatch, name, kind):
-    """All look again: where two scales meet, as far as a guess at rstd is off, or as a bias makes of it."""
+def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Case:
+    """Five equal rows whose mean is so far from 0 that the guess at rstd is off by `least` to `most` 2^-24."""
+    values = case(rng, (1, 640), w="float32")
+    values = values._replace(s_x=np.ones_like(values.s_x))
+    while not least <= guess_is_off(values) <= most:
+        x = rng.uniform(100, 400) + rng.uniform(20, 60) * rng.standard_normal(values.x.shape)
+        values = values._replace(x=x.clip(-448, 448).astype(np.float32).astype(values.x.dtype))
+    return values._replace(x=values.x.repeat(5, 0), s_x=values.s_x.repeat(5, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "factor"),
+    [
+        ("tiles-4-1", (1, 16), 2.5),
+        ("rows", (1, 16), 2.5),
+        pytest.param("rows", (13, 16), 3.9, id="as far off as an estimate may be"),
+        pytest.param("rows", (36, 60), 3.9, id="a guess that is too far off"),
+        pytest.param("rows", (13, 16), 20, id="a bias that is too large"),
+        pytest.param("rows", (1, 16), 1000, id="a bias that is far too large"),
+    ],
+)
+def test_maxima_that_an_estimate_does_not_decide(device, rng, monkeypatch, name, off, factor):
+    """The largest |y| is next to the place where two scales meet, and its estimate may be on the other side."""
     use(monkeypatch, name)
     for _ in range(2):
-        values = case(rng, (1, 640), w="float32")
-        if kind == "far mean":
-            values = far_mean(rng, values)
-        values = values._replace(x=values.x.repeat(5, 0), s_x=values.s_x.repeat(5, 0))
+        values = with_a_guess_off(rng, *off)
         for by in (0, 1, 2, 3, 5, 8, 16, 256):
             for sign in (1, -1):
-                changed, bias = at_a_border(values, sign * by * 2.0**-24, 1000 if kind == "large bias" else 2.5)
+                changed, bias = at_a_border(values, sign * by * 2.0**-24, factor)
                 Forward(device, changed, True, bias=bias).check()
+
+
+@pytest.mark.emulated
+def test_rows_that_do_not_exist_do_not_prevent_an_estimate(rng, monkeypatch):
+    """x is read once more only where a weight is too large for one."""
+    use(monkeypatch, "rows")
+    rows, columns = 37, 512
+    values = case(rng, (rows, columns))
+    reads = []
+    with df.emu.Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        for weight in (1, 2**21):
+            values.w[0] = weight
+            Forward(device, values, True).check()
+            reads.append(sum(count.local_read for count in list(machine.launches)[-1].counters.lines.values()))
+    assert reads[1] - reads[0] >= rows * columns
 
 
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])

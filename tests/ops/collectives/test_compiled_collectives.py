@@ -35,6 +35,14 @@ SHAPES = [  # with residual or not
     (FUSED, (2048, 8192), True),
 ]
 RANKS = (2, 4, 8)
+BETWEEN = (SHAPES[3], SHAPES[5])  # on 4 ranks other forms are compiled in place of these
+Q = df.Quantisation
+FORMS = [
+    ("push_one_shot", (1, 8192), {"quantisation": Q.nvfp4(1.0, "tiles")}),
+    ("push_one_shot", (1, 8192), {"norm": "layer", "betas": (8192,), "normed_outputs": (1, 8192)}),
+    ("push_two_shot", (128, 8192), {"quantisation": Q.per_group()}),
+    ("push_two_shot", (128, 8192), {"quantisation": Q.nvfp4(1.0, "tiles")}),
+]
 RESIDENT = {  # blocks of so many threads that a multiprocessor holds at least, on 2, 4 and 8 ranks
     ("allreduce", "push_one_shot", 64): (16, 16, 12),
     ("allreduce", "push_two_shot", 64): (16, 16, 10),  # 20 warps in four parts of 5, with 88 to 96 registers
@@ -47,10 +55,7 @@ RESIDENT = {  # blocks of so many threads that a multiprocessor holds at least, 
     (FUSED, "push_one_shot", 512): (1, 1, 1),
     (FUSED, "push_two_shot", 512): (2, 2, 1),
 }
-FILE, STEP = (
-    65536,
-    8,
-)  # registers of a multiprocessor of sm_90a, and by how many they are given to the threads of a warp
+FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how many the threads of a warp get them
 
 
 class Chosen(Exception):
@@ -69,12 +74,13 @@ def groups():
 
 @pytest.fixture
 def compiled(groups, monkeypatch):
-    """`compiled(n, algo, op, shape, residual)`: the image of a call on n ranks, and the threads of a block."""
+    """`compiled(n, algo, op, shape, residual, **form)`: the image of a call on n ranks, and the threads of a block. A
+    shape in the form stands for arrays."""
 
     def planned(device, spec, blocks, threads, *rest, **options):
         raise Chosen(spec, threads)
 
-    def compile_call(n, algo, op, shape, residual):
+    def compile_call(n, algo, op, shape, residual, **form):
         group = groups[n]
         xs = [rank.empty(shape, "bfloat16") for rank in group]
         with pytest.raises(Chosen) as caught:
@@ -82,8 +88,12 @@ def compiled(groups, monkeypatch):
                 df.allreduce.prepare(group, xs, algo=algo)
             else:
                 gammas = [rank.empty(shape[-1], "bfloat16") for rank in group]
+                form = {
+                    name: [rank.empty(given, "bfloat16") for rank in group] if isinstance(given, tuple) else given
+                    for name, given in form.items()
+                }
                 residuals = xs if residual else None
-                df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, residuals=residuals, algo=algo)
+                df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, residuals=residuals, algo=algo, **form)
         spec, threads = caught.value.args
         return spec.compile("sm_90a", ("--ptxas-options=-v",)), threads
 
@@ -102,9 +112,10 @@ def registers_of(image):
     return int(registers)
 
 
-@pytest.mark.parametrize(("op", "shape", "residual"), SHAPES)
+@pytest.mark.parametrize(
+    ("n", "op", "shape", "residual"), [(n, *case) for n in RANKS for case in SHAPES if n != 4 or case not in BETWEEN]
+)
 @pytest.mark.parametrize("algo", PUSH)
-@pytest.mark.parametrize("n", RANKS)
 def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n, algo, op, shape, residual):
     image, threads = compiled(n, algo, op, shape, residual)
     resident = RESIDENT[op, algo, threads][RANKS.index(n)]
@@ -112,6 +123,13 @@ def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n,
     assert "ld.relaxed.sys.global.v4.u32" in image.ptx and "st.relaxed.sys.global.v4.u32" in image.ptx
     assert "ld.global.nc" not in image.ptx
     assert not re.search(r"(?:ld|st)\.global\.u(?:8|16)\b", image.ptx)  # element by element
+
+
+@pytest.mark.parametrize(("algo", "shape", "form"), FORMS)
+def test_other_forms_leave_as_much_room(compiled, algo, shape, form):
+    image, threads = compiled(4, algo, FUSED, shape, False, **form)
+    resident = RESIDENT[FUSED, algo, threads][RANKS.index(4)]
+    assert registers_of(image) <= FILE // (threads * resident) // STEP * STEP
 
 
 @pytest.mark.parametrize(("op", "shape", "residual"), [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[6], SHAPES[7]])

@@ -27,9 +27,10 @@ def check(
     group, rng, rows, algo, quantisation, *, dtype="bfloat16", residual=False, normed=False, beta=None, **options
 ):
     """Run the op, compare all results with the reference, and return those of the op."""
-    shape, columns = (rows, COLUMNS), options.get("head_columns", COLUMNS)
-    rows_shape = (rows, COLUMNS // columns) if "head_columns" in options else (rows,)
-    hosts = options.pop("hosts", None) or random_inputs(rng, group.size, shape, dtype)
+    hosts = options.pop("hosts", None) or random_inputs(rng, group.size, (rows, COLUMNS), dtype)
+    shape = hosts[0].shape
+    columns = options.get("head_columns", shape[1])
+    rows_shape = (rows, shape[1] // columns) if "head_columns" in options else (rows,)
     gamma = options.pop("gamma", None)
     gamma = random_inputs(rng, 1, columns, dtype)[0] if gamma is None else gamma
     shifts = random_inputs(rng, 1, columns, dtype)[0] if beta else None
@@ -127,6 +128,16 @@ def test_multicast_memory(rng, where, kind):
 
 
 @pytest.mark.emulated
+def test_heads_of_rows_that_are_staged_in_multicast_memory(rng):
+    """Results take the place of a staged row: those of one warp that of packs which another warp loads."""
+    with df.emu.Machine(devices=2, seed=1) as machine:
+        with df.Group.local(2, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
+            hosts = exact_inputs(rng, 2, (3, 4096), "bfloat16")
+            xs = Arrays(group, hosts, "staged").inputs
+            check(group, rng, 3, "auto", KINDS["groups"], hosts=hosts, xs=xs, use_multimem=True, head_columns=128)
+
+
+@pytest.mark.emulated
 def test_several_nodes(rng):
     with df.emu.Machine(devices=4, race=True) as machine:
         for nbytes in (1 << 18, 16384):
@@ -153,5 +164,8 @@ def test_bad_input_is_named(open_group, refused):
     refused(call(Q.none(), normed_outputs=rank.zeros((4, 96), "float16")), "normed_outputs", "not quantised")
     refused(call(Q.mxfp8(), scales=rank.zeros((4, 4), "float8_e8m0fnu")), "scales", "(4, 3)")
     refused(call(Q.mxfp8(layout="tiles"), scales=rank.zeros(511, "float8_e8m0fnu")), "scales", "(512,)")
+    wide = rank.zeros(520, "float8_e8m0fnu")
+    odd = df.view(wide.ptr + 8, (512,), wide.dtype, rank.device, owner=wide)
+    refused(call(Q.mxfp8(layout="tiles"), scales=odd), "scales", "aligned to 16 bytes")
     refused(call(Q.mxfp8(), scales=rank.zeros((4, 3), "float32")), "scales", "float8_e8m0fnu")
     refused(call(Q.nvfp4(1.0), outputs=rank.zeros((4, 96), "float8_e4m3fn")), "outputs", "(4, 48)")

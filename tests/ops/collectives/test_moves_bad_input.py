@@ -33,7 +33,7 @@ def test_splits_that_are_no_list_of_a_number_for_each_rank(group, refused):
     ):
         refused(lambda splits=splits: df.all_gather(group, xs, splits=splits), argument, text)
     refused(lambda: df.all_gather(group, xs, splits=[1, 3]), "inputs[0]", "of shape (1, 2), as splits say")
-    refused(lambda: df.all_gather(group, xs), "inputs[1]", "of shape (3, 2)")
+    refused(lambda: df.all_gather(group, xs), "inputs[1]", "(3, 2), that of inputs[0] where no splits are given")
 
 
 def test_tables_of_splits(group, refused):
@@ -46,7 +46,11 @@ def test_tables_of_splits(group, refused):
     ):
         refused(lambda splits=splits: df.all_to_all(group, xs, splits=splits), argument, text)
     refused(lambda: df.all_to_all(group, xs, splits=[[1, 2], [1, 1]]), "inputs[1]", "as splits say")
-    refused(lambda: df.all_to_all(group, arrays(group, (3,), (3,))), "inputs[0]", "that the 2 ranks divide")
+    refused(
+        lambda: df.all_to_all(group, arrays(group, (3,), (3,))),
+        "inputs[0]",
+        "a multiple of 2 rows",
+    )
     ys = arrays(group, (2, 2), (3, 2))
     refused(lambda: df.all_to_all(group, xs, ys, splits=[[1, 2], [1, 0]]), "outputs[1]", "of shape (2, 2)")
 
@@ -101,6 +105,7 @@ def test_in_place_an_exchange_has_the_same_rows_both_ways(open_group, refused):
     xs = [rank.zeros(4, "int16") for rank in group]
     round_trip = [[1, 2, 1], [1, 1, 2], [2, 1, 1]]
     refused(lambda: df.all_to_all(group, xs, xs, splits=round_trip), "outputs[0]", "overlapping inputs[0]")
+    refused(lambda: df.all_to_all(group, xs, xs, splits=round_trip), "outputs[0]", "[0][1] and splits[1][0] differ")
     df.all_to_all(group, xs, [rank.zeros(4, "int16") for rank in group], splits=round_trip)
     group.synchronize()
 

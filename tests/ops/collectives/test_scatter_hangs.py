@@ -45,7 +45,7 @@ def prepared(group, rng, op, algo):
 def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo, missing):
     """Also one without rows, and also by such a one. The group works again after a reset."""
     group = new_group(3)
-    with config.override(spin_timeout=0.05 if driver == "cuda" else 0.02):
+    with config.override(spin_timeout=0.05 if driver == "cuda" else 0.005):  # the emulator's time is virtual
         call, results = prepared(group, rng, op, algo)
     for rank in {0, 1, 2} - {missing}:
         call.launch(rank=rank)
@@ -115,4 +115,4 @@ def test_other_splits_are_another_call():
 
         found = outcomes([lambda group=group: call(group) for group in ranks.groups])
         assert all(isinstance(error, (CallMismatch, GroupError)) for error in found)
-        assert "parts [0, 5, 8]" in str(found[0]) and "parts [0, 4, 8]" in str(found[0])
+        assert "splits [5, 3]" in str(found[0]) and "splits [4, 4]" in str(found[0])

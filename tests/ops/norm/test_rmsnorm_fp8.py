@@ -120,6 +120,22 @@ def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, name, others)
         check(dict(zip(WRITTEN, found, strict=False)), expected(of))
 
 
+@pytest.mark.parametrize("made", [Q.per_row(), Q.per_group(64)], ids=str)
+def test_where_f_is_infinite_too(driver, rng, made):
+    """Squares that vanish: an element of 0 makes the maximum of its group NaN, but not that of its row."""
+    of = call(rng, (3, 1024), quantisation=made)
+    of.arrays["inputs"][:] = (1e-30 * rng.integers(-1, 2, (3, 1024))).astype(of.arrays["inputs"].dtype)
+    of.arrays["inputs"][:, 64:128] = of.arrays["inputs"].dtype.type(1e-30)
+    wanted = reference.rmsnorm_fp8(epsilon=0.0, **of.arrays, **of.rest)
+    with df.Group.local(1, driver=driver) as group:
+        arrays = on_device(group[0].device, of)
+        alone = df.rmsnorm_fp8(epsilon=0.0, **arrays, **of.rest)
+        found = df.allreduce_rmsnorm_fp8(group, *arrays.values(), epsilon=0.0, **of.rest)
+        group.synchronize()
+        for result in (alone, found):
+            check({"output": result.output, "scales": result.scales}, {"output": wanted[0], "scales": wanted[1]})
+
+
 def test_a_row_has_the_same_bits_among_any_others(device, rng):
     """Alone a row is held by a cluster, among many by a block."""
     many = call(rng, (19, 8192), special=False)
