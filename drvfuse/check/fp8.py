@@ -45,7 +45,9 @@ def _of(out: Arrays, names: Iterable[str], suffix: str = "") -> tuple[Array, ...
 
 
 def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
-    """x, its scales, and weights, which are those of every step: they may be fetched while a step in front still runs."""
+    """x, its scales, and weights. All steps share the weights, which may be fetched while the step before still
+    runs.
+    """
     rows, columns = shape
     scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
     return random(number, shape, E4M3, 64), scales, _vector(0, columns)

@@ -65,8 +65,8 @@ constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
 
-// One thread's wait for the word of its peer, beside its wait for data or flags. What it keeps in registers is needed in
-// the wait alone.
+// One thread's wait for the word of its peer, in the same loop as its wait for data or flags. Its registers are needed
+// only during the wait.
 class Listener {
 public:
     // Of a thread that has no word to wait for `number` is 0.

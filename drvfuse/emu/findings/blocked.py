@@ -101,7 +101,7 @@ def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> stru
 
 
 def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
-    """The threads of a block by the mask of _WAITS that they are in."""
+    """The waiting threads of a block, each with the mask's field and the text of its entry in _WAITS."""
     for w in range(launch.warps):
         warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))
         for field, text in _WAITS:

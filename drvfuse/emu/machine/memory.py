@@ -188,8 +188,8 @@ class ProcessMemory:
         return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
 
     def _permits(self, address: int, nbytes: int, flags: int) -> bool:
-        """True if some device has this access to every mapping of a range: the driver has that one copy. Plain memory
-        and pools permit all copies, which go through the host if need be.
+        """True if some device has this access to every mapping of a range: the driver offers that copy only. Plain
+        memory and pools permit all copies, which go through the host if need be.
         """
         mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
         return all(any(has & flags == flags for has in a.access.values()) for a in mapped)

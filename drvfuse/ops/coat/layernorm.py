@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 LayerNorm with COAT's signatures, with parameters and without, in one launch each way.
 
-Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as in `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`; with
-`pdl_level` b, too, may be fetched before the wait for the producer. COAT's own kernels include the lanes beyond the
-last column in the variance and in the maximum; these do not, so rows of every length, powers of two or not, have right
-results.
+Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as in `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
+with `pdl_level` b, too, may be fetched before the wait for the producer. COAT's own kernels include the lanes beyond
+the last column in the variance and in the maximum; these do not, so rows of every length, powers of two or not, have
+right results.
 """
 
 from __future__ import annotations
