@@ -203,10 +203,10 @@ class Group(Owned, Owner):
         "mpi", or an object of one's own with the methods of `drvfuse.nodes.exchange.Exchange`; by default the first of
         both that is installed.
 
-        Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or on one what
-        has failed there and on the others GroupError that names it: GroupTimeout and RankEnded, which name the ranks
-        that are missing, GroupMismatch where they differ in what must be equal, ArgumentError, Unsupported,
-        DriverUnavailable, CaptureError and DriverError. Nothing is left then.
+        Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or, on the rank
+        that failed, its own error and on the others a GroupError that names that rank: GroupTimeout and RankEnded,
+        which name the ranks that are missing, GroupMismatch where they differ in what must be equal, ArgumentError,
+        Unsupported, DriverUnavailable, CaptureError and DriverError. Nothing is left then.
 
         Between calls the ranks take these steps together, and each raises as this does: `reset`, `split`, `symmetric`,
         and the first call with `use_multimem=True` that makes staging memory. `close` is each rank's own.

@@ -136,7 +136,7 @@ class BackwardPlan:
         at multiples of 16 bytes.
         """
         shape = BackwardShape.of(rows, columns)
-        if not sums and shape.few:  # no sums over rows, for which blocks take columns
+        if not sums and shape.few:  # without sums over rows, blocks take rows and not columns
             shape = shape._replace(segments=min(rows, DW_SEGMENTS), teams=shape.block_teams, few=False)
         smem = shape.sum_bytes(sums) if sums else 0
         # `Ring::slot_bytes` of cu/coat/backward_ring.cuh, of all teams

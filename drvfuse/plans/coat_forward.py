@@ -188,7 +188,7 @@ class FewRows(_Plan):
         self.part_columns = columns
         self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        for self.warps, shape, most in (  # the smallest tiles of which each warp has at most so many
+        for self.warps, shape, most in (  # the smallest tiles such that no warp has more than that many
             (16 if rows <= 2 else 8, (4, 4, lanes), 1 if rows >= 64 else inf),
             (8, (8, 4, 4), 1),
             (8, (8, 8, 4), 1),

@@ -37,7 +37,7 @@ class Work:
     `multimem`: the ranks meet in multicast memory, which is then where inputs are staged; `to_outputs`: results are
     stored to all ranks' outputs there. `nodes`: it adds the partial sums of nodes, which `node_sums` has left.
     `residual_itemsize`: of the residual, 0 for the inputs'. `normed`: normed rows are results too, like the inputs.
-    `group`: the columns of a scale, 0 for one of a row. `out_lanes`: numbers of an element of the output.
+    `group`: the columns of a scale, 0 for one scale per row. `out_lanes`: numbers of an element of the output.
     """
 
     op: str

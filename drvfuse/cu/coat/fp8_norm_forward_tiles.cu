@@ -49,8 +49,8 @@ constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // between those o
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
-constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads that have a row
-constexpr int WARP_ROWS = 32 / TURNS;        // rows that the threads of a warp have
+constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads per row
+constexpr int WARP_ROWS = 32 / TURNS;        // rows per warp
 static_assert(TURNS >= 1 && TURNS <= 32, "threads for each row");
 
 // A row's sum and, if they are PAIRED, its largest |x * s * w|, or |x * s - mean|, or a part of them.

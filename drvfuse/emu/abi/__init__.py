@@ -352,7 +352,7 @@ class Entry(IntEnum):
     STRONG = 1 << 1
     ATOMIC = 1 << 2
     LOCATION = 1 << 3
-    COPIED = 1 << 4  # of a cp.async that its thread has waited for
+    COPIED = 1 << 4  # the access of a cp.async for which its thread has waited
     COMMON = 1 << 6  # shared by many cells, never changed, the last of its list
     ASYNC = 1 << 7
 

@@ -106,7 +106,7 @@ class _Reports:
         return self._pinned.ptr + self.slot(workspace) * _REPORT.itemsize
 
     def check(self, device: int, workspace: int | None = None) -> None:
-        """Raise what was reported, of one workspace or of any, and forget it. Reads host memory only."""
+        """Raise what was reported, for one workspace or for any, and clear it. Reads host memory only."""
         for slot in range(_SLOTS) if workspace is None else (self.slot(workspace),):
             if not self.magic[slot]:
                 continue

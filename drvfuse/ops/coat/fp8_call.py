@@ -51,7 +51,7 @@ class Fp8Call:
     """A call of the op `name` for a matrix of `rows` and `columns`, its arrays by the fields of the parameters.
 
     `read` are inputs, the matrix first, and `others` further ones that the op itself writes to the parameters.
-    `wanted` are the results; `values` are what the caller gets for them. `own` is the workspace that he brought.
+    `wanted` are the results; `values` are what the caller gets for them. `own` is the workspace that the caller passed.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all-gather, broadcast and all-to-all share: from tables of moves to a call."""
+"""The common part of all-gather, broadcast and all-to-all: it makes a call from tables of moves."""
 
 from __future__ import annotations
 
