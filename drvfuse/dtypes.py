@@ -109,13 +109,13 @@ def _find(dtype: Any) -> DType | None:
     if isinstance(dtype, DType):
         return dtype
     found = _TABLE.get(dtype) if isinstance(dtype, str) else None
-    structured = isinstance(dtype, (tuple, list, dict))  # as numpy would take them
+    structured = isinstance(dtype, (tuple, list, dict))  # numpy would take these
     if found is None and dtype is not None and not structured:
         import numpy as np
 
         try:
             element = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError):  # numpy parses some strings as Python
+        except (TypeError, ValueError, SyntaxError):  # numpy parses some strings as Python expressions
             return None
         found = _TABLE.get(element.name) if element.isnative else None
     return found

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce, and all-reduce + RMSNorm + FP8, by every algorithm beside the floors and the peers of the same run.
+"""Times of all-reduce, and of all-reduce + RMSNorm + FP8, by every algorithm, with the floors and the peers of the same
+run.
 
 A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls;
 "adds" is what a call adds to a chain of GEMVs, one before each call, that are launched with PDL. A peer of the fused op
@@ -95,7 +96,7 @@ class _Shape:
         self._gemv_us = self._time(self._gemvs).median
 
     def ours(self, op: str, algo: str, residual: bool) -> dict[str, Any]:
-        """An algorithm's figures, by level of PDL."""
+        """The figures of one of drvfuse's algorithms, by level of PDL."""
         prepare = partial(self._calls.prepared, op, algo, residual=residual)
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():

@@ -21,7 +21,7 @@ _WIRE_RULES_US = 10.0  # from here on a time is compared with the wire's
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """A line for each level of PDL; the figures that it does not change are in the first."""
+    """A line for each level of PDL; figures that do not depend on the level are in the first line."""
     return [_line(result, level, level == "off") for level in result["run"]["pdl"]]
 
 
@@ -46,14 +46,15 @@ def _cell(figure: dict[str, Any]) -> str:
 
 
 def peer_us(result: dict[str, Any]) -> float | None:
-    """The fastest peer of the run."""
+    """The time of the fastest peer of the run."""
     found = result["peers"].items()
     return min((figure["us"] for name, figure in found if name != NORM and "us" in figure), default=None)
 
 
 def stored_us(result: dict[str, Any]) -> float | None:
-    """The fastest stored peer. The fused op without residual has a sequence: the stored all-reduce, and the compiled
-    norm of this run."""
+    """The time of the fastest stored peer. For the fused op without residual it is the sum of two: the stored
+    all-reduce, and the compiled norm of this run.
+    """
     if result["stored"] is None:
         return None
     us: float = result["stored"][1]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU time that the emulated driver takes for a call of the fused op, with and without its race detector.
 
-The op is prepared and compiled before; a call is launch and synchronise. These are times of this program, not of any
-GPU.
+The op is prepared and compiled before; a call is launch and synchronise. These are CPU times of the emulator, not times
+of any GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _seconds(algo: str, race: bool, seed: int, gpus: int, rows: int, cols: int, 
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The lines of the table for one result, which is one; `HEAD` is its head."""
+    """The one table line of a result, in a list; `HEAD` is the table's head."""
     first = max(seconds[0] for seconds in result["seconds"])
     slowest = max(max(seconds) for seconds in result["seconds"])
     return [[result["algo"], "on" if result["race"] else "off", f"{first:.3f}", f"{slowest:.3f}"]]

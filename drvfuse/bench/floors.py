@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no collective can be faster than: a launch, and the bytes that cross the links."""
+"""Lower bounds of the time of any collective: a launch, and the bytes that cross the links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ extern "C" __global__ void empty() {
 }
 """
 _THREADS = 128
-_COPY_BYTES = 16 * 512  # of a block that copies one vector per thread
+_COPY_BYTES = 16 * 512  # bytes that a block copies with one vector per thread
 
 
 def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
@@ -43,7 +43,7 @@ def least_wire_bytes(op: str, residual: bool, ranks: int, nbytes: int) -> int:
 
 
 class Links:
-    """Copies by a kernel from every rank to the next one, all at once."""
+    """Copies by a kernel from every rank to the next one, all at the same time."""
 
     def __init__(self, group: Group, nbytes: int) -> None:
         self._group, self._nbytes = group, _whole(nbytes)
@@ -52,14 +52,14 @@ class Links:
         self._targets = [rank.empty(self._nbytes, "uint8") for rank in group]
 
     def push_us(self, nbytes: int, calls: int) -> Timing:
-        """A push of `nbytes`, at most those of the constructor: the best of some grids."""
+        """The time to push `nbytes`, at most those of the constructor: the best of some grids."""
         most = -(-nbytes // _COPY_BYTES)
         sms = self._group[0].device.sm_count
         grids = sorted({max(1, min(most, times * sms)) for times in (1, 2, 4)})
         return min(self._pushed(_whole(nbytes), blocks, calls) for blocks in grids)
 
     def bytes_per_us(self, calls: int) -> float:
-        """In one direction, of the largest push."""
+        """The rate in one direction of the largest push."""
         return self._nbytes / self.push_us(self._nbytes, calls).median
 
     def _pushed(self, nbytes: int, blocks: int, calls: int) -> Timing:
@@ -72,5 +72,5 @@ class Links:
 
 
 def _whole(nbytes: int) -> int:
-    """Rounded up to whole vectors."""
+    """The bytes rounded up to whole vectors."""
     return -(-nbytes // 16) * 16

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 RMSNorm forward and backward beside the memory floor, torch.compile and COAT's stored times.
+"""Times of FP8 RMSNorm forward and backward, compared with the memory floor, torch.compile and COAT's stored times.
 
 Inputs are random and rotated over enough sets that L2 does not serve them. "chain" is one of dependent launches, with
 `PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the bytes that must move (x and its scales, qy, qy_t and rstd; x, its
@@ -56,7 +56,7 @@ def inputs(rows: int, columns: int) -> tuple[npt.NDArray[Any], ...]:
 
 
 def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torch: bool = False) -> dict[str, Any]:
-    """All figures of one shape, in microseconds; `bandwidth` in bytes a microsecond."""
+    """All figures of one shape, in microseconds; `bandwidth` in bytes per microsecond."""
     elements = rows * columns
     x, s_x, w, g = inputs(rows, columns)
     weight = device.array(w)
@@ -97,7 +97,7 @@ def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torc
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The lines of the table for one shape, which is one; `HEAD` is its head."""
+    """The one table line of a shape, in a list; `HEAD` is the table's head."""
     cells = [f"{result['rows']}x{result['columns']}"]
     for way in WAYS:
         us, floor, chain = (result[f"{way}_{figure}"] for figure in ("us", "floor_us", "chain_us"))

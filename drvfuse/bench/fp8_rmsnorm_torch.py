@@ -20,10 +20,10 @@ def torch_us(
     epsilon: float,
     sets: int,
 ) -> tuple[float, float]:
-    """Microseconds a call of forward (tensor maximum, qy, qy_t, rstd) and backward; e4m3 and bfloat16 host arrays."""
+    """Microseconds per call of forward (tensor maximum, qy, qy_t, rstd) and backward; e4m3 and bfloat16 host arrays."""
     import torch
 
-    torch._dynamo.reset()  # else it gives up compiling after a few shapes
+    torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
     rows, columns = x.shape
 
     def tensor(host: npt.NDArray[Any], dtype: Any) -> Any:

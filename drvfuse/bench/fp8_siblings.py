@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FP8 functions round RMSNorm beside their memory floors: LayerNorm, group scales, divisions, sums of gradients.
+"""Times of the other FP8 functions compared with their memory floors: LayerNorm, group scales, divisions, sums of
+gradients.
 
-Inputs are those of the RMSNorm's benchmark, outputs lie apart, and both are rotated over sets that L2 does not hold. A
-floor is the bytes of all arrays that a call reads and writes over the bandwidth of a large copy in the same run.
+Inputs are those of the RMSNorm's benchmark, outputs have memory of their own, and both are rotated over more sets than
+L2 holds. A floor is the bytes of all arrays that a call reads and writes over the bandwidth of a large copy in the same
+run.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def _calls(device: Device, rows: int, columns: int) -> Iterator[_Call]:
 
 
 def measure(device: Device, rows: int, columns: int, bandwidth: float) -> dict[str, Any]:
-    """Time, spread and floor of each op, in microseconds; `bandwidth` in bytes a microsecond."""
+    """Time, spread and floor of each op, in microseconds; `bandwidth` in bytes per microsecond."""
     elements = rows * columns
     sets = min(64, max(3, _ROTATED_BYTES // elements))
     least = 20 if elements >= 1 << 24 else 60

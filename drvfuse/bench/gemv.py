@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GEMV with partial RMSNorm beside kernels that only read the weights, and beside torch.
+"""Times of the GEMV with partial RMSNorm, compared with kernels that only read the weights, and with torch.
 
 One token, bfloat16; the weights are rotated over copies that L2 does not hold. "read" is the fastest of some kernels
-that load the same bytes and add nothing up. Of ours: "none" has no normed column, "normed" those that the shape says,
-"all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with `PDLLevel.OVERLAP_AT_BEGINNING`; "traced"
-is "normed" with a trace. "FP8 weight" is "normed" with a float8_e4m3fn weight and a scale for each of its rows,
-and "FP8 act" that with a float8_e4m3fn act and a scale for each group of 128 columns.
+that load the same bytes and compute nothing. Of drvfuse's figures "none" has no normed column, "normed" those that the
+shape says, "all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with
+`PDLLevel.OVERLAP_AT_BEGINNING`; "traced" is "normed" with a trace. "FP8 weight" is "normed" with a float8_e4m3fn weight
+and a scale for each of its rows, and "FP8 act" that with a float8_e4m3fn act and a scale for each group of 128 columns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OURS = ("none", "normed", "all", "ON", "EARLY", "traced", "FP8 weight", "FP8 act
 PEERS = ("cublas", "cublas + norm", "compiled")
 HEAD, TEXT_COLUMNS = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS], 1
 _ROTATED_BYTES = 256 << 20
-CALLS = 64  # of a graph, at least
+CALLS = 64  # fewest calls of a graph
 _FP8 = "float8_e4m3fn"
 _READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
 
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) read(const uint4* from, lo
 
 
 class Bench:
-    """A device with random weights, as many as are rotated (256 MiB if None), in one piece."""
+    """A device with one allocation of random weights that are rotated (256 MiB if None)."""
 
     def __init__(self, device: Device, with_torch: bool = False, rotated_bytes: int | None = None) -> None:
         self._device, self._torch, self._random = device, with_torch, np.random.default_rng(0)
@@ -72,7 +72,7 @@ class Bench:
         return self._device.array(bits & np.uint16(0xBFF7))  # all finite, as FP8 too
 
     def measure(self, n: int, k: int, n_normed: int) -> dict[str, Any]:
-        """All figures of one shape: microseconds a call."""
+        """All figures of one shape, in microseconds per call."""
 
         def ours(n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, **dtypes: str) -> float:
             return self._time(self.calls(n, k, n_normed, level, trace, **dtypes))
@@ -94,7 +94,7 @@ class Bench:
         return {"n": n, "k": k, "n_normed": n_normed, "bytes": 2 * n * k, "read": self.read(n, k), **times}
 
     def weights(self, n: int, k: int, dtype: str = "bfloat16") -> list[Array]:
-        """Different ones, that share no memory; each begins at a multiple of 128 bytes."""
+        """Weights that share no memory; each begins at a multiple of 128 bytes."""
         step = -(-dtypes.get(dtype).itemsize * n * k // 128) * 128
         if step > self._pool.nbytes:
             self._pool = self._weight_bytes(step)
@@ -102,7 +102,7 @@ class Bench:
         return [view(self._pool.ptr + i * step, (n, k), dtype, self._device, owner=self._pool) for i in range(many)]
 
     def read(self, n: int, k: int) -> float:
-        """The fastest reader."""
+        """The time of the fastest kernel that only reads the weights."""
         device, times = self._device, []
         for threads, blocks, loads in _READERS:
             kernel = compile(_READ, driver=device.driver, defines={"THREADS": threads, "LOADS": loads})["read"]
@@ -149,7 +149,7 @@ class Bench:
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The lines of the table for one shape, which is one; `HEAD` is its head."""
+    """The one table line of a shape, in a list; `HEAD` is the table's head."""
     cells = [f"{result['n']}x{result['k']} ({result['n_normed']})", *(f"{result[key]:.2f}" for key in ("read", *OURS))]
     cells.append(f"{result['normed'] / result['read']:.2f}")
     return [cells + [f"{result[key]:.1f}" if key in result else "" for key in PEERS]]

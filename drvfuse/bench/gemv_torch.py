@@ -11,11 +11,11 @@ _CALLS = 64
 
 
 def torch_us(n: int, k: int, n_normed: int, epsilon: float, rotated_bytes: int) -> tuple[float, float, float]:
-    """Microseconds a call of cuBLAS alone, of cuBLAS and a compiled norm, and of all of it compiled; bfloat16, random
+    """Microseconds per call of cuBLAS alone, of cuBLAS and a compiled norm, and of all of it compiled; bfloat16, random
     weights that rotate over about `rotated_bytes`."""
     import torch
 
-    torch._dynamo.reset()  # else it gives up compiling after a few shapes
+    torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
     many = max(1, min(_CALLS, rotated_bytes // (2 * n * k)))
     weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(many)]
     act = torch.randn(1, k, device="cuda", dtype=torch.bfloat16)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs the calling thread: its bare launches, a prepared and a plain call, and a graph of it.
+"""The host time of a call: of its bare launches, of a prepared call, of a plain call, and of a graph that holds it.
 
-Outputs are given. A graph holds one call, and a collective has one graph per rank. The skew of a collective is the time
-from the start of the first rank's kernel to that of the last, by the ranks' compared timers, of calls that find the
-devices idle.
+Calls get their outputs. A graph holds one call, and a collective has one graph per rank. The skew of a collective is
+the time from the start of the first rank's kernel to that of the last, by the ranks' global timers, which have been
+compared, for calls that begin on idle devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..runtime.stream import Stream
 from ..trace import statistics
 from ..trace.buffer import Trace
 
-BURST = 50  # of calls, whose launches fit into a stream's queue
+BURST = 50  # calls of a burst, whose launches fit into a stream's queue
 BURSTS = 41
 COLUMNS = 4096
 SKEWS = 21
@@ -42,7 +42,8 @@ TEXT_COLUMNS = 1
 
 
 class Case(NamedTuple):
-    """A call of small arrays, which no call waits for; `streams` are those of `prepared`, and `wait` ends a burst.
+    """A call of small arrays, for whose end the host does not wait; `streams` are those of `prepared`, and `wait` waits
+    for a burst of calls.
 
     `traced` makes the call with a trace.
     """
@@ -73,7 +74,7 @@ def _case(where: Group | Device, name: str, op: Op[..., Any], *arrays: Any, **op
 
 @contextmanager
 def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
-    """The collectives on so many ranks, and two ops on the first device."""
+    """The collectives on the given number of ranks, and two ops on the first device."""
     host = np.ones((1, COLUMNS), dtypes.get("bfloat16").numpy)
     with Group.local(ranks, driver=driver) as group:
         xs, gammas = ([rank.array(values) for rank in group] for values in (host, host[0]))
@@ -97,7 +98,9 @@ def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
 
 
 def measure(driver: Driver, ranks: int) -> list[dict[str, Any]]:
-    """Of each case the microseconds of one call of each way: medians over bursts, whose ways take turns."""
+    """For each case the microseconds of one call by each way of launching it: medians over bursts, in which the ways
+    alternate.
+    """
     with cases(driver, ranks) as every:
         return [_measured(case) for case in every]
 
@@ -127,7 +130,7 @@ def _measured(case: Case) -> dict[str, Any]:
 
 
 def _graph(where: Group | Device, call: Prepared[Any]) -> Callable[[], object]:
-    """Launches a graph of one call."""
+    """A function that launches a graph of one call."""
     if isinstance(where, Group):
         with where.capture() as graphs:
             call.launch()

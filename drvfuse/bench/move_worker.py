@@ -17,7 +17,7 @@ _kept: list[Any] = []
 
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:
-    """Times of every shape; the processes have joined."""
+    """Times of every shape, measured once the processes are connected."""
     ranks, op = plan["ranks"], plan["op"]
     for _, nbytes in plan["shapes"]:
         own = nbytes // ranks if op == "all_gather" else nbytes
@@ -30,7 +30,7 @@ def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure
             turns = -(-plan["calls"] // len(inputs)) * len(inputs)
             us = torch_times(call, [(inputs[turn % len(inputs)], output) for turn in range(turns)])
             write(rows=1, cols=nbytes, residual=False, us=us)
-        except Exception as error:  # of this size; a device that is lost fails the others too
+        except Exception as error:  # this size has failed; if the device is lost, the others fail too
             write(rows=1, cols=nbytes, residual=False, failed=failure(error))
 
 
@@ -54,7 +54,7 @@ def _arrays(peer: str, own: int, nbytes: int, most: int) -> tuple[list[Any], Any
 
 
 def _screen(op: str, call: Callable[[Any, Any], None], x: Any, output: Any, rank: int, ranks: int) -> None:
-    """A peer that moves other bytes is not timed."""
+    """Raise if the peer's output bytes are wrong; such a peer is not timed."""
     call(x.fill_(rank + 1), output)
     if op == "broadcast":
         right = bool((x == 1).all())
@@ -71,7 +71,7 @@ def _all_gather(x: Any, output: Any) -> None:
 
 
 def _broadcast(x: Any, output: Any) -> None:
-    """torch has it in place alone: `output` is not used."""
+    """torch has only an in-place broadcast, so `output` is not used."""
     import torch.distributed as dist
 
     dist.broadcast(x, 0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives without a bench of their own by every algorithm, beside the wire and NCCL of the same run.
+"""Times of the collectives that have no benchmark of their own, by every algorithm, compared with the link rate and
+NCCL of the same run.
 
 A size is that of the output of a rank, in bytes, and of its input for those that add (`sums`). A figure is the time of
 a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
@@ -36,28 +37,28 @@ LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
 TEXT_COLUMNS = 0
-_ROTATED_BYTES = 256 << 20  # of all sets of inputs of a rank: more than any cache
+_ROTATED_BYTES = 256 << 20  # all sets of inputs of a rank: more than any cache holds
 
 
 def input_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """Of a rank, for an output of `nbytes`, which the ranks divide."""
+    """The bytes of a rank's input: for all_gather its part of an output of `nbytes`, else `nbytes`."""
     return nbytes // ranks if op == "all_gather" else nbytes
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """Those of an op that are timed."""
+    """The algorithms of an op that are timed."""
     return sums.ALGORITHMS.get(op) or tuple(algo for algo in _MOVING if algo != RELAY or op == "broadcast")
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """The fewest bytes that the busiest link carries one way: what a rank must receive."""
+    """The fewest bytes that the busiest link must carry in one direction: those that a rank must receive."""
     if op == "allreduce_many":
         return 2 * (ranks - 1) * nbytes // ranks
     return nbytes if op == "broadcast" else (ranks - 1) * nbytes // ranks
 
 
 def sets_of(nbytes: int, most: int) -> int:
-    """Sets of inputs of a size."""
+    """The number of sets of inputs of that size, at most `most`."""
     return max(2, min(most, _ROTATED_BYTES // nbytes))
 
 
@@ -120,7 +121,7 @@ class _Calls:
         self._group, self._over = group, over
 
     def times(self, algo: str, calls: int) -> dict[str, Any]:
-        """By level of PDL, and the algorithm that was taken."""
+        """The times by level of PDL, and the algorithm that was used."""
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():
             prepared = [self._over.prepare(inputs, algo=algo, pdl_level=level) for inputs in self._over.sets]
@@ -150,7 +151,7 @@ def _cell(figure: dict[str, Any]) -> str:
 
 
 def peer_us(result: dict[str, Any]) -> float | None:
-    """The fastest peer of the run."""
+    """The time of the fastest peer of the run."""
     return min((figure["us"] for figure in result["peers"].values() if "us" in figure), default=None)
 
 

@@ -63,7 +63,7 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
         _measure_sums(rank, plan, write)
     torch.cuda.synchronize()
     store.set(f"done {rank}", "")
-    store.wait([f"done {other}" for other in range(ranks)], wait)  # nobody's memory goes while a peer may use it
+    store.wait([f"done {other}" for other in range(ranks)], wait)  # no rank frees memory that a peer may still use
 
 
 def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:
@@ -96,12 +96,12 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
                     gemv=torch_times(gemv, pairs),
                     chain=torch_times(_after_gemv(gemv, call), pairs),
                 )
-            except Exception as error:  # of this shape; a device that is lost fails the others too
+            except Exception as error:  # this shape has failed; if the device is lost, the others fail too
                 write(rows=rows, cols=cols, residual=residual, failed=first_line(error))
 
 
 def _screen(reduce: Reduce, x: Any, rank: int, ranks: int, reduces: bool) -> None:
-    """A peer that does not reduce is not timed."""
+    """Raise if the peer's sums are wrong; such a peer is not timed."""
     if reduces:
         got = reduce(x.fill_(rank + 1))
         if not bool((got == ranks * (ranks + 1) // 2).all()):
@@ -128,10 +128,10 @@ def _gemv(act: Any) -> Callable[[Any, Any], Any]:
 
 
 def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
-    """Residual where there is one, RMSNorm, and FP8 by row, compiled."""
+    """A compiled function: the residual where there is one, RMSNorm, and FP8 quantisation by row."""
     import torch
 
-    torch._dynamo.reset()  # else it gives up compiling after a few shapes
+    torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
 
     def quantised(x: Any) -> Any:
         y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + epsilon) * gamma.float()
@@ -159,7 +159,7 @@ def _nccl(elements: int, sets: int) -> tuple[list[Any], Reduce]:
 
 
 def _nccl_windows(elements: int, sets: int) -> tuple[list[Any], Reduce]:
-    """One array with all sets, registered as a symmetric window."""
+    """One array that holds all sets of inputs, registered as a symmetric window."""
     import torch
     import torch.distributed as dist
 

@@ -25,7 +25,7 @@ from .peer_worker import NORM, PEERS
 from .settings import Settings
 
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.peer_worker"]
-_GRACE = 5.0  # seconds for the other processes of a peer when one has failed
+_GRACE = 5.0  # seconds that the other processes of a peer get when one has failed
 _POLL = 0.05
 
 Key = tuple[int, int, bool]
@@ -36,7 +36,9 @@ Figures = dict[str, Any]
 
 
 def names(op: str) -> tuple[str, ...]:
-    """The peers of an op. The fused op's are followed by the compiled norm and quantisation, `NORM` is these alone."""
+    """The names of an op's peers. For the fused op each peer is followed by the compiled norm and quantisation; `NORM`
+    is these alone.
+    """
     return PEERS if op == "allreduce" else (*PEERS, NORM)
 
 
@@ -67,7 +69,7 @@ def measure(
 
 
 def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
-    """Of the ranks' records at one key; of each replay the slowest rank counts."""
+    """The figures in the ranks' records under one key; for each replay the slowest rank counts."""
     for record in records:
         if record is not None and "failed" in record:
             return {"failed": record["failed"]}
@@ -86,7 +88,9 @@ def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
 
 
 def _records(path: Path) -> dict[Key | None, dict[str, Any]]:
-    """What a process wrote; under None why it failed. The last line may have been cut off."""
+    """The records that a process wrote; the reason of a failure is under the key None. The last line may have been cut
+    off.
+    """
     found: dict[Key | None, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):

@@ -18,7 +18,7 @@ from .timing import Replays
 
 
 def main() -> None:
-    """All ranks do the same; before each replay they meet, so that they are in step."""
+    """All ranks do the same; before each replay they meet at a barrier, so that they start together."""
     with Group.connect() as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None
         for line in sys.stdin:

@@ -57,7 +57,7 @@ class Workers:
         ]
 
     def ask(self, **asked: Any) -> list[Any]:
-        """What each answers. Raises DrvfuseError if one has ended; what it said of that is on the error output."""
+        """The answer of each worker. Raises DrvfuseError if one has ended; its own message is on standard error."""
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):
                 assert process.stdin is not None
@@ -128,7 +128,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """What is printed below the table."""
+    """The lines that are printed below the table."""
     worst = max(result["ratio"] for result in results)
     middle = statistics.median(result["ratio"] for result in results)
     return [f"ratio of the times with processes to those in one: median {middle:.3f}, largest {worst:.3f}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm with quantisation on one device beside its memory floor and torch.compile.
+"""Times of RMSNorm with quantisation on one device, compared with its memory floor and torch.compile.
 
 Inputs are random, bfloat16, and rotated with their outputs over sets that L2 does not hold. A floor is the bytes of all
 arrays that a call reads and writes over the bandwidth of a large copy in the same run.
@@ -76,7 +76,7 @@ def _call(device: Device, form: Form, host: Host) -> _Call:
 
 
 def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torch: bool = False) -> dict[str, Any]:
-    """Time, spread and floor of each form, in microseconds; `bandwidth` in bytes a microsecond."""
+    """Time, spread and floor of each form, in microseconds; `bandwidth` in bytes per microsecond."""
     random = np.random.default_rng(rows * 65536 + columns)
     host = random.standard_normal((rows, columns), np.float32).astype(dtypes.get("bfloat16").numpy)
     sets = min(64, max(3, _ROTATED_BYTES // (3 * rows * columns)))

@@ -13,10 +13,10 @@ _FP8_MAX = 448.0
 
 
 def torch_us(rows: int, columns: int, epsilon: float, sets: int, least: int) -> dict[str, float]:
-    """Microseconds a call by the form's name; bfloat16, random inputs that rotate over so many sets."""
+    """Microseconds per call, by the form's name; random bfloat16 inputs rotate over the given number of sets."""
     import torch
 
-    torch._dynamo.reset()  # else it gives up compiling after a few shapes
+    torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
 
     def quantise(y: Any, parts: int) -> tuple[Any, Any]:
         pieces = y.view(rows, parts, columns // parts)

@@ -16,7 +16,7 @@ def _stored() -> dict[str, Any]:
 
 
 def source() -> str:
-    """What was measured, and how."""
+    """The origin of the stored times: what was measured, and how."""
     return str(_stored()["source"])
 
 

@@ -19,17 +19,17 @@ _kept: list[Any] = []
 
 
 def columns_of(nbytes: int, ranks: int) -> int:
-    """Of the rows of an input of `nbytes`: at most 4096, and at least a row for each rank."""
+    """The number of columns of an input of `nbytes`: at most 4096, and few enough that there is a row for each rank."""
     return min(4096, nbytes // 2 // ranks)
 
 
 def tensors_of(nbytes: int) -> int:
-    """Into how many tensors an input of `nbytes` is cut: 16, if they have 16 bytes each."""
+    """The number of tensors into which an input of `nbytes` is divided: 16 if each then has at least 16 bytes."""
     return 16 if nbytes >= 256 else 1
 
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:
-    """Times of every shape; the processes have joined."""
+    """Times of every shape, measured once the processes are connected."""
     ranks, op = plan["ranks"], plan["op"]
     for _, nbytes in plan["shapes"]:
         try:
@@ -41,7 +41,7 @@ def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure
             turns = -(-plan["calls"] // len(inputs)) * len(inputs)
             us = torch_times(call, [(inputs[turn % len(inputs)], output) for turn in range(turns)])
             write(rows=1, cols=nbytes, residual=False, us=us)
-        except Exception as error:  # of this size; a device that is lost fails the others too
+        except Exception as error:  # this size has failed; if the device is lost, the others fail too
             write(rows=1, cols=nbytes, residual=False, failed=failure(error))
 
 
@@ -65,7 +65,7 @@ def _arrays(peer: str, nbytes: int, ranks: int, most: int) -> tuple[list[Any], A
 
 
 def _screen(op: str, call: Callable[[Any, Any], Any], x: Any, output: Any, rank: int, ranks: int) -> None:
-    """A peer whose sums are wrong is not timed."""
+    """Raise if the peer's sums are wrong; such a peer is not timed."""
     call(x.fill_(rank + 1), output)
     total = ranks * (ranks + 1) // 2
     if not bool(((x if op == "allreduce_many" else output) == total).all()):

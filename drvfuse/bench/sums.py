@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that `moves` measures of the ops that add: reduce-scatter, with and without norm, and many all-reduces at once.
+"""The calls of ops that add, for the benchmark in `moves`: reduce-scatter, with and without norm, and many all-reduces
+at once.
 
 A size is that of a rank's input in bytes, of bfloat16.
 """
@@ -59,7 +60,7 @@ class Sums:
 
     @staticmethod
     def _cut(arrays: list[Array], nbytes: int) -> list[list[Array]]:
-        """Each as several tensors of equal size."""
+        """Each array as several tensors of equal size."""
         count = tensors_of(nbytes)
         return [[rows[i] for i in range(count)] for rows in (array.reshape((count, -1)) for array in arrays)]
 

@@ -23,7 +23,7 @@ REPLAYS = 9
 
 
 class Timing(NamedTuple):
-    """Microseconds a call: the median over replays, and the largest minus the smallest."""
+    """Microseconds per call: the median over replays, and the largest minus the smallest."""
 
     median: float
     spread: float
@@ -62,7 +62,7 @@ class Replays:
         self._marks = [(device.stream, Event(device, timing=True), Event(device, timing=True)) for device in devices]
 
     def microseconds(self) -> float:
-        """Microseconds a call of one replay, on the slowest rank.
+        """Microseconds per call of one replay, on the slowest rank.
 
         It follows an untimed one directly, so the ranks are in step and the start of the graph is not counted.
         """
@@ -131,7 +131,7 @@ def copy_launch(source: Array, target: Array, blocks: int) -> Launch:
 
 
 def copy_bandwidth(device: Device) -> float:
-    """Bytes a microsecond, read and written, of a copy of 1 GiB; the best of several grids.
+    """Bytes per microsecond, read and written, of a copy of 1 GiB; the best of several grids.
 
     Not the driver's copy: cuMemcpyDtoDAsync as a graph node reached 2.7 TB/s on an H200 where this kernel reaches 4.4.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tracing costs, and how good the clocks are.
+"""The cost of tracing, and the accuracy of the clocks.
 
 Microseconds per call inside a CUDA graph of back-to-back calls over some sets of inputs in turn, without and with a
 trace: replays of the two graphs take turns, and their medians are compared; "spread" is the larger distance between the
@@ -53,7 +53,7 @@ def _calls(inputs: CollectiveCalls, op: str, algo: str, trace: Trace | None) -> 
 
 
 def _calls_per_graph(rows: int, cols: int) -> int:
-    """Fewer of long ones: a trace holds the events of all."""
+    """The calls of a graph: fewer where calls are long, as a trace holds the events of all."""
     nbytes = 2 * rows * cols
     return 50 if nbytes <= 1 << 20 else 20 if nbytes <= 8 << 20 else 10
 
@@ -77,7 +77,7 @@ def _compared(where: Group | Device, calls: Callable[[Trace | None], Calls], per
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The lines of the table for one result, which is one; `HEAD` is its head."""
+    """The one table line of a result, in a list; `HEAD` is the table's head."""
     step, error = (max(clock[name] for clock in result["clocks"]) for name in ("resolution_ns", "error_ns"))
     cells = [result["op"], result["algo"], f"{result['rows']}x{result['cols']}"]
     cells += [f"{result['off_us']:.2f}", f"{result['on_us']:.2f}", f"{result['overhead']:.1%}"]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the constants of `plans.tuning` on a group: two sizes of each push algorithm, once its results are right."""
+"""Measures the constants of `plans.tuning` on a group: each push algorithm at two sizes, after a check of its
+results.
+"""
 
 from __future__ import annotations
 

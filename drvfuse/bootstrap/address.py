@@ -124,7 +124,7 @@ def listen_anywhere() -> tuple[socket.socket, tuple[tuple[str, int], ...]]:
 
 
 def open_connection(target: Target, until: float) -> socket.socket:
-    """A connection to whoever listens there. Raises OSError."""
+    """A connection to the process that listens at the address. Raises OSError."""
     seconds = min(max(until - time.monotonic(), 0.001), _OPEN_SECONDS)
     if isinstance(target, tuple):
         return socket.create_connection(target, seconds)

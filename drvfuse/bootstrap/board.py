@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a group agree on, and whether all of them are still there: `Board`.
+"""`Board`, by which the ranks of a group agree, and learn whether all ranks are still running.
 
 Every step is collective: all ranks of the board call the same method with the same `what`, which is in words ("export
 the workspace") and appears in errors. It either succeeds on all ranks or raises on all that take part in it:
@@ -99,7 +99,7 @@ class Board:
         return answer, data
 
     def close(self) -> None:
-        """Take no further step; the other ranks see this one in `ended`. Any order of ranks, any number of times."""
+        """Take no further step; the other ranks see this one in `ended`. Ranks may close in any order; idempotent."""
         if not self._closed:
             self._closed = True
             self._connection.leave(self._number, CLOSED)

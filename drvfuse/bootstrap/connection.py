@@ -107,7 +107,7 @@ class Connection:
             return self._ended.setdefault(board, {})
 
     def ask(self, board: int, kind: str, what: str, value: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Take a step and wait for the answer. An interrupted wait takes the request back."""
+        """Take a step and wait for the answer. If the wait is interrupted, the request is withdrawn."""
         with self._news:
             self._numbers += 1
             number = self._numbers
@@ -124,7 +124,9 @@ class Connection:
                 del self._answers[number]
 
     def leave(self, board: int, how: str) -> None:
-        """Take no further step on that board. The last one closes the connection. Does nothing in a forked child."""
+        """Take no further step on that board. When the last board is left, the connection is closed. Does nothing in a
+        forked child.
+        """
         if self.pid != os.getpid():  # where another thread of the parent may hold the lock for ever
             return
         with self._news:
@@ -146,7 +148,7 @@ class Connection:
         self._socket.close()
 
     def sever(self) -> None:
-        """Close without a word, as the kernel does when a process is killed."""
+        """Close without a message, as the kernel does when a process is killed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -178,7 +180,7 @@ class Connection:
         members = self._members.get(board)
         if members is None:
             return ClosedError("the board was closed")
-        for rank, how in self._ended[board].items():  # the one that ended first
+        for rank, how in self._ended[board].items():  # the rank that ended first
             return RankEnded(what, rank, how)
         return RankEnded(what, None, f"rank 0 of the first group, which serves the boards: {self._lost}")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages on the sockets of a board: frames of one JSON object and bytes, both bounded.
 
-A frame is two 32-bit lengths in network order, a JSON object in UTF-8, and bytes that nobody interprets.
+A frame is two 32-bit lengths in network order, a JSON object in UTF-8, and uninterpreted bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Unpacker:
         self._largest = _STRANGER
 
     def trust(self, values: int) -> None:
-        """Accept frames with so many values from now on."""
+        """Accept frames that hold up to that many values from now on."""
         self._largest = _LARGEST_MESSAGE, values * LARGEST_VALUE
 
     def feed(self, received: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a rank and the server of a board come to trust one another.
+"""The handshake by which a rank and the server of a board authenticate each other.
 
     server  {"nonce": n}                                    a fresh random number
     rank    {"group", "rank", "size", "pid", "nonce": m, "proof": HMAC(secret, rank's role, n, m, group, rank, size)}
@@ -27,7 +27,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def nonce() -> str:
-    """A random number that nobody can foresee, for one handshake."""
+    """An unpredictable random number for one handshake."""
     return secrets.token_hex(16)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server of a board decides: which step is complete, and what each rank is answered.
+"""The decisions of a board's server: which step is complete, and the answer to each rank.
 
 This module has no sockets, threads or clocks.
 

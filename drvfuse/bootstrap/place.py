@@ -68,7 +68,7 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Place:
-    """This process in its job. `local_rank` and `local_size` are those on this host, None where nobody said.
+    """This process in its job. `local_rank` and `local_size` are those on this host, None where they are not known.
 
     `job` is what all ranks of the job have in common, and no other job of this user on these hosts has: names and
     values of the launcher's variables. It is empty if there are none, as with MPICH whose connection to its launcher
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def one_host(self) -> bool | None:
-        """Whether all ranks are on this host; None where nobody said."""
+        """Whether all ranks are on this host; None where neither the launcher nor the arguments say so."""
         return True if self.size == 1 else None if self.local_size is None else self.local_size == self.size
 
 

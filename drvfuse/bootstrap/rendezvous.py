@@ -121,7 +121,7 @@ def join(place: Place, known: Address, until: float, timeout: float) -> Board:
 
 
 def _fresh(place: Place) -> tuple[Address, list[socket.socket]]:
-    """An address that nobody has, and sockets that listen there."""
+    """An unused address, and sockets that listen there."""
     token = secrets.token_hex(16)
     made = Address(token, secrets.token_bytes(32), f"drvfuse-{os.getuid()}-{token}", host=host_identity())
     listeners = [address.listen_here(made.unix)]
@@ -151,7 +151,7 @@ def _serve(
         if notices is not None:
             try:
                 notices.put_up(own.to_notice(), place.size)
-            except Exception as error:  # every store fails in its own way
+            except Exception as error:  # each store has its own exceptions
                 raise GroupError("use the store", 0, f"set raised {type(error).__name__}: {error}") from error
         connected, served = socket.socketpair()
         server.adopt(served)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores and communicators of other libraries, by which rank 0 tells the other ranks where its board is, and no more.
+"""Stores and communicators of other libraries. Rank 0 uses them only to tell the other ranks where its board is.
 
-`Store` is what anyone's key-value store must do. `notice_board` makes a `Notices` of such a store, of an mpi4py
-communicator, or of a store or process group of torch.distributed. None of these packages is imported here.
+`Store` is the interface that a user's key-value store must have. `notice_board` makes a `Notices` of such a store, of
+an mpi4py communicator, or of a store or process group of torch.distributed. None of these packages is imported here.
 
 A store serves one group at a time: while two groups connect by the same store at once, one of them fails, and says so.
 Subgroups take a store of their own (torch's PrefixStore, a communicator of theirs), or come from `split`.
@@ -93,7 +93,7 @@ class _Keyed:
         while True:
             try:
                 value = self._get(max(until - time.monotonic(), 0.001))
-            except Exception as error:  # every store has its own way to say that a key did not come
+            except Exception as error:  # each store has its own exception for a missing key
                 value, reason = b"", f"get raised {type(error).__name__}: {error}".strip().splitlines()[0]
             else:
                 reason = "it holds nothing" if value == b"" else f"get returned {kind_of(value)}, not bytes"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that belong together: their output line by line, the first that fails, Ctrl-C, and that none is left.
+"""Supervises processes that belong together: prints their output line by line, reacts to the first failure and to
+Ctrl-C, and leaves no process behind.
 
 Every process leads a process group of its own: Ctrl-C at the terminal reaches this process alone, which passes it on
 once, to the whole group. When this process dies, be it by SIGKILL, the kernel kills the processes that it has started.
@@ -22,7 +23,7 @@ from typing import IO, Any, Self
 
 from ..errors import DrvfuseError
 
-_END_SECONDS = 5.0  # that processes have to end after SIGTERM, and their last output to arrive
+_END_SECONDS = 5.0  # time for processes to end after SIGTERM, and for their last output to arrive
 _LONGEST_LINE = 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `drvfuse check` runs: a kernel is added by one entry here."""
+"""The cases that `drvfuse check` runs: each kernel needs one entry here."""
 
 from __future__ import annotations
 

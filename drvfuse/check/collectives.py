@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives as an engine runs them: call after call on one group, each input written by a kernel directly before.
 
-The host waits once, at the end. So a rank that is through with a call overwrites its input while others may still read
-it, and meets workspaces that others still use. Results of every call are compared with `drvfuse.reference`.
+The host waits once, at the end. So a rank that has completed a call overwrites its input while others may still read
+it, and uses workspaces that others still use. Results of every call are compared with `drvfuse.reference`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _cut(arrays: Sequence[Array]) -> list[list[Array]]:
 
 
 def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:
-    """An array that no other device can read."""
+    """Make an array that no other device can read."""
     memory = SymmetricBuffer([rank.device], math.prod(shape) * dtype.itemsize)
     return view(memory.ptrs[0], shape, dtype, rank.device, owner=memory)
 
@@ -281,7 +281,8 @@ def in_place(run: Run) -> None:
 
 def multimem_in_place(run: Run) -> None:
     """Multimem all-reduce whose outputs are its inputs, in multicast memory and elsewhere, with and without an
-    epilogue; between its calls come others that do without multicast."""
+    epilogue; between these calls there are others without multicast.
+    """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = []
         for number, algo in enumerate(("one_stage", "two_stage")):
@@ -343,7 +344,7 @@ def near_32_bits(
 ) -> None:
     """Calls over which the barriers' ordinals, or the epochs of push calls, pass 2**32.
 
-    Waits are given up after `timeout` seconds.
+    Kernels stop waiting after `timeout` seconds.
     """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         group.synchronize()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that kernels compare between ranks, as in a group of several processes: equal ones, and ones that differ."""
+"""Cases in which kernels compare the calls of different ranks, as in a group of several processes: equal calls, and
+calls that differ.
+"""
 
 from __future__ import annotations
 

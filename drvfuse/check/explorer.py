@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases and mutants over seeds, on several processes."""
+"""Runs cases and mutants under many seeds, on several processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INTERRUPT_SECONDS = 0.2  # seconds within which Ctrl-C takes effect
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case found under a seed."""
+    """The findings of a case under a seed."""
 
     name: str
     seed: int
@@ -114,7 +114,7 @@ def _interrupts_held() -> Iterator[None]:
     KeyboardInterrupt, which is raised between any two bytecodes of the main thread, could leave a lock taken that the
     threads of the pool need, and the exit of the process waits for these threads.
     """
-    if threading.current_thread() is not threading.main_thread():  # which alone runs Python's signal handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread runs Python's signal handlers
         yield
         return
     noted: list[int] = []

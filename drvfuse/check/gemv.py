@@ -14,7 +14,7 @@ from .run import Run
 from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
-ROWS, COLUMNS = 37, 12296  # of the weight: a block has more stages than are under way
+ROWS, COLUMNS = 37, 12296  # shape of the weight: a block has more stages than are in flight
 NORMED = 27
 
 

@@ -59,7 +59,8 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the hunt for a mutant ended: `seed` is the first under which it was found, `by` the kinds of findings there.
+    """The result of the search for a mutant: `seed` is the first under which it was found, `by` the kinds of findings
+    there.
 
     `unexpected` is what was found without the fault, under the same seed.
     """

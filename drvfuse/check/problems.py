@@ -50,7 +50,7 @@ class Problem:
         return "rmsnorm" not in self.op
 
     def own(self, result: Host, rank: int) -> Host:
-        """What a rank gets of a result of all rows."""
+        """The part of a result of all rows that a rank gets."""
         if not self.op.startswith("reduce_scatter"):
             return result
         rows = self.splits or split_rows(self.shape[0], self.ranks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the kernels in drvfuse/check/cu: protocols of other libraries that drvfuse's own kernels do not use."""
+"""Cases for the kernels in drvfuse/check/cu: protocols of other libraries that drvfuse's own kernels do not use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Peers(ctypes.Structure):
 
 
 def slots(run: Run, ranks: int = 2, count: int = 300) -> None:
-    """Exchanges by launches of 1 block and of several in turn, with nothing between them."""
+    """Exchanges by launches of one block and of several blocks in turn, without synchronisation between them."""
     with run.group(ranks, workspace_bytes=4096, max_blocks=1) as group:
         kernel = run.kernel(group.driver, "slots")
         data = [rank.zeros(count, "uint32") for rank in group]

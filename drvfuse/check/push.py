@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What push algorithms must stand beside calls of one kind: slots that calls of other kinds use, and calls given up."""
+"""Further cases of the push algorithms: slots that calls of other kinds use too, and calls that stop waiting."""
 
 from __future__ import annotations
 

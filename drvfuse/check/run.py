@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case under one seed: its random numbers, its emulated machines, and what is found on them."""
+"""A run of one case under one seed: its random numbers, its emulated machines, and the findings on them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class Run:
 
     @contextlib.contextmanager
     def ignored(self, machine: Machine, kind: str) -> Iterator[None]:
-        """What the machine reports of that kind in the body, which waits for what it has queued, is no finding."""
+        """A block in which reports of that kind are not findings; the body must wait for the work that it has
+        queued.
+        """
         before = len(machine.reports)
         yield
         machine.reports[before:] = [report for report in machine.reports[before:] if report.kind != kind]
@@ -102,7 +104,7 @@ class Run:
         return known[name]
 
     def compare(self, what: str, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
-        """A finding unless both are equal bit for bit."""
+        """Add a finding unless both are equal bit for bit."""
         wrong = np.flatnonzero(bits(actual).reshape(-1) != bits(expected).reshape(-1))
         if wrong.size:
             at = int(wrong[0])
@@ -124,7 +126,7 @@ Case = Callable[[Run], None]
 
 
 def explore(name: str, case: Case, seed: int, race: bool | str = "hardware") -> list[Finding]:
-    """What `case` finds under `seed`; the same each time."""
+    """The findings of `case` under `seed`, the same in each run."""
     run = Run(name, seed, race)
     try:
         case(run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls by which each rank gets rows of its own: parts of any size, in rounds and between calls of other kinds."""
+"""Reduce-scatter cases: parts of any size, in rounds and between calls of other kinds."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 
 
 class Step(NamedTuple):
-    """What a step reads, by name what it must give, and what it reads that no kernel writes, the same in each step."""
+    """The inputs of a step, its expected results by name, and its constants: arrays that no kernel writes and all steps
+    share.
+    """
 
     inputs: tuple[Host, ...]
     results: dict[str, Host]
@@ -34,7 +36,7 @@ class Step(NamedTuple):
 
 
 def random(number: int, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> Host:
-    """Normal numbers, the same for the same arguments."""
+    """Normally distributed numbers, the same for the same arguments."""
     generator = np.random.default_rng([number, *shape, *dtype.encode()])
     return (scale * generator.standard_normal(shape, np.float32)).astype(dtypes.get(dtype).numpy)
 
@@ -49,7 +51,7 @@ def steps(
 ) -> None:
     """Steps 0 to STEPS - 1 by `launch(*inputs, *constants, outputs, workspace=..., pdl_level=...)`.
 
-    The level is `pdl`, or drawn by the seed. No workspace is passed if it would have no bytes. `outputs` has an array
+    The level is `pdl`, or drawn by the seed. No workspace is passed if its size is 0. `outputs` has an array
     for each of `Step.results`. `machine` are options of the machine, which has one device.
     """
     with run.machine(1, **machine) as emulated:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of the host: a method of the library is exchanged for one that does something else, for a `with` block.
 
-The methods are all in this file, and none knows more of the library than it is called with.
+All replacement methods are in this file, and each uses only its arguments.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..runtime.kernel import Kernel, Launch
 from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
-_COLLECTIVES = "allreduce"  # what the names of their kernels begin with
-_FLAG_BYTES = 4096  # of a workspace, from its start: more than the counter and the flags of a few blocks
+_COLLECTIVES = "allreduce"  # prefix of their kernels' names
+_FLAG_BYTES = 4096  # the first bytes of a workspace: more than the counter and the flags of a few blocks
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence has groups of its own, in the rest
+        blocks = min(64, device(driver=driver).sm_count // 2)  # the rest is for the unfused sequence
         with (
             Group.local(gpus, driver=driver, max_blocks=blocks) as group,
             progress("compiling and running kernels", show=not arguments.json),

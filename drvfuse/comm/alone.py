@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches that count on having their devices alone, and what they are while other groups are open there.
+"""Launches that rely on no other group being open on their devices, and the form that they take while there is one.
 
 A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream start while it waits for peers. That one
 holds multiprocessors in its `griddepcontrol.wait`, and may let a further one start: a whole chain may be resident
@@ -72,7 +72,7 @@ class AloneLaunches:
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
-        self._partial = ref(partial)  # of a group that was dropped no further rank is launched
+        self._partial = ref(partial)  # no further rank of a dropped group is launched
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
         self._queued = False  # launches that count on being alone, since the last wait for all
@@ -96,7 +96,7 @@ class AloneLaunches:
                 raise
 
     def release(self) -> None:
-        """The group is closed. Idempotent."""
+        """Called when the group is closed. Idempotent."""
         with _lock:
             others = self._others()
             for rank in self._ranks:
@@ -105,17 +105,17 @@ class AloneLaunches:
                 other._set(not other._others())
 
     def add(self, launch: Adapting) -> None:
-        """A launch of the group, which adapts from now on."""
+        """Add a launch of the group, which adapts from now on."""
         with _lock:
             self._launches.add(launch)
             launch.adapt(self.alone, self.wide)
 
     def launched(self) -> None:
-        """Launches that count on being alone follow."""
+        """Note that launches which rely on being alone follow."""
         self._queued |= self.alone
 
     def captured(self, graph: Graph | None) -> None:
-        """A graph, of another library if None, holds a launch that counts on being alone."""
+        """Note that a graph, another library's if None, holds a launch that relies on being alone."""
         if not self.alone:
             return
         if graph is None:
@@ -124,7 +124,7 @@ class AloneLaunches:
             self._graphs.add(graph)
 
     def before_replay(self) -> None:
-        """A graph that holds calls of the group is launched."""
+        """Called before a graph that holds calls of the group is launched."""
         self._queued |= bool(self._graphs)
 
     def _others(self) -> list[AloneLaunches]:
@@ -181,7 +181,9 @@ class AloneLaunches:
 
 
 def counting(device: Device) -> list[tuple[int, int]]:
-    """The groups with ranks in other processes that fill this device and all others of theirs: numbers and sizes."""
+    """Numbers and sizes of the groups with ranks in other processes that fill this device and all their other
+    devices.
+    """
     with _lock:
         return [
             (one.identity.number, one.identity.size)
@@ -196,7 +198,7 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Let the groups of these numbers stop filling their devices. All of their ranks do this between the same calls."""
+    """Make these groups stop filling their devices. All of their ranks do this between the same calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a group needs to notice calls that differ between its ranks: hashes of calls, and their names by hash.
+"""How a group detects calls that differ between its ranks: hashes of calls, and their names by hash.
 
 Kernels compare the hashes (cu/sync/calls.cuh). A report has the hashes of two calls, so every rank keeps the names of
 its calls in memory that all ranks of its host map: a `CallTable`, written by that rank alone.
@@ -77,7 +77,8 @@ class ComparedCalls:
     """The calls of a group whose kernels compare them: `own` is the table of this process, `others` those of ranks in
     other processes of the host.
 
-    With `first` a kernel compares each call before it moves any data; else that is done beside.
+    With `first` a kernel compares each call before it moves any data; else it compares while it waits for data or
+    flags.
     """
 
     def __init__(self, own: CallTable, others: Sequence[CallTable] = (), *, first: bool = False) -> None:
@@ -104,7 +105,7 @@ class ComparedCalls:
         return found
 
     def name(self, word: int) -> str:
-        """The name of the call in a rank's word, as far as it is known."""
+        """The name of the call in a rank's word, where it is known."""
         found = hash_in(word)
         for table in self._tables:
             name = table.find(found)

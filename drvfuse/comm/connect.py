@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From ranks that have found one another to the transport of their group.
+"""The steps from ranks that have found one another to the transport of their group.
 
     1. open      each rank checks its arguments and opens its device; a vote, as all that follows needs a device
     2. agree     all records on all ranks (`comm.agreement`), which must go together

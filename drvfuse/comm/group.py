@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream, StreamLike
     from .transport import Transport
 
-_LOCAL_SECONDS = 60.0  # seconds in which an engine connects the ranks of one process
+_LOCAL_SECONDS = 60.0  # seconds that an engine may take to connect the ranks of one process
 
 _log = logging.getLogger("drvfuse.comm")
 
@@ -71,7 +71,7 @@ class Group(Owned, Owner):
         max_blocks: int | None,
         joint: Joint,
     ) -> None:
-        """Collective, as every step of `transport` is."""
+        """A collective step, as every step of `transport` is."""
         Owner.__init__(self)
         self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
@@ -203,10 +203,10 @@ class Group(Owned, Owner):
         "mpi", or an object of one's own with the methods of `drvfuse.nodes.exchange.Exchange`; by default the first of
         both that is installed.
 
-        Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or on one what
-        has failed there and on the others GroupError that names it: GroupTimeout and RankEnded, which name the ranks
-        that are missing, GroupMismatch where they differ in what must be equal, ArgumentError, Unsupported,
-        DriverUnavailable, CaptureError and DriverError. Nothing is left then.
+        Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or, on the rank
+        that failed, its own error and on the others a GroupError that names that rank: GroupTimeout and RankEnded,
+        which name the ranks that are missing, GroupMismatch where they differ in what must be equal, ArgumentError,
+        Unsupported, DriverUnavailable, CaptureError and DriverError. Nothing is left then.
 
         Between calls the ranks take these steps together, and each raises as this does: `reset`, `split`, `symmetric`,
         and the first call with `use_multimem=True` that makes staging memory. `close` is each rank's own.
@@ -235,7 +235,7 @@ class Group(Owned, Owner):
 
     @property
     def together(self) -> bool:
-        """Whether this process drives all ranks."""
+        """Whether this process drives all ranks of the group."""
         return len(self.ranks) == self.size
 
     @overload
@@ -306,8 +306,9 @@ class Group(Owned, Owner):
 
     @property
     def max_blocks_alone(self) -> int:
-        """Those that a push launch may fill while no other group is open on the devices: all, or `max_blocks`, if that
-        was given."""
+        """The multiprocessors that a push launch may fill while no other group is open on the devices: all, or
+        `max_blocks` if that was given.
+        """
         return self._budget.alone
 
     def __len__(self) -> int:
@@ -429,7 +430,7 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self._forget_partial()  # from here on the program keeps the order of the ranks' calls
+        self._forget_partial()  # from here on the program must keep the order of the ranks' calls
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called right before `call` is launched on local ranks, outside a capture.
@@ -519,14 +520,14 @@ class Group(Owned, Owner):
 
         Raises CaptureError while a rank's stream is being captured; the group stays open then. A group that is
         collected without it is freed later, by an allocation or synchronisation. A hang report that nobody has read is
-        dropped. Memory that running kernels may still use, because waiting for them failed, is kept.
+        dropped. Memory that running kernels may still use, because waiting for them failed, is not freed.
         """
         if not self.closed and not forked() and not self.driver.closed:
             for rank in self.ranks:
                 rank.require_no_capture()
             self._forget_partial()
         super().close()
-        self.transport.close()  # also where the driver is gone, and nothing was left to be freed
+        self.transport.close()  # also where the driver is gone, and nothing is left to free
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -46,7 +46,7 @@ class CallNote(NamedTuple):
 
 
 class Noted(Protocol):
-    """A call as the group sees it: anything with a note."""
+    """A call as far as the group needs to know it: any object with a note."""
 
     @property
     def note(self) -> CallNote: ...
@@ -56,7 +56,8 @@ class Noted(Protocol):
 class Totals:
     """How many calls a rank was launched with, and the barriers of these.
 
-    `waiting` is the number of the first call that waits and began with the epoch that stands after all of them, or 0.
+    `waiting` is the number of the first call that waits for peers and began with the epoch that the rank has after all
+    of them; 0 if there is none.
     """
 
     calls: int = 0
@@ -103,14 +104,14 @@ class History:
     def __init__(self, indices: Sequence[int]) -> None:
         self._indices, ranks = tuple(indices), len(indices)
         self._entries: list[tuple[Sequence[int], CallNote] | GraphCalls] = []
-        self._older = [Totals() for _ in range(ranks)]  # the totals of what is no longer in `_entries`
+        self._older = [Totals() for _ in range(ranks)]  # the totals of the calls that are no longer in `_entries`
         self._settled = [0] * ranks  # how many calls of each rank are known to be complete
         self._graphs: weakref.WeakKeyDictionary[Graph, GraphCalls] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._complete = True  # whether every replay of a graph is noted
 
     def launched(self, positions: Sequence[int], note: CallNote) -> None:
-        """Note a launch on the ranks at `positions`."""
+        """Record a launch on the ranks at `positions`."""
         self._append((positions, note))
 
     def captured(self, position: int, graph: Graph | None, note: CallNote) -> None:
@@ -135,7 +136,7 @@ class History:
         self._entries.append(entry)
 
     def settle(self) -> None:
-        """All calls are complete, and none has timed out: drop their entries."""
+        """Called when all calls are complete and none has timed out: drop their entries."""
         self._forget(len(self._entries))
         self._settled = [totals.calls for totals in self._older]
         for totals in self._older:
@@ -165,7 +166,9 @@ class History:
             totals.add(calls)
 
     def clear(self) -> None:
-        """The group was reset: the epochs are zero, and the next call is numbered after the last one of any rank."""
+        """Called when the group was reset: the epochs are zero, and the next call gets the number after the last one of
+        any rank.
+        """
         last = max(self._count(position) for position in range(len(self._older)))
         self._entries.clear()
         self._older = [Totals(last) for _ in self._older]
@@ -202,7 +205,7 @@ class History:
         return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
-        """The kept calls of a rank, each with what is to be said of the graph that holds it."""
+        """The kept calls of a rank, each with the words for a message about the graph that holds it."""
         for entry in self._entries:
             if isinstance(entry, GraphCalls):
                 notes = entry.notes[position]

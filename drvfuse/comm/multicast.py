@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setting up multicast memory for the ranks of a group, so that it stands on all of them or on none.
+"""Setting up multicast memory for the ranks of a group: afterwards it exists on all of them or on none.
 
     allocate      each rank: memory of the common size, at an address of its own
     create        one rank: the object
@@ -91,7 +91,7 @@ def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
         try:
             return _form(team, nbytes)
         except MulticastError as failure:
-            left = hasattr(failure, "__notes__")  # undoing failed too: another attempt would leave more behind
+            left = hasattr(failure, "__notes__")  # the clean-up failed too: another attempt would leak more
             if failure.code != NOT_READY or left or attempt == ATTEMPTS:
                 raise
             _log.info("multicast was not ready (attempt %d of %d): %s", attempt, ATTEMPTS, failure)
@@ -121,7 +121,7 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
 
 @contextlib.contextmanager
 def vote(team: Team) -> Iterator[None]:
-    """Ends in a vote: the steps inside, of all ranks, have succeeded or one has failed.
+    """A block that ends in a vote on whether the steps inside have succeeded on all ranks.
 
     Raises what the ranks agree on. An error that is no MulticastError (of an interrupt, say) goes on at once.
     """
@@ -147,7 +147,9 @@ def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
 
 @contextlib.contextmanager
 def step_of(rank: int) -> Iterator[None]:
-    """A failure of a driver call inside is that of `rank`, with the meaning that its code has for multicast."""
+    """A block in which the failure of a driver call becomes that of `rank`, with the meaning that its code has for
+    multicast.
+    """
     try:
         yield
     except DriverError as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MulticastMemory:
-    """Knows the open multicast buffers of one group. Costs nothing before the first one is asked for."""
+    """The open multicast buffers of one group. It allocates nothing before the first one is requested."""
 
     def __init__(self, transport: Transport, ranks: Sequence[Rank], staging_bytes: int) -> None:
         self._transport, self._ranks = transport, tuple(ranks)
@@ -36,7 +36,7 @@ class MulticastMemory:
 
     @property
     def staged(self) -> bool:
-        """Whether the staging exists."""
+        """Whether the group's staging memory exists."""
         return self._staging is not None
 
     def at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
@@ -70,8 +70,9 @@ class MulticastMemory:
     def close(self) -> None:
         """Free the staging. No kernel of the group may be running in this process. Idempotent.
 
-        Kernels of other ranks access this rank's memory by the object until it is unbound, so it is kept, as long as
-        the driver lives, where they do not come to say within a moment that theirs have ended too.
+        Kernels of other ranks access this rank's memory through the object until it is unbound. So where the other
+        ranks do not confirm within a moment that their kernels have ended, the memory is kept as long as the driver
+        lives.
         """
         staging, self._staging = self._staging, None
         if staging is None:

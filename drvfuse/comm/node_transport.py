@@ -50,7 +50,9 @@ class NodeTransport(OnBoard):
         return self._on_every_node("make report blocks", lambda: self._node.host_memory(nbytes))
 
     def _on_every_node(self, what: str, make: Callable[[], Made]) -> Made:
-        """The result of `make`, which is collective over a node. It succeeds on all nodes, or all ranks raise."""
+        """The result of `make`, which is collective over a node. Either it succeeds on all nodes, or all ranks
+        raise.
+        """
         made: list[Made] = []
         try:
             with self.step(f"{what} on every node", self.board.timeout):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def same(one: Stream, other: Stream) -> bool:
     """Whether both are one stream. The handle alone does not say: devices have default streams of the same handle.
 
-    A closed stream is no other one: the driver may have given its handle away.
+    A closed stream is not the same as any other: the driver may have given its handle to a new stream.
     """
     if one is other:
         return True
@@ -56,7 +56,7 @@ class RankOrder:
 
     def _after_foreign(self, last: Stream, stream: Stream, rank: int) -> None:
         now = stream.capture_id()
-        if now is None:  # only its owner knows whether the capture that holds the last call is still open
+        if now is None:  # only the stream's owner knows whether the capture that holds the last call is still open
             if self._event is not None:
                 stream.wait(self._event)
         elif not same(last, stream):  # in a capture there is nothing but the handle to compare

@@ -51,12 +51,12 @@ class PartialCalls:
 
     @property
     def first(self) -> CallNote | None:
-        """The oldest of them, if there is one."""
+        """The oldest of these calls, if there is one."""
         with self._lock:
             return self._calls[0].note if self._calls else None
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all calls."""
         with self._lock:
             self._calls.clear()
             self._launched = [0] * len(self._launched)

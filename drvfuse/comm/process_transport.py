@@ -51,7 +51,7 @@ def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[Non
     failure: Exception | None = None
     try:
         yield
-    except Exception as error:  # an interrupt is raised at once; the other ranks notice by the time-out
+    except Exception as error:  # an interrupt is raised at once; the other ranks detect it by the time-out
         failure = error
     try:
         board.vote(what, None if failure is None else f"{type(failure).__name__}: {failure}", timeout)
@@ -99,13 +99,13 @@ class ProcessTransport(OnBoard):
     def open(self) -> None:
         """Raise Unsupported for a device of another rank, visible here, that this one cannot access.
 
-        Of a device that this process does not see nobody can tell but by mapping its memory.
+        Whether a device that this process does not see is accessible shows only when its memory is mapped.
         """
         driver = self._device.driver
         count = int(driver.cuDeviceGetCount())
         visible = {bytes(driver.cuDeviceGetUuid(driver.cuDeviceGet(i)).bytes).hex(): i for i in range(count)}
         for rank, gpu in enumerate(self._agreement.gpus):
-            index = visible.get(gpu, self._device.index)  # a Device would make a context there
+            index = visible.get(gpu, self._device.index)  # creating a Device would create a context there
             other = index != self._device.index
             if other and not driver.cuDeviceCanAccessPeer(self._device.handle, driver.cuDeviceGet(index)):
                 raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")

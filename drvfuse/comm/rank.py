@@ -47,7 +47,9 @@ class Rank:
         return self.device.zeros(shape, dtype, stream=self.stream)
 
     def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of this rank is launched on `stream`: a call as any other."""
+        """Called before a graph that holds a collective of this rank is launched on `stream`: for the group this is a
+        call like any other.
+        """
         self.order.admit(stream, self.index)
 
     def after_replay(self, stream: Stream, event: Event | None) -> None:

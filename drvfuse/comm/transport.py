@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of a group reach each other's memory, and how they agree.
 
-A `Transport` knows all ranks of the group and which of them this process drives. Kernels see tables of addresses, by
-rank, so how those came to be is its business alone. `LocalTransport` is that of a group whose ranks are all in this
-process: memory is mapped by the driver's virtual memory calls, and nobody need be asked.
+A `Transport` knows all ranks of the group and which of them this process drives. Kernels get tables of addresses, by
+rank, so only the transport knows how the memory was mapped. `LocalTransport` is that of a group whose ranks are all in
+this process: memory is mapped by the driver's virtual memory calls, and no other process takes part.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Memory(Protocol):
     def ptrs(self) -> tuple[int, ...]: ...
 
     def close(self) -> None:
-        """Unmap and free what this process holds of it. Idempotent."""
+        """Unmap and free this process's part of the memory. Idempotent."""
 
 
 class HostMemory(Protocol):
@@ -69,10 +69,10 @@ class HostMemory(Protocol):
     def ptr(self) -> int: ...
 
     def view(self, dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
-        """All of it as an array."""
+        """All of the memory as an array."""
 
     def close(self) -> None:
-        """Give up this process's part in it. Idempotent."""
+        """Release this process's use of the memory. Idempotent."""
 
 
 class Transport(Protocol):
@@ -105,22 +105,22 @@ class Transport(Protocol):
         """
 
     def allocate(self, nbytes: int) -> Memory:
-        """`nbytes` for every rank. Collective: it stands on all ranks, or all raise and nothing is left."""
+        """`nbytes` for every rank. Collective: either every rank has its memory, or all raise and nothing is left."""
 
     def host_memory(self, nbytes: int) -> HostMemory:
         """`nbytes` of zeroed host memory, one for all ranks. Collective, as `allocate`."""
 
     def require_multicast(self) -> None:
-        """Raise Unsupported unless all devices have multicast and the site allows it, which is looked at first."""
+        """Raise Unsupported unless the site allows multicast, which is checked first, and all devices have it."""
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        """As `Group.symmetric`, which has checked that it can be. Collective, as `allocate`."""
+        """As `Group.symmetric`, which has checked that it is possible. Collective, as `allocate`."""
 
     def all_ended(self) -> bool:
         """Whether all ranks come here within a second, each when its kernels of the group have ended. Collective."""
 
     def close(self) -> None:
-        """Give up what the transport itself holds. Not collective. Idempotent."""
+        """Release what the transport itself holds. Not collective. Idempotent."""
 
 
 class LocalTransport:
@@ -182,7 +182,7 @@ class LocalTransport:
 
 
 class _Separate:
-    """Memory of which each rank can use only its own part."""
+    """Memory where each rank can use only its own part."""
 
     def __init__(self, buffers: Sequence[SymmetricBuffer]) -> None:
         self._buffers = tuple(buffers)

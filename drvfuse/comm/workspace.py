@@ -124,11 +124,12 @@ class Workspace:
         self.reports = self._host.view(REPORT_DTYPE)[:size]
         self._tables = self._host.view("uint8")[REPORT_STRIDE * size :] if tables else None
         self._magic = self.reports["magic"]
-        self._magics = self._magic.data  # quicker to read one by one than by numpy
+        self._magics = self._magic.data  # faster to read one by one than with numpy
         self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
 
     def compared_calls(self, first: bool) -> ComparedCalls | None:
-        """How the ranks' calls are compared; None where nothing is to be compared, as all ranks are in this process.
+        """How the ranks' calls are compared; None where all ranks are in this process, so that there is nothing to
+        compare.
 
         `first`: before any data moves, which is done there too."""
         if self._tables is None:

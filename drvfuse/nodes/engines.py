@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that an argument `exchange` asks for."""
+"""The engine that an argument `exchange` selects."""
 
 from __future__ import annotations
 

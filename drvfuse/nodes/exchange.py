@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine must do that carries partial sums between the nodes of a group.
+"""The interface of an engine, which carries partial sums between the nodes of a group.
 
 An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves and adds float32 in the
 memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k of node 1, and so
-on. How many of a group's ranks a process drives is the group's affair, so every method takes all local ranks at once.
+on. A process may drive one or more of a group's ranks, so every method takes all local ranks at once.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ class Exchange(Protocol):
         """
 
     def all_gather(self, parts: Sequence[Part]) -> None:
-        """See `Part`. `parts` has every local rank with something to exchange, in local order."""
+        """See `Part`. `parts` has a part for every local rank with numbers to exchange, in local order."""
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
         """See `Part`. The sum is in float32, in an order of the engine's; all ranks get equal bits."""
 
     def abort(self) -> None:
-        """End queued and running work of all local ranks soon, whatever it leaves. Called from any thread."""
+        """End queued and running work of all local ranks soon; the contents of their memory are then undefined. Called
+        from any thread.
+        """
 
     def close(self) -> None:
         """Let go of connections, also after `abort` and after an `open` that has raised. Idempotent; graphs may still

@@ -91,7 +91,7 @@ class InProcess:
 
 
 def _rails(parts: Sequence[Part]) -> list[list[Part]]:
-    """The parts of the ranks that exchange with one another, in node order."""
+    """The lists of parts that are exchanged with one another, each in node order."""
     ordered = sorted(parts, key=lambda part: (part.member.place, part.member.node))
     return [list(rail) for _, rail in groupby(ordered, key=lambda part: part.member.place)]
 

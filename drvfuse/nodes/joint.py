@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the arguments of a group that concern nodes to the link between these."""
+"""Makes the link between a group's nodes from the arguments that concern nodes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ class NodesWanted:
     domain: str = ""
 
     def check(self) -> None:
-        """Raise ArgumentError for what cannot be an argument, whatever the ranks are."""
+        """Raise ArgumentError for a value that is wrong for any group."""
         if self.nodes != "auto":
             require_integer("nodes", self.nodes, '"auto" or a number of nodes', 1)
         find_order(self.node_order, 1)
 
     @property
     def engine(self) -> str:
-        """The engine in words, which are the same on all ranks."""
+        """A description of the engine, the same on all ranks."""
         named = self.exchange is None or isinstance(self.exchange, str)
         return repr(self.exchange) if named else f"an object of {type(self.exchange).__name__}"
 
     def of_part(self, domain: str) -> NodesWanted:
-        """The arguments for a group that is split off. Of its ranks those with one `domain` may form a node."""
+        """The arguments for a group that is split off from this one. Only those of its ranks that have the same
+        `domain` may form a node.
+        """
         exchange = self.exchange if self.exchange is None or isinstance(self.exchange, str) else _Used(self.engine)
         return NodesWanted("auto", self.node_order, exchange, domain)
 
@@ -51,7 +53,7 @@ class _Used:
 
 @dataclass(frozen=True)
 class Joint:
-    """The way in which the nodes of a group are joined."""
+    """The nodes of a group, and all that is needed to connect them."""
 
     nodes: Nodes
     wanted: NodesWanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a group over several nodes has besides one node: its engine, and the bound on the engine's waits."""
+"""The additional parts of a group over several nodes: its engine, and the bound on the engine's waits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class NodeLink:
         return self._pinned.view(PROGRESS_DTYPE)
 
     def exchange(self, parts: Sequence[Part]) -> None:
-        """Have the engine exchange `parts`, on their streams."""
+        """Let the engine exchange `parts`, on their streams."""
         self.bound = config.get("spin_timeout")
         if self.engine.watched and self._watchdog is None:
             self._watchdog = _Watchdog(self)
@@ -69,7 +69,9 @@ class NodeLink:
             (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
 
     def captured(self, graph: Graph) -> None:
-        """The graph holds an exchange: it cannot be launched any more when the engine has been connected anew."""
+        """Note that the graph holds an exchange: it can no longer be launched once the engine has been connected
+        anew.
+        """
         graph.before_launch(self._admit)
 
     def _admitting(self) -> Callable[[Stream], None]:
@@ -102,7 +104,7 @@ class NodeLink:
         self.failure = None
 
     def close(self) -> None:
-        """Let go of the engine's connections. Idempotent; no work of the group may be queued."""
+        """Close the engine's connections. Idempotent; no work of the group may be queued."""
         self._stop()
         self.engine.close()
         self._pinned.close()

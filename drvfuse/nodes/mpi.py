@@ -34,7 +34,7 @@ class Mpi:
     """
 
     name = "MPI"
-    watched = False  # it is bounded here
+    watched = False  # the wait is bounded here
 
     def __init__(self, communicator: Any = None) -> None:
         """`communicator` is mpi4py's, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be loaded."""
@@ -96,12 +96,12 @@ class Mpi:
             raise ExchangeError(rank, self.name, f"failed: {error}") from error
 
     def _give_up(self, request: Any) -> None:
-        """Keep the memory of requests that were given up, as MPI may still write to it."""
+        """Keep the memory of requests that this class no longer waits for, as MPI may still write to it."""
         _abandoned.append((request, self._buffer))
         self._buffer = None
 
     def _compare_sizes(self, part: Part) -> None:
-        """MPI need not notice buffers of different sizes: it may leave a part of the larger one as it was."""
+        """Raise where sizes differ: MPI need not detect that, and may leave a part of the larger buffer unwritten."""
         counts = np.full(self._rail.Get_size(), part.count, np.int64)
         with self._calls(part.member.rank):
             self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [counts, self._mpi.INT64_T]))
@@ -110,7 +110,7 @@ class Mpi:
             raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (float32)")
 
     def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
-        """Pinned memory for so many times the numbers of a node."""
+        """Pinned memory for the numbers of that many nodes."""
         nbytes = _FLOAT * part.count * places
         if self._buffer is None or self._buffer.nbytes < nbytes:
             if self._buffer is not None:
@@ -119,7 +119,7 @@ class Mpi:
         return self._buffer.view(np.float32)[: part.count * places].reshape(places, part.count)
 
     def _copy(self, part: Part, host: np.ndarray[Any, Any], address: int, to_host: bool) -> None:
-        """Between host and device, complete on return."""
+        """Copy between host and device; the copy is complete on return."""
         driver, stream = part.member.device.driver, part.stream
         with part.member.device.use():
             if to_host:

@@ -3,8 +3,9 @@
 
 One communicator joins the ranks of one number inside their nodes. Communicators are non-blocking, so the host waits for
 none of NCCL's set-up without a bound. On the device NCCL's waits have none; the group watches them (`NodeLink`).
-NCCL chooses algorithms by the environment's NCCL_ variables. Its NVLS may make multicast objects where ranks share an
-NVSwitch, and nobody has asked for these: ranks of one host are refused unless NCCL_NVLS_ENABLE is 0 in all processes.
+NCCL chooses algorithms by the environment's NCCL_ variables. NCCL's NVLS may make multicast objects, which the user has
+not requested, where ranks share an NVSwitch: so ranks of one host are refused unless NCCL_NVLS_ENABLE is 0 in all
+processes.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Nccl:
             self._settle(members, "connect")
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
-        """All can be captured."""
+        """Nothing to refuse: NCCL's work can be captured in all of them."""
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         def gather(part: Part, communicator: Any) -> None:
@@ -164,7 +165,9 @@ class Nccl:
                 raise ExchangeError(member.rank, self.name, problem)
 
     def abort(self) -> None:
-        """A thread that holds the communicators for long waits inside NCCL, for what only an abort ends."""
+        """If another thread holds the communicators for long, it waits inside NCCL for work that only an abort ends, so
+        the abort goes on without the lock.
+        """
         held = self._lock.acquire(timeout=_ABORT_PATIENCE)
         try:
             self._abandon()
@@ -173,7 +176,7 @@ class Nccl:
                 self._lock.release()
 
     def _abandon(self) -> None:
-        with suppress(KeyError):  # when none is left; two threads may be here
+        with suppress(KeyError):  # `popitem` raises this when none is left; two threads may be here
             while True:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 

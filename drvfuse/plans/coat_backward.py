@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the FP8 backward's kernels share out rows and columns, which orders their sums: for ops and references."""
+"""How the kernels of the FP8 backward divide rows and columns among blocks and warps. The division fixes the order of
+their sums, so ops and references both read it here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from .scratch import SUMS_AT
 MAX_COLUMNS = 32768
 MAX_GRADIENTS = 3
 DW_SEGMENTS = 132
-FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # up to these limits rows are read twice, and blocks exchange no sums
 _SLICE = 32  # columns of a block, where blocks take columns
 _MAX_RING = 8
 _LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave
@@ -20,12 +22,12 @@ _RING_CAPABILITY = (9, 0)
 
 
 def workspace_bytes(columns: int) -> int:
-    """Of the workspace of any call with that many columns."""
+    """Bytes of the workspace that any call with that many columns needs."""
     return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
 def few_rows(rows: int, columns: int) -> bool:
-    """Whether no sums are exchanged between blocks: rows are read twice instead."""
+    """Whether blocks exchange no sums and read the rows twice instead."""
     return rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
 
 
@@ -57,13 +59,13 @@ class BackwardShape(NamedTuple):
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         segments = min(rows, DW_SEGMENTS)
-        quads = -(-64 * team_warps * packs // DW_SEGMENTS)  # of columns, for each block to add up
+        quads = -(-64 * team_warps * packs // DW_SEGMENTS)  # quads of columns that each block adds up
         strands = max(1, min(64, 32 * team_warps * teams // quads, segments // 2))
         return cls(packs, team_warps, teams, segments, strands, False)
 
     @property
     def block_teams(self) -> int:
-        """Teams of a block, which share out its rows."""
+        """Number of teams of a block; they divide its rows among themselves."""
         return self.strands // self.team_warps if self.few else self.teams
 
     @property
@@ -71,20 +73,21 @@ class BackwardShape(NamedTuple):
         return 32 * self.team_warps * self.block_teams
 
     def team_rows(self, rows: int) -> int:
-        """Rows of the team that has most, of one segment."""
+        """The largest number of rows of one segment that a team has."""
         return -(-rows // (self.segments * self.block_teams))
 
     def ring_slots(self, rows: int, slot: int, room: int) -> int:
-        """Rows of each team that are on their way, where one of all teams takes `slot` bytes of `room`; 0: none."""
-        # Two keep memory busy. More help a block that has few, up to half of them; else some multiprocessors get ahead
-        # of others, and the launch ends with the slowest. Measured on an H200.
+        """Rows that each team loads ahead, where one row for each team takes `slot` of the `room` bytes; 0: none."""
+        # Two rows loaded ahead keep memory busy. A block with few rows gains from more, up to half of its rows; with
+        # more than that some multiprocessors get ahead of others, and the launch ends with the slowest. Measured on an
+        # H200.
         team_rows = self.team_rows(rows)
         wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
         slots = min(max(wanted, 2), room // slot, _MAX_RING)
         return slots if slots >= 2 else 0
 
     def shares(self, rows: int) -> tuple[int, int]:
-        """Rows of a segment, and how many segments have one more."""
+        """(Rows of a segment, number of segments that have one row more.)"""
         segments = max(self.segments, 1)
         return (rows if self.few else rows // segments), rows % segments
 
@@ -94,7 +97,9 @@ class BackwardShape(NamedTuple):
         return 256 * self.team_warps * self.packs
 
     def sum_bytes(self, sums: int) -> int:
-        """Of shared memory for w and for adding up `sums` sums over the rows: `weights` and `shared` of the kernels."""
+        """Bytes of shared memory for w and for adding up `sums` sums over the rows: `weights` and `shared` in the
+        kernels.
+        """
         if self.few:
             return 4 * (self.team_columns + 8 * self.threads * sums)
         exchanged = self.teams * self.team_columns if self.teams > 1 else 0
@@ -127,15 +132,17 @@ class BackwardPlan:
         aligned: bool,
         scales_aligned: bool,
     ) -> BackwardPlan:
-        """With `sums` sums over the rows. `aligned`: rows of all but the scales begin and end at 16 bytes."""
+        """The plan of a call with `sums` sums over the rows. `aligned`: rows of all arrays but the scales begin and end
+        at multiples of 16 bytes.
+        """
         shape = BackwardShape.of(rows, columns)
-        if not sums and shape.few:  # no sums over rows, for which blocks take columns
+        if not sums and shape.few:  # without sums over rows, blocks take rows and not columns
             shape = shape._replace(segments=min(rows, DW_SEGMENTS), teams=shape.block_teams, few=False)
         smem = shape.sum_bytes(sums) if sums else 0
         # `Ring::slot_bytes` of cu/coat/backward_ring.cuh, of all teams
         slot = shape.block_teams * ceil_div(columns * (1 + 2 * gradients) + columns // QB * 2, 128) * 128
         copied = aligned and scales_aligned and columns % (8 * QB) == 0 and limits.capability >= _RING_CAPABILITY
-        # Of one row a block, none is on its way.
+        # A block with a single row loads none ahead.
         fits = copied and not shape.few and rows > shape.segments
         ring = shape.ring_slots(rows, slot, limits.shared_bytes - 4096 - smem) if fits else 0
         kept = ring > 0 and shape.team_rows(rows) >= _LONG and not centred

@@ -21,15 +21,15 @@ _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
-_SHARED_SUMS = 1 << 14  # of rows and segments, up to which blocks share the rows of others than `HeldTiles`
+_SHARED_SUMS = 1 << 14  # rows times segments, up to which blocks share rows in plans other than `HeldTiles`
 _ROOM_BESIDE_L1 = (
     195 << 10
 )  # bytes; with more L1 shrinks, and reading again gets slower (H200: 5 % of 67 million elements)
-_STRIP_WORDS = 16  # between two strips' words, which lie among those of rows
+_STRIP_WORDS = 16  # distance between two strips' words, which lie among those of rows
 
 
 def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:
-    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
+    """Kernel, grid, tiles, and which data stays in registers or shared memory. Results do not depend on it."""
     if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
         return HeldRows(rows, columns)
     tiles = HeldTiles.best(limits, rows, columns)
@@ -43,8 +43,9 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
 
 
 def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: bool) -> HeldTiles | ManyRows | None:
-    """The same of LayerNorm, with w and b or without; None where its own kernel is quicker, which has fewer meetings
-    and reads x twice."""
+    """The plan of LayerNorm's forward, with w and b or without. None where LayerNorm's own kernel is quicker, which has
+    fewer grid barriers and reads x twice.
+    """
     if rows < _LAYER_ROWS:
         return None
     tiles = HeldTiles.best(limits, rows, columns)
@@ -92,19 +93,21 @@ class HeldRows(_Plan):
 
     @staticmethod
     def _rows(rows: int) -> tuple[int, int]:
-        """Rows of a warp, and of a block, of which some may not exist."""
+        """Rows of a warp and rows of a block; some of them may lie beyond the last row."""
         return (1, 1) if rows == 1 else (4, ceil_div(rows, 4) * 4)
 
     @classmethod
     def fits(cls, rows: int, columns: int) -> bool:
-        """Whether such a plan is made for so many rows and columns."""
+        """Whether this kind of plan can be made for these numbers of rows and columns."""
         each, padded = cls._rows(rows)
         return 1 <= rows <= _HELD_ROWS and padded // each * ceil_div(columns, _SEGMENT) <= _HELD_WARPS
 
     @staticmethod
     def pays(rows: int) -> bool:
-        """Whether it is quicker than `FewRows`. Of rows that are no multiple of 4 a column of qy_t has no whole words,
-        and few blocks store it slowly: 2x2048 takes 6.2 us on an H200 where `FewRows` takes 3.8, 4x2048 2.9 for 4.4."""
+        """Whether it is quicker than `FewRows`. Where the number of rows is no multiple of 4, a column of qy_t is not
+        made of whole words, and few blocks store it slowly: 2x2048 takes 6.2 us on an H200 where `FewRows` takes 3.8,
+        4x2048 2.9 for 4.4.
+        """
         return rows == 1 or rows % 4 == 0
 
     def run(self, batch_rows: int, address: int) -> int:
@@ -115,7 +118,7 @@ class HeldRows(_Plan):
 
 
 class HeldTiles(_Plan):
-    """Up to some thousand rows, which the registers of one grid hold: x is read once.
+    """Up to some thousand rows, held in the registers of one grid, so that x is read once.
 
     A block has `block_rows` rows of a segment, or of one part in `split` of it, and waits for all others.
     """
@@ -136,9 +139,9 @@ class HeldTiles(_Plan):
 
     @classmethod
     def best(cls, limits: Limits, rows: int, columns: int) -> HeldTiles | None:
-        """The quickest on an H200 of those that fit, if any does.
+        """The plan that is quickest on an H200 of those that fit; None if none fits.
 
-        Smaller tiles occupy more multiprocessors, and make blocks read more words of one another.
+        Smaller tiles occupy more multiprocessors, but blocks then read more of one another's words.
         """
         segments = ceil_div(columns, _SEGMENT)
         for tile_rows, split in ((4, 2), (4, 1), (8, 1)):
@@ -153,8 +156,9 @@ class HeldTiles(_Plan):
 
     @staticmethod
     def pays(rows: int, columns: int) -> bool:
-        """Whether it is quicker than `FewRows`: of rows that are no multiple of 4 a column of qy_t has no whole words,
-        and few blocks store it slowly."""
+        """Whether it is quicker than `FewRows`: where the number of rows is no multiple of 4, a column of qy_t is not
+        made of whole words, and few blocks store it slowly.
+        """
         return rows >= 12 and (rows % 4 == 0 or rows >= 64 or (rows > 16 and columns >= 8192))
 
     @property
@@ -174,7 +178,7 @@ class HeldTiles(_Plan):
 
 
 class FewRows(_Plan):
-    """Rows and tiles are shared out by themselves: x is read twice."""
+    """Rows and tiles are divided among blocks independently of each other, so x is read twice."""
 
     kernel = "fp8_rmsnorm_forward"
     parts, resident_columns, whole = 1, 0, False
@@ -184,7 +188,7 @@ class FewRows(_Plan):
         self.part_columns = columns
         self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        for self.warps, shape, most in (  # the smallest tiles of which each warp has at most so many
+        for self.warps, shape, most in (  # the smallest tiles such that no warp has more than that many
             (16 if rows <= 2 else 8, (4, 4, lanes), 1 if rows >= 64 else inf),
             (8, (8, 4, 4), 1),
             (8, (8, 8, 4), 1),
@@ -214,7 +218,7 @@ class FewRows(_Plan):
 class ManyRows(_Plan):
     """A block takes groups of 32 or 64 rows, or some of their columns, which it keeps as far as they fit and quantises.
 
-    With groups of 16 rows qy_t would be written in half sectors, which is dear.
+    With groups of 16 rows qy_t would be written in half sectors, which is slow.
     """
 
     kernel = "fp8_norm_forward_rows"
@@ -243,7 +247,7 @@ class ManyRows(_Plan):
         each = ceil_div(segments, split)
         self.parts = ceil_div(segments, each)
         self.part_columns = each * _SEGMENT
-        # Small tiles where there are few, else those with the wider stores of columns.
+        # Small tiles where there are few tiles, else those whose columns are stored with wider instructions.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
         tile_columns = 32 // self.row_lanes * self.tile_columns
@@ -277,6 +281,6 @@ def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, a
 
 
 def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:
-    """Rows times segments of the block that has most."""
+    """The largest number of rows times segments that a block has."""
     groups = ceil_div(ceil_div(rows, size), max(1, multiprocessors // parts))
     return groups * size * ceil_div(segments, parts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the kernels that hold rows in registers share them out: the host's side of cu/coat/teams.cuh."""
+"""How the kernels that hold rows in registers divide them among threads: the host's side of cu/coat/teams.cuh."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .scratch import MAX_GRID
 MAX_COLUMNS = 32768
 _SEGMENT = 512
 _LARGE = 4 << 20
-_TILE_BYTES = 8192  # of x, in one tile of the division
+_TILE_BYTES = 8192  # bytes of x in one tile of the division
 _DIVISION_WARPS = 16  # on a multiprocessor
 
 
 class RowPlan(NamedTuple):
-    """Warps a row, rows a block, and packs of 16 elements a thread. Results do not depend on it."""
+    """Warps per row, rows per block, and packs of 16 elements per thread. Results do not depend on it."""
 
     team_warps: int
     teams: int
@@ -25,10 +25,12 @@ class RowPlan(NamedTuple):
 
     @classmethod
     def of(cls, limits: Limits, rows: int, columns: int, packs: int) -> RowPlan:
-        """`packs` a thread, or 1 where there are few rows, and more in long rows; blocks of up to 16 warps."""
+        """The plan with `packs` packs per thread, 1 where there are few rows and more where rows are long; blocks have
+        up to 16 warps.
+        """
         segments = ceil_div(columns, _SEGMENT)
         packs = 1 if rows <= 4 * limits.sm_count else min(packs, segments)
-        while ceil_div(segments, packs) > (16 if packs <= 2 else 11):  # more packs need more registers
+        while ceil_div(segments, packs) > (16 if packs <= 2 else 11):  # more packs per thread need more registers
             packs *= 2
         team_warps = ceil_div(segments, packs)
         teams = 1 if rows <= limits.sm_count or packs > 2 else max(1, 16 // team_warps)
@@ -67,8 +69,8 @@ class LayerNormTiles(NamedTuple):
 class Division:
     """Tiles of the division, of 32 rows and 8 KiB of x: a lane has `tile_rows` rows of 8 columns.
 
-    Of a tensor that the registers of all warps do not hold each warp keeps a tile in shared memory, too, while the
-    maximum is sought.
+    Where the registers of all warps do not hold the tensor, each warp also keeps a tile in shared memory until the
+    maximum is known.
     """
 
     warps = 8
@@ -82,7 +84,7 @@ class Division:
 
     @staticmethod
     def tile_rows(itemsize: int) -> int:
-        """Rows of a lane, of elements of that size."""
+        """Rows that a lane has, for elements of that size."""
         return 32 // itemsize
 
     @property
@@ -95,8 +97,9 @@ class Division:
 
 
 def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
-    """Bytes of a column of a transposed output at `address` that one store can take: they must be aligned and stay in
-    one batch."""
+    """Bytes of a column of a transposed output at `address` that one instruction can store: they must be aligned and
+    lie in one batch.
+    """
     run = tile_rows
     while run > 1 and (batch_rows % run or address % run):
         run //= 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the collectives share out their work: grids, chunks of the workspace, and how much a traced block notes.
+"""How the collectives divide their work: grids, chunks of the workspace, and how many phases a traced block records.
 
 Everything here depends on shapes and limits that are the same on every rank, so every rank arrives at the same kernel,
 grid and number of barriers.
@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from .limits import ceil_div
 
 PACK_BYTES = 16
-MAX_BLOCKS = 256  # that a workspace has flags for
+MAX_BLOCKS = 256  # blocks for which a workspace has flags
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
 MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, and those of the last round and step lie beyond the tensor
@@ -31,13 +31,13 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Work:
-    """What of a collective's kernel decides chunks and traces; sizes are bytes of an element.
+    """The properties of a collective's kernel that decide chunks and traces; sizes are bytes of an element.
 
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
     `multimem`: the ranks meet in multicast memory, which is then where inputs are staged; `to_outputs`: results are
     stored to all ranks' outputs there. `nodes`: it adds the partial sums of nodes, which `node_sums` has left.
     `residual_itemsize`: of the residual, 0 for the inputs'. `normed`: normed rows are results too, like the inputs.
-    `group`: the columns of a scale, 0 for one of a row. `out_lanes`: numbers of an element of the output.
+    `group`: the columns of a scale, 0 for one scale per row. `out_lanes`: numbers of an element of the output.
     """
 
     op: str
@@ -62,19 +62,21 @@ class Work:
         return PACK_BYTES // self.itemsize
 
     def sent_bytes(self, row_packs: int) -> int:
-        """What of a row (fused) its owner leaves for the others, or sends them, without its scales."""
+        """Bytes of a row (fused) that its owner stores for the other ranks to read, or sends to them, without its
+        scales.
+        """
         if self.residual:
             return row_packs * self.width * (self.residual_itemsize or self.itemsize)
         pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # whole words
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
-        """What the scales of a row take at most, on their way between ranks: a word for each."""
+        """The most bytes that the scales of a row take when they pass between ranks: one word for each scale."""
         return 4 * (columns // self.group if self.group else 1)
 
 
 def ragged(elements: int, itemsize: int) -> bool:
-    """Whether so many elements end in a part of a pack."""
+    """Whether the last of that many elements ends within a pack."""
     return elements * itemsize % PACK_BYTES != 0
 
 
@@ -115,7 +117,7 @@ def heads_in_warps(rows: int, columns: int, head: int, itemsize: int) -> bool:
 
 
 def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
-    """Packs that are reduced at a time: all, or as much as the payload holds; 1 where the kernel has no chunks."""
+    """Packs of a chunk: all, or as many as the payload holds; 1 where the kernel has no chunks."""
     packs = ceil_div(count, work.width)
     out_bytes = work.width * work.out_itemsize
     if work.algo == "two_stage":
@@ -133,7 +135,7 @@ def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
 
 
 def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> int:
-    """Rows that are reduced at a time: all, or as many as the payload holds; 1 where the kernel has no chunks."""
+    """Rows of a chunk: all, or as many as the payload holds; 1 where the kernel has no chunks."""
     row_packs = ceil_div(columns, work.width)
     row_bytes = row_packs * PACK_BYTES
     if work.algo == "two_stage":
@@ -150,12 +152,14 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
 
 
 def result_bytes(row_bytes: int) -> int:
-    """What a row of `row_bytes` of results and its scale take, at most: both are rounded up to 16 bytes in a chunk."""
+    """The most bytes that the results of a row (`row_bytes`) and its scale take in a chunk, where both are rounded up
+    to 16 bytes.
+    """
     return row_bytes // 16 * 16 + 32
 
 
 def left_bytes(work: Work, columns: int) -> int:
-    """What of a row its owner leaves for the others in a chunk, at most."""
+    """The most bytes of a row that its owner stores in a chunk for the other ranks to read."""
     sent = work.sent_bytes(ceil_div(columns, work.width))
     return sent if work.residual else result_bytes(sent) + (work.scale_bytes(columns) if work.group else 0)
 
@@ -173,7 +177,9 @@ def _multimem_slot(work: Work, columns: int) -> int:
 
 
 def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
-    """Items of a chunk: `wanted`, or as many of `each` bytes as the payload holds. ArgumentError if that is none."""
+    """Items of a chunk: `wanted`, or as many items of `each` bytes as the payload holds. ArgumentError if it holds
+    none.
+    """
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:
         raise ArgumentError(
@@ -195,7 +201,9 @@ def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
 
 
 def barriers(work: Work, items: int, chunk: int) -> int:
-    """How many barriers a launch over `items` elements (all-reduce) or rows (fused), in such chunks, passes."""
+    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with such
+    chunks.
+    """
     if work.local:
         return 0
     if work.op == "node_sums":
@@ -211,7 +219,7 @@ def barriers(work: Work, items: int, chunk: int) -> int:
 
 
 def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
-    """(most phases that a block notes, its barriers), for `items` elements (all-reduce) or rows (fused)."""
+    """(Most phases that a block records, its barriers) for `items` elements (all-reduce) or rows (fused)."""
     rounds, chunks = barriers(work, items, chunk), 1
     if work.algo == "two_stage":
         items = ceil_div(items if work.op != "allreduce" else ceil_div(items, work.width), work.ranks)
@@ -227,14 +235,16 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
 
 
 def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
-    """For a chunk of which this rank reduces `packs` packs: a load of several at once, a sum and a store for each."""
+    """Phases of a chunk of which this rank reduces `packs` packs: one load of several packs, and a sum and a store for
+    each pack.
+    """
     each = ceil_div(packs, shape.blocks * shape.threads)
     loads = each // shape.packs + (shape.packs - 1 if each >= shape.packs else each)
     return loads + 2 * each + (work.algo == "two_stage")
 
 
 def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
-    """For a chunk of which this rank reduces `rows` rows: the sum, the norm and the store of each."""
+    """Phases of a chunk of which this rank reduces `rows` rows: the sum, the norm and the store of each row."""
     each = ceil_div(rows, shape.blocks)
     if work.algo == "two_stage" and work.residual:  # a sum; then all ranks' rows
         return each * (1 + 3 * work.ranks)

@@ -9,7 +9,7 @@ Defines = tuple[tuple[str, str | int], ...]
 
 
 def defines(**values: DType | str | int) -> Defines:
-    """`DRVFUSE_` and each name in capitals, as its value: of an element type the C++ type, of a flag 0 or 1."""
+    """A macro `DRVFUSE_<NAME>` for each name, with its value: the C++ type of an element type, 0 or 1 of a flag."""
     return tuple(
         (
             f"DRVFUSE_{name.upper()}",

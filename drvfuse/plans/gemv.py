@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How cu/gemv/gemv_partial_norm.cu cuts its work: warps, packs, rows and stages under way, and the rows of each block.
+"""How cu/gemv/gemv_partial_norm.cu divides its work: warps, packs, rows, stages in flight, and the rows of each block.
 
 Nothing here changes a bit of the results.
 """
@@ -16,26 +16,28 @@ GROUP = 32
 SCALE_GROUP = 128  # columns of a scale of the weight for a group
 ACT_SCALE_GROUPS = (128, 64)  # columns of a scale of act for a group
 GROUP_BYTES = PACK_BYTES * GROUP
-PRODUCT_WARPS = 16  # at most
+PRODUCT_WARPS = 16  # most warps that multiply
 TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
 RESIDENT = 32  # values of act that a lane keeps in registers, at most
-NORM_WARPS = 8  # of all rows of act, at most
-ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
-STAGES = 4  # that are under way, at most
+NORM_WARPS = 8  # most warps that compute the norms, of all rows of act
+ROUND_COLUMNS = 4096  # most normed columns that the last block waits for at a time
+STAGES = 4  # most stages in flight
 
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
-COPIED_BYTES = 96 << 10  # under way, at most: more of them delay what else the block reads
+COPIED_BYTES = 96 << 10  # under way, at most: more of them delay the other data that the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 COPY_CAPABILITY = (9, 0)
-KERNEL_SHARED_BYTES = 4 << 10  # that the kernel has itself, at most
-DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
+KERNEL_SHARED_BYTES = 4 << 10  # most static shared memory of the kernel
+DIRECT_ROWS = 32  # most rows of a block where a warp has whole rows: with more, loads by many warps are faster
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
-    """Groups of 32 packs of a row of `k` weights of `itemsize` bytes, the last one perhaps short."""
+    """The number of groups of 32 packs in a row of `k` weights of `itemsize` bytes; the last group may be
+    incomplete.
+    """
     return -(-k * itemsize // GROUP_BYTES)
 
 
@@ -66,7 +68,7 @@ class Shape:
         return self.copied * groups * GROUP_BYTES + -(-4 * groups * m // PACK_BYTES) * PACK_BYTES
 
     def norm_warps(self, m: int) -> int:
-        """Warps that finish a row of act."""
+        """The number of warps that compute the norm of a row of act."""
         return _power_of_two(NORM_WARPS // m)
 
     def norm_batch(self, m: int, n_normed: int) -> int:
@@ -74,19 +76,19 @@ class Shape:
         return next((batch for batch in (1, 2) if self._norm_columns(m, batch) >= n_normed), 4)
 
     def norm_held(self, m: int, n_normed: int) -> bool:
-        """Whether each lane waits once only."""
+        """Whether one batch covers all normed columns of a lane, so that it waits only once."""
         return self._norm_columns(m, self.norm_batch(m, n_normed)) >= n_normed
 
     def _norm_columns(self, m: int, batch: int) -> int:
         return 4 * GROUP * batch * self.norm_warps(m)
 
     def threads(self, m: int) -> int:
-        """Of a block: warps that multiply, those that add, and those that finish."""
+        """Threads of a block: warps that multiply, warps that add, and warps that compute the norm."""
         return 32 * (self.warps_a_row * self.teams + self.sum_warps + m * self.norm_warps(m))
 
     @staticmethod
     def of(m: int, groups: int, width: int, rows: int, can_copy: bool) -> Shape:
-        """For `groups` a row of the weight, `width` weights a pack, and `rows` of it for a block."""
+        """The shape for `groups` groups per row of the weight, `width` weights per pack, and `rows` rows per block."""
         least_bytes = COPIED_ROW_BYTES if m == 1 else MANY_COPIED_ROW_BYTES
         copied = can_copy and groups * GROUP_BYTES >= least_bytes and rows >= COPIED_ROWS
         if not copied and m == 1 and groups <= LOADED_PACKS and groups * width <= RESIDENT and rows <= DIRECT_ROWS:
@@ -110,20 +112,20 @@ class Shape:
 
     @staticmethod
     def _direct(groups: int, rows: int) -> Shape:
-        """One in which a warp has whole rows, and adds and publishes them itself."""
+        """A shape in which each warp has whole rows, adds their products and publishes the sums itself."""
         packs = _power_of_two(2 * groups - 1)
         step = min(LOADED_PACKS // packs, -(-rows // PRODUCT_WARPS))
         return Shape(1, min(PRODUCT_WARPS, -(-rows // step)), packs, step, 1, False, 1, 0, 1)
 
     @property
     def sum_lanes(self) -> int:
-        """Lanes that add the groups of a row."""
+        """The number of lanes that add the groups of a row."""
         return min(GROUP, _power_of_two(2 * self.warps_a_row * self.packs - 1))
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Blocks, and how many rows each has; the fields but the first are those of `struct GemvParams`."""
+    """The number of blocks, and how many rows each has; all fields but the first are those of `struct GemvParams`."""
 
     grid: int
     rows_share: int
@@ -133,7 +135,7 @@ class Shares:
 
     @staticmethod
     def of(n: int, n_normed: int, most: int) -> Shares:
-        """Of at most `most` blocks; block b has rows b, b + grid, ..."""
+        """The shares of at most `most` blocks; block b has rows b, b + grid, ..."""
         grid = min(most, n)
         return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
 
@@ -144,7 +146,9 @@ class Shares:
 
     @property
     def polled_from(self) -> int:
-        """Rows that the last block has published when it begins to poll: its normed ones, or a round's share less."""
+        """The number of rows that the last block has published when it begins to poll: all its normed rows, or one
+        round's share fewer.
+        """
         if self.normed_share * self.grid <= ROUND_COLUMNS:
             return self.normed_share
         return max(0, self.normed_share - ROUND_COLUMNS // self.grid)
@@ -152,7 +156,9 @@ class Shares:
 
 @dataclass(frozen=True)
 class Plan:
-    """A launch for `m` rows of act: `padded` words for the normed columns of each, `phases` of a traced block."""
+    """A launch for `m` rows of act, with `padded` words for the normed columns of each row and `phases` phases that a
+    traced block records.
+    """
 
     m: int
     groups: int
@@ -166,12 +172,12 @@ class Plan:
 
     @staticmethod
     def of(limits: Limits, m: int, n: int, k: int, itemsize: int, n_normed: int, access: int) -> Plan:
-        """For weights [n, k] of `itemsize` bytes whose rows begin and end at multiples of `access` bytes."""
+        """The plan for weights [n, k] of `itemsize` bytes whose rows begin and end at multiples of `access` bytes."""
         groups, shares = groups_of_row(k, itemsize), Shares.of(n, n_normed, limits.sm_count)
         can_copy = access == PACK_BYTES and limits.capability >= COPY_CAPABILITY
         width = PACK_BYTES // itemsize
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
-        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # of an H100's it never needs too much
+        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never more than an H100 has
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage
@@ -180,7 +186,7 @@ class Plan:
 
     @property
     def words_bytes(self) -> int:
-        """Of the words by which blocks meet."""
+        """Bytes of the words through which blocks exchange sums and signal readiness."""
         return 8 * self.m * self.padded
 
     def shared_bytes(self, room: int) -> tuple[int, bool]:

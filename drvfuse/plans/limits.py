@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plans must know of a device."""
+"""The properties of a device that plans depend on."""
 
 from __future__ import annotations
 

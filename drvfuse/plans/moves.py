@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives that only move bytes: which bytes go from which rank to which, and how their kernels share that out.
+"""Collectives that only move bytes: which bytes go from which rank to which, and how their kernels divide the work.
 
 All-gather, broadcast and all-to-all are one thing here, a table of moves: `moves[i][j]` are the bytes that rank i's
 input gives to rank j's output. A call has one table for its rows and, where rows have scales, one for these. Everything
@@ -20,9 +20,9 @@ from .traffic import Traffic
 from .tuning import Cost
 
 PUSH = ("push", "relay")
-PULL_PACKS = 8  # that a thread has in flight: cu/collectives/move.cu
-_BLOCKS_OF_OWN = 8  # of so many one copies what stays, of a grid that has as many: cu/collectives/move.cu
-_KEY_BYTES = 4  # of a warp's packs: cu/collectives/move_push.cu
+PULL_PACKS = 8  # packs that a thread has in flight: cu/collectives/move.cu
+_BLOCKS_OF_OWN = 8  # of so many blocks one copies what stays, if the grid has as many: cu/collectives/move.cu
+_KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
 
 class Move(NamedTuple):
@@ -112,7 +112,7 @@ class MoveWork:
 
     @property
     def busiest(self) -> int:
-        """The bytes of the link that has most: what a rank sends to the others, or receives from them."""
+        """The bytes on the busiest link: the most that a rank sends to the others, or receives from them."""
         return max(max(self.sent(i), self.received(i)) for i in range(self.ranks))
 
     def sent(self, rank: int) -> int:
@@ -128,13 +128,13 @@ class MoveWork:
 def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     """A unit is a pack per thread of a block from each rank to each other one. `chunk` is a round's packs.
 
-    ArgumentError for slots that do not hold a unit of every peer.
+    ArgumentError where the slots cannot hold one unit from every peer.
     """
     most = max(work.most, work.most_own)
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # one at least, as every rank hears from every other in every call
+    units = max(1, ceil_div(work.most, threads))  # at least one: every rank hears from every other
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
     rest = max(0, work.most_own - (of_round * rounds * threads if peers else 0))  # what stays beyond the packs sent
     return PushShape(
@@ -166,12 +166,12 @@ def staged_chunk(work: MoveWork, algo: str, payload_bytes: int) -> int:
 
 
 def barriers(work: MoveWork, chunk: int) -> int:
-    """How many a launch passes; `chunk` is that of staged moves, 0 for others."""
+    """The number of barriers that a launch passes; `chunk` is that of staged moves, and 0 for others."""
     return 2 if not chunk else 1 + ceil_div(max(1, work.most), chunk)
 
 
 def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, int]:
-    """(most phases that a block notes, its barriers)."""
+    """(Most phases that a block records, its barriers)."""
     rounds = barriers(work, chunk)
 
     def copying(packs: int, blocks: int) -> int:
@@ -189,7 +189,9 @@ def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, i
 
 
 def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
-    """Bytes (local, remote) over all ranks, as in `plans.traffic`. What stays on its rank is read and written there."""
+    """Bytes (local, remote) over all ranks, as in `plans.traffic`. Bytes that stay on their rank are read and written
+    there.
+    """
     remote, own = work.remote, work.nbytes - work.remote
     if algo == "naive":
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
@@ -205,8 +207,9 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
 
 
 class MoveCosts(NamedTuple):
-    """What a call takes by words that carry their own readiness, sent to all or passed on by relays, and behind
-    barriers, directly and staged."""
+    """The times of a call: by words that carry their own readiness, sent to all or passed on by relays, and behind
+    barriers, with direct stores or through staging.
+    """
 
     push: Cost
     relay: Cost
@@ -220,7 +223,9 @@ what stays on a rank beside what moves. Relays and staged bytes were not measure
 
 
 def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
-    """What "auto" takes: "push", for a broadcast to several ranks also "relay", or `behind_barriers`."""
+    """The algorithm that "auto" selects: "push", for a broadcast to several ranks also "relay", or
+    `behind_barriers`.
+    """
     nbytes = work.busiest
     times = {"push": COSTS.push.microseconds(nbytes)}
     times[behind_barriers] = (COSTS.staged if staged else COSTS.direct).microseconds(nbytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call over several nodes shares out its work and the payload of the workspace.
+"""How a call over several nodes divides its work and the payload of the workspace.
 
 The tensor is taken in chunks of whole items: packs of the all-reduce, rows of the fused op. Of a chunk each rank of a
 node owns a part, as `cu/common/partition.cuh` divides it. Everything here is the same on the ranks that have the same
@@ -20,7 +20,7 @@ _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 @dataclass(frozen=True)
 class Share:
-    """What an item takes: `packs` packs of `width` elements, and `result` bytes for peers to gather.
+    """The size of an item: `packs` packs of `width` elements, and `result` bytes that peers gather.
 
     `inside` ranks form a node; partial sums come from `places` nodes, or one place holds their sum.
     """
@@ -34,12 +34,12 @@ class Share:
 
     @property
     def sum_bytes(self) -> int:
-        """The partial sums of an item, of one node."""
+        """Bytes of one node's partial sums of an item."""
         return self.packs * self.width * _FLOAT
 
     @property
     def staging_bytes(self) -> int:
-        """An item of the input where peers read it, of every owner."""
+        """Bytes of staging, where peers read it, for one item of the input per owner."""
         return self.inside * self.packs * PACK_BYTES if self.staged else 0
 
 
@@ -54,7 +54,7 @@ class Chunk:
 
     @property
     def largest(self) -> int:
-        """Items of the ranks that own most."""
+        """The largest number of items that a rank owns."""
         return ceil_div(self.items, self.share.inside)
 
     @property
@@ -81,7 +81,7 @@ class Chunk:
 def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
     """`items` items in as few chunks as the payload allows, of equal size but for the last.
 
-    ArgumentError for a payload that does not hold an item of every rank.
+    ArgumentError for a payload that cannot hold one item of every rank.
     """
     each = share.result + share.places * share.sum_bytes + share.staging_bytes
     fits = (min(payload_bytes, _MAX_PAYLOAD) - PACK_BYTES) // each * share.inside

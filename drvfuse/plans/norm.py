@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `rmsnorm_fp8` shares out rows among threads; results do not depend on it."""
+"""How `rmsnorm_fp8` divides rows among threads; results do not depend on it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
 from .limits import Limits, ceil_div
 
-MAX_THREADS = 512  # of cu/norm/rmsnorm_fp8.cu
+MAX_THREADS = 512  # of a block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128
 # Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).
-_FLOATS = 32, 8  # of many rows, without and with a residual
-_LANES_FLOATS = 16  # of many rows held by lanes
-_FEW_FLOATS = 8  # of few rows
+_FLOATS = 32, 8  # many rows, without and with a residual
+_LANES_FLOATS = 16  # many rows, each held by lanes of a warp
+_FEW_FLOATS = 8  # few rows
 _MANY_ROWS = 2  # for each multiprocessor
 _MAX_CLUSTER = 8
-_FEW_THREADS = 128  # of a block whose row a cluster shares
+_FEW_THREADS = 128  # threads of a block whose row a cluster shares
 
 
 class NormShape(NamedTuple):
@@ -35,9 +35,9 @@ class NormShape(NamedTuple):
     def of(cls, limits: Limits, rows: int, columns: int, itemsize: int, residual: bool) -> NormShape:
         """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns.
 
-        Short rows take lanes of a warp. Of many rows a block has one at a time, a few packs of it in each thread, so
-        that the row's reduction costs little. Few rows that are long, and leave multiprocessors idle, are shared by
-        clusters.
+        Short rows are held by some lanes of a warp. With many rows a block works on one row at a time, with a few packs
+        of it in each thread, so that the row's reduction costs little. Few rows that are long, and leave
+        multiprocessors idle, are shared by clusters.
         """
         if rows > MAX_ROWS:
             raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
@@ -64,13 +64,15 @@ class NormShape(NamedTuple):
         return max(1, min(rows, resident // self.cluster)) * self.cluster
 
     def phases(self, rows: int, grid: int) -> int:
-        """The most phases that a traced block notes."""
+        """The most phases that a traced block records."""
         teams = grid * self.threads // self.lanes if self.lanes else grid // self.cluster
         return 2 + 3 * ceil_div(rows, teams)
 
 
 def _shared_further(row_packs: int, rows: int, cluster: int, multiprocessors: int) -> bool:
-    """Whether twice as many blocks may share a row: of whole warps that are not too short, each on a multiprocessor."""
+    """Whether twice as many blocks may share a row: each must have whole warps with enough packs, and a multiprocessor
+    of its own.
+    """
     return ceil_div(row_packs, cluster) > _FEW_THREADS and 2 * cluster * rows <= multiprocessors
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the push algorithms share out their work: threads, clusters, rounds and slots, and what a traced block notes.
+"""How the push algorithms divide their work: threads, clusters, rounds and slots, and the phases that a traced block
+records.
 
 Everything here depends on shapes and limits that are the same on every rank. A call has one round, or several where its
 tensor is larger than half of the slots; the halves take turns.
@@ -16,12 +17,12 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
-_MOST_ITEMS = 2**31  # of a round: kernels count a round's packs in 32 bits, and its last unit may end beyond them
+_MOST_ITEMS = 2**31  # items per round: kernels count a round's packs in 32 bits, and its last unit may end beyond them
 _EXTRA = 256  # bytes of a half beyond half of the workspace's: greetings, and the scales of a few rows
 
 
 def half_bytes(workspace_bytes: int) -> int:
-    """The bytes of each half of the slots that go with a workspace of so many."""
+    """The bytes of each half of the slots that belong to a workspace of that many bytes."""
     return min(workspace_bytes // 256 * 128 + _EXTRA, _MAX_HALF)
 
 
@@ -31,9 +32,9 @@ class PushShape:
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
     `units` are those of the largest round. `packs` of a unit belong to a thread; with `exact` all exist. `depth`: how
-    many units a block sends ahead. `relays`: it has several rounds, in which a rank hears of a peer by way of a third
-    (cu/sync/push.cuh). `chunk` is a round's packs (all-reduce) or rows (fused); `slot_bytes` of each half
-    are used.
+    many units a block sends ahead. `relays`: the call has several rounds, and a rank learns of a peer's progress
+    through a third rank (cu/sync/push.cuh). `chunk` is a round's packs (all-reduce) or rows (fused); `slot_bytes` of
+    each half are used.
     """
 
     units: int
@@ -52,9 +53,11 @@ class PushShape:
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
-        """What the first warp (or block) of a grid and every other one add to the epoch, whose steps are `unit`.
+        """The numbers that the first warp (or block) of a grid, and every other one, add to the epoch, whose steps are
+        `unit`.
 
-        A call of an even number of rounds leaves the epoch, and so the half with which the next one begins.
+        A call with an even number of rounds leaves the epoch unchanged, and so the half with which the next call
+        begins.
         """
         if self.rounds % 2 == 0:
             return 0, 0
@@ -64,7 +67,9 @@ class PushShape:
 
 
 def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
-    """For `count` >= 1 elements. ArgumentError for slots that do not hold a pack of every thread of a block."""
+    """The shape for `count` >= 1 elements. ArgumentError for slots that cannot hold a pack for every thread of a
+    block.
+    """
     packs = ceil_div(count, work.width)
     two_shot = work.algo == "push_two_shot"
     threads = threads_of_unit(packs)
@@ -89,9 +94,9 @@ def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
 
 
 def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clusters: bool) -> PushShape:
-    """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns, on devices with or without clusters.
+    """The shape for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns, on devices with or without clusters.
 
-    ArgumentError for slots that do not hold a row of every rank.
+    ArgumentError for slots that cannot hold one row of every rank.
     """
     if rows > MAX_ROWS:
         raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
@@ -125,13 +130,13 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
 
 
 def trace_phases(shape: PushShape, blocks: int) -> int:
-    """The most phases that a traced block notes."""
+    """The most phases that a traced block records."""
     each = shape.rounds * (ceil_div(shape.units * shape.cluster, blocks) + 2 * shape.depth)
     return 2 + 5 * each
 
 
 def threads_of_unit(packs: int) -> int:
-    """Of a unit of a pack per thread, in a call of so many packs."""
+    """Threads of a unit, which has one pack per thread, in a call of that many packs."""
     return 256 if packs > 1 << 16 else 64
 
 
@@ -144,14 +149,14 @@ def _depth_of_rows(rows: int) -> int:
 
 
 def _most_blocks_of_row(rows: int) -> int:
-    """Blocks that share a row: many while rows are few. Measured on H200 (docs/performance.md)."""
+    """The most blocks that may share a row: many where rows are few. Measured on an H200 (docs/performance.md)."""
     return 8 if rows <= 32 else 2
 
 
 def _threads_of_row(row_packs: int, most: int, threads: int) -> tuple[int, int, int]:
     """(blocks of the cluster, threads of each, packs of a thread) for a row, if possible with no thread idle.
 
-    At most `most` blocks of `threads` threads, which have registers enough.
+    At most `most` blocks of `threads` threads, so that the registers suffice.
     """
     blocks = most
     while blocks >= 1:
@@ -163,9 +168,9 @@ def _threads_of_row(row_packs: int, most: int, threads: int) -> tuple[int, int, 
 
 
 def rounds_of(total: int, step: int, per_step: int, workspace_bytes: int) -> tuple[int, int]:
-    """(items of a round, rounds) for `total` items, of which `step` take `per_step` bytes of a half.
+    """(Items of a round, number of rounds) for `total` items, where `step` items take `per_step` bytes of a half.
 
-    Rounds are as few as the slots allow.
+    There are as few rounds as the slots allow.
     """
     fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else _MOST_ITEMS // step
     steps = ceil_div(total, step)

@@ -137,7 +137,7 @@ class Quantisation:
 
     @property
     def given(self) -> float:
-        """The number that kernels get: the upper bound, or the given scale where there is one."""
+        """The number that is passed to kernels: the given scale where there is one, else the upper bound."""
         return self.scale if self.kind == "static" or self.dtype == FP4 else self.upper_bound
 
     def check(self, columns: int, in_dtype: DType) -> None:
@@ -192,7 +192,7 @@ class Quantisation:
         return 0 if self.scales is None else self.groups(columns) * self.scales.itemsize
 
     def definitions(self, in_dtype: DType) -> Defines:
-        """What a kernel is compiled with (cu/common/quantise.cuh)."""
+        """The definitions that a kernel is compiled with (cu/common/quantise.cuh)."""
         return defines(
             quant=KINDS.index(self.kind),
             group=self.group,
@@ -202,7 +202,7 @@ class Quantisation:
         )
 
     def __str__(self) -> str:
-        """All that must be equal on all ranks, in words."""
+        """A description of everything that must be equal on all ranks."""
         if self.kind == "none":
             return "none"
         per = {"row": "per row", "static": "static", "group": f"per {self.group} columns"}[self.kind]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows of a tensor each rank owns after a reduce-scatter, and the bytes that such a call moves.
 
-A rank sums its part as an all-reduce by one stage sums a whole tensor. So grids, chunks, rounds and traces are those of
-an all-reduce of the largest part, which is the same on every rank.
+A rank sums its part as a one-stage all-reduce sums a whole tensor. So grids, chunks, rounds and traces are those of an
+all-reduce of the largest part, which is the same on every rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Parts:
 
     @classmethod
     def of(cls, rows: Sequence[int], row_elements: int, width: int) -> Parts:
-        """For so many rows of each rank."""
+        """The parts for the given number of rows of each rank."""
         return cls(tuple(itertools.accumulate((count * row_elements for count in rows), initial=0)), width)
 
     def first(self, rank: int) -> int:
@@ -69,13 +69,17 @@ further round of a push call costs there (docs/performance.md)."""
 
 
 def pulls(received: int, half_bytes: int) -> bool:
-    """Whether loads of so many bytes from peers take less time than words in slots, a round of which fills a half."""
+    """Whether loading that many bytes from peers takes less time than pushing words into slots, where a round fills a
+    half.
+    """
     rounds = max(1, ceil_div(received, half_bytes - GREETINGS_BYTES))
     return PULL.microseconds(received) < PUSH.microseconds(received) + (rounds - 1) * ROUND_US
 
 
 def naive_chunks(parts: Parts, rank: int, packs: int, chunks: int) -> list[tuple[int, int]]:
-    """The elements [begin, end) of a rank's part in each of so many chunks of `packs` packs; the last may have none."""
+    """The elements [begin, end) of a rank's part in each of that many chunks of `packs` packs; the last ones may be
+    empty.
+    """
     begin, end = parts.starts[rank], parts.starts[rank + 1]
     bounds = [(parts.first(rank) + chunk * packs) * parts.width for chunk in range(chunks + 1)]
     bounds[0] = begin
@@ -83,9 +87,9 @@ def naive_chunks(parts: Parts, rank: int, packs: int, chunks: int) -> list[tuple
 
 
 def traffic(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic:
-    """The sums of inputs of `nbytes`, of which each rank takes its part; the results are not in it.
+    """Traffic of summing inputs of `nbytes`, where each rank sums its part; writing the results is not counted.
 
-    Without the packs that a push call sends beyond the ends of parts.
+    The packs that a push call sends beyond the ends of parts are not counted either.
     """
     others = (ranks - 1) * nbytes  # what all ranks together take from their peers
     read = Traffic(ranks * nbytes, 0)

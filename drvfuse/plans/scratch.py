@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of what the ops on one device keep in their workspaces, as the headers of cu/sync lay it out."""
+"""Sizes in bytes of the structures in the workspaces of one-device ops, as the headers of cu/sync lay them out."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ MAX_WORD_ROWS = 2048
 MAX_WORD_SUMS = 1 << 16
 WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_WORD_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
 
-# What the backward leaves lies behind what the other ops have in a workspace: these words are 0 between launches.
+# The backward's words lie behind the words of the other ops, which are 0 between launches.
 SUMS_AT = -(-max(WORDS_BYTES, GRID_BYTES) // 16) * 16

@@ -2,9 +2,9 @@
 """Bytes that a call reads and writes in device memory, by algorithm, summed over all ranks.
 
 Counts of the algorithms, not measurements: tensors and their copies in workspaces, without barrier words, gamma and
-epilogue parameters. `local` is on the rank's own device, `remote` crosses to another. What comes by push is stored
-remotely, read locally by the poll that finds it, and cleared. An access by a multicast address counts in the memory of
-every rank, one of which is the own.
+epilogue parameters. `local` is on the rank's own device, `remote` crosses to another. A pushed word is stored remotely,
+read locally by the poll that finds it, and cleared. An access by a multicast address counts in the memory of every
+rank, one of which is the own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ NONE = Traffic(0, 0)
 
 
 def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic:
-    """The sums of `nbytes` of input per rank: reading every source, and filling the staging area where there is one."""
+    """Traffic of summing `nbytes` of input per rank: reading every source, and filling the staging area where there is
+    one.
+    """
     if algo == "naive":
         return Traffic(ranks * (2 * ranks - 1) * nbytes, ranks * (ranks - 1) * nbytes)
     if algo in ("push_one_shot", "push_two_shot"):
@@ -39,9 +41,11 @@ def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic
 
 
 def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False) -> Traffic:
-    """`nbytes` of output on every rank; by two stages each part comes from its owner's payload, or is sent by it.
+    """Traffic of `nbytes` of output on every rank; with two stages each part is read from its owner's payload, or is
+    sent by the owner.
 
-    With `to_outputs` it is stored by multicast to where it belongs, else to the staging, and copied from there.
+    With `to_outputs` the output is stored by multicast directly into the outputs, else into the staging and copied from
+    there.
     """
     output = Traffic(ranks * nbytes, 0)
     if algo == "multimem_two_stage":
@@ -52,12 +56,14 @@ def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False
 
 
 def sending_words(ranks: int, nbytes: int) -> Traffic:
-    """`nbytes` of results that are sent by push_two_shot, and stored nowhere but in the slots."""
+    """Traffic of `nbytes` of results that push_two_shot sends and stores nowhere but in the slots."""
     return Traffic(2 * (ranks - 1) * nbytes, (ranks - 1) * nbytes)
 
 
 def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
-    """Reading the residual and writing its sum; by two stages all ranks take every row from its owner's payload."""
+    """Traffic of reading the residual and writing its sum; with two stages all ranks read every row from its owner's
+    payload.
+    """
     if algo == "push_two_shot":  # the owner reads the residual, and sends the sum
         return Traffic((3 * ranks - 1) * nbytes, (ranks - 1) * nbytes)
     if algo == "two_stage":
@@ -68,7 +74,7 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
 
 
 def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic:
-    """A call over several nodes, of which each has `inside` traffic and `elements` float32 partial sums.
+    """Traffic of a call over several nodes, each of which has `inside` traffic and `elements` float32 partial sums.
 
     Sums of `places` nodes are written, by a kernel or the exchange, and read; in the order "engine", of one place, the
     exchange is counted as sending every node's sums to another node and back once.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which algorithm `algo="auto"` takes: the one that a model of two constants per algorithm takes to be quickest.
+"""Which algorithm `algo="auto"` selects: the one that is quickest in a model with two constants per algorithm.
 
 Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the model reads
 nothing but shapes and constants that are the group's. `drvfuse tune` measures these on a machine; else they are those
@@ -14,18 +14,18 @@ ALGORITHMS = ("push_one_shot", "push_two_shot")
 
 
 class Cost(NamedTuple):
-    """A call takes `base_us`, and the bytes that each rank receives at `bytes_per_us`."""
+    """The time of a call: `base_us` plus the bytes that each rank receives, divided by `bytes_per_us`."""
 
     base_us: float
     bytes_per_us: float
 
     def microseconds(self, received: float) -> float:
-        """Of a call in which each rank receives so many bytes."""
+        """The time of a call in which each rank receives that many bytes."""
         return self.base_us + received / self.bytes_per_us
 
 
 class Costs(NamedTuple):
-    """The constants of a generation of GPUs, or of a machine, back to back in a graph with PDL."""
+    """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL."""
 
     one_shot: Cost
     two_shot: Cost

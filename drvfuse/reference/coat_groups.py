@@ -41,7 +41,7 @@ class Sum(NamedTuple):
 
 
 class Normalised(NamedTuple):
-    """`fp8_rmsnorm_pg2pg_forward`'s results."""
+    """The results of `fp8_rmsnorm_pg2pg_forward`."""
 
     qy: NDArray
     s_y: NDArray
@@ -52,7 +52,9 @@ EXACT = Arithmetic()
 
 
 def quantise_groups(values: Floats, fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Quantised:
-    """fp32 values [..., columns] over the scales of their groups, which are unrounded there and stored in bfloat16."""
+    """fp32 values [..., columns] divided by the scales of their groups. The division uses the unrounded scales, which
+    are stored in bfloat16.
+    """
     *leading, columns = values.shape
     target = dtypes.fp8(fp8)
     groups = -(-columns // QB)
@@ -69,7 +71,7 @@ def quantise_groups(values: Floats, fp8: DTypeLike, QB: int, arithmetic: Arithme
 
 
 def fp8_add(x1: NDArray, x2: NDArray, fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
-    """The residual add of two bfloat16 arrays; `fp8` as the op's `fp8type`."""
+    """The residual add of two bfloat16 arrays; `fp8` is the op's `fp8type`."""
     with np.errstate(all="ignore"):
         total = np.asarray(x1).astype(np.float32) + np.asarray(x2).astype(np.float32)
     return Sum(round_to(total, "bfloat16"), *quantise_groups(total, fp8, QB, arithmetic))
@@ -85,7 +87,7 @@ def fp8_rmsnorm_pg2pg_forward(
     rstd: Floats | None = None,
     arithmetic: Arithmetic = EXACT,
 ) -> Normalised:
-    """RMSNorm with group scales in and out. `rstd` as a GPU has it, or computed."""
+    """RMSNorm with group scales in and out. `rstd` is a GPU's, or computed here if None."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """COAT's FP8 LayerNorm in numpy, with every rounding of the kernels and in their order.
 
-As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and what a GPU's give can be given instead.
+As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and a GPU's own results can be given instead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fp8_layernorm_forward(
     rstd: Floats | None = None,
     reciprocal: SupportsFloat | None = None,
 ) -> Forward:
-    """The forward, with w and b or with neither. s_y is NaN if all y of some row are; other NaN do not enter it."""
+    """The forward, with w and b or with neither. s_y is NaN if all y of some row are NaN; other NaNs are ignored."""
     values = dequantise(x, s_x, QB)
     mean = row_mean(x, s_x, QB) if mean is None else mean
     rstd = row_rstd(x, s_x, QB, eps, mean) if rstd is None else rstd

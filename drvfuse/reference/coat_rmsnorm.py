@@ -43,7 +43,7 @@ def dequantise(x: NDArray, s_x: NDArray, QB: int) -> Floats:
 
 
 def packs_of(values: Floats) -> Floats:
-    """Rows as packs [rows, packs, 16], ended with packs of zeros up to a multiple of 4096 columns."""
+    """Rows as packs [rows, packs, 16], padded with packs of zeros to a multiple of 4096 columns."""
     rows, columns = values.shape
     packs = -(-columns // (SEGMENTS * SEGMENT)) * SEGMENTS * SEGMENT // PACK
     padded = np.zeros((rows, packs * PACK), np.float32)
@@ -52,7 +52,7 @@ def packs_of(values: Floats) -> Floats:
 
 
 def pack_scales(s_x: NDArray, QB: int, columns: int, packs: int) -> Floats:
-    """The scale of each pack [rows, packs], 0 for those that do not exist."""
+    """The scale of each pack [rows, packs], 0 for the packs of padding."""
     existing = -(-columns // PACK)
     scales = np.asarray(s_x).astype(np.float32).reshape(-1, -(-columns // QB))
     result = np.zeros((scales.shape[0], packs), np.float32)
@@ -71,7 +71,7 @@ def row_rstd(x: NDArray, s_x: NDArray, QB: int, eps: float) -> Floats:
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
     with np.errstate(all="ignore"):
-        squares = in_order(packs * packs)  # exact products: the same as the kernel's fma
+        squares = in_order(packs * packs)  # the products are exact, so this equals the kernel's fma
         mean = segment_tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
@@ -83,14 +83,14 @@ def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> NDArray:
 
 
 def tensor_scale(y: Floats, fp8: DTypeLike) -> NDArray:
-    """The scale of fp32 rows: NaN if all of some row are NaN; other NaN do not enter it."""
+    """The scale of fp32 rows: NaN if all elements of some row are NaN; other NaNs are ignored."""
     empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
     numbers = np.abs(y[~np.isnan(y)])
     return scale_of(np.float32(np.nan) if empty else numbers.max(initial=np.float32(0)), fp8)
 
 
 def quantise(y: Floats, s_y: NDArray, fp8: DTypeLike, reciprocal: SupportsFloat | None = None) -> NDArray:
-    """fp32 values over a scale, as a product with its reciprocal, rounded once to FP8."""
+    """fp32 values divided by a scale, as a product with its reciprocal, rounded once to FP8."""
     with np.errstate(all="ignore"):
         inverse = np.float32(1) / s_y.astype(np.float32) if reciprocal is None else np.float32(reciprocal)
         return round_to(y * inverse, fp8)
@@ -114,7 +114,7 @@ def fp8_rmsnorm_forward(
     rstd: Floats | None = None,
     reciprocal: SupportsFloat | None = None,
 ) -> Forward:
-    """The forward. s_y is NaN if all y of some row are NaN; other NaN do not enter the maximum."""
+    """The forward. s_y is NaN if all y of some row are NaN; other NaNs do not enter the maximum."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

@@ -78,11 +78,11 @@ def allreduce(
     `epilogue` maps the fp32 sums, in the inputs' shape, to the values to round; it should compute in float32.
 
     `multimem`: as the call with `use_multimem=True`, which rounds the sums to the inputs' dtype before the epilogue. It
-    adds the ranks in an order that is not specified, so its bits are these where every order gives the same sum; what
-    else a sum may be says `sum_bounds`.
+    adds the ranks in an order that is not specified, so its bits are these where every order gives the same sum;
+    `sum_bounds` gives the range of other sums.
 
-    `nodes`: of a group over several nodes, as `sum_ranks` has it. These are the bits of `node_order="fixed"`; those of
-    "engine" are another sum within `sum_bounds`.
+    `nodes`: the nodes of a group over several nodes, as in `sum_ranks`. These are the bits of `node_order="fixed"`;
+    those of "engine" are another sum within `sum_bounds`.
     """
     total = _sums(inputs, multimem, nodes)
     if epilogue is not None:
@@ -103,7 +103,7 @@ def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     g sum|x| before the rounding to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24.
     The rounding is monotone.
     """
-    sum_ranks(inputs)  # that the inputs have one shape
+    sum_ranks(inputs)  # checks that the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
     steps = (len(inputs) - 1) * 2.0**-24
     slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(axis=0)  # 2**-53: of this sum itself

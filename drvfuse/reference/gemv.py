@@ -52,7 +52,7 @@ def row_products(
     count = padded // width
 
     def of_packs(scales: NDArray, columns: int) -> Floats:
-        """The scales [rows, packs] of groups of so many columns."""
+        """The scale of each pack [rows, packs], where each scale is that of a group of the given number of columns."""
         repeated = np.repeat(scales.astype(np.float32), columns // width, axis=1)[:, :count]
         result = np.zeros((scales.shape[0], count), np.float32)
         result[:, : repeated.shape[1]] = repeated

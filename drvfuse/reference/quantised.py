@@ -44,7 +44,7 @@ def quantisation(
     return scales, _inverse(scales.astype(np.float32))
 
 
-_of_rows = quantisation  # under a name that no parameter has
+_of_rows = quantisation  # an alias that no parameter shadows
 
 
 def quantise(
@@ -107,8 +107,9 @@ def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Flo
 
 
 def _e8m0(limit: Floats, target: DType) -> NDArray:
-    """The least power of two that is not below limit / fp8_max, from 2^-127 on: of a float its exponent, and one more
-    where its mantissa exceeds that of fp8_max."""
+    """The least power of two that is not below limit / fp8_max, from 2^-127 on: for a float that is its exponent, plus
+    one where its mantissa exceeds that of fp8_max.
+    """
     exponent_of_max = math.frexp(target.fp8_max or 0)[1] - 1
     stored = bits(np.asarray(limit, np.float32)).astype(np.int64)
     rounded_up = (stored + (0x7FFFFF - _MANTISSA_OF_MAX)) >> 23
@@ -147,7 +148,7 @@ def arrange(scales: NDArray, quantisation: Quantisation) -> NDArray:
     rows, groups = math.prod(scales.shape[:-1]), scales.shape[-1]
     shape = quantisation.scales_shape(scales.shape[:-1], groups * quantisation.group)
     assert shape is not None
-    stored = np.zeros(math.prod(shape), scales.dtype)  # bytes of 0, of E8M0 too
+    stored = np.zeros(math.prod(shape), scales.dtype)  # the padding bytes are 0, also for E8M0
     stored[_places(quantisation, rows, groups)] = scales.reshape(rows, groups)
     return stored.reshape(shape)
 
@@ -163,7 +164,7 @@ def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Seque
 
 
 def _places(quantisation: Quantisation, rows: int, groups: int) -> NDArray:
-    """Where the scale of each row and group lies in the array of a "column" or "tiles" layout, taken as flat."""
+    """The index of the scale of each row and group in the flattened array of a "column" or "tiles" layout."""
     row, group = np.arange(rows)[:, None], np.arange(groups)[None, :]
     if quantisation.layout == "column":
         return group * (-(-rows // 4) * 4) + row

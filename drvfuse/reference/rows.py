@@ -17,7 +17,7 @@ from .quantised import quantise
 
 
 class NormedRows(NamedTuple):
-    """The results of `rmsnorm_fp8`, and `normed`: what it stores in `normed_output`."""
+    """The results of `rmsnorm_fp8`; `normed` is what it stores in `normed_output`."""
 
     output: NDArray
     scales: NDArray | None

@@ -2,8 +2,8 @@
 """The record of driver calls: a ring that is always on, and writers to standard error or a JSON-lines file.
 
 An entry is (function, arguments, result), where a launch has a `LaunchNote` in place of its arguments: these may be
-rewritten for the next launch. Formatting happens only when somebody looks. Queries, which succeed all the
-time and change nothing, have a ring of their own, so that they do not push out the calls that matter.
+rewritten for the next launch. Entries are formatted only when they are read. Queries, which succeed all the time and
+change nothing, have a ring of their own, so that they do not push out the calls that matter.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """DLPack capsules: making them from arrays and reading those of others, with ctypes.
 
 Layouts are those of dlpack.h 1.x. A capsule that is read is kept alive and never renamed, so its own destructor still
-calls its deleter. Memory behind a capsule of ours that is dropped unconsumed is let go at the next allocation or
+calls its deleter. Memory behind a capsule of drvfuse that is dropped unconsumed is freed at the next allocation or
 synchronisation. Memory of the emulated driver is announced as an "extension device": it is not CUDA memory, and a
 framework that took it for that would crash.
 """
@@ -89,7 +89,7 @@ _ALONE = _references([object()])
 
 
 def _reclaim(driver: Driver, address: int) -> None:
-    """Drop what a capsule holds if nobody can consume it any more; else look again at the next flush.
+    """Drop what a capsule holds if it can no longer be consumed; else check again at the next flush.
 
     The capsule has no destructor: one written in Python would lose the exception of a consumer that drops the capsule
     while it raises, as numpy does for device memory. So this module holds a reference to the capsule itself.

@@ -99,7 +99,7 @@ _GO_ON = {
     "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
-# Kinds of reports that cost no context.
+# Kinds of reports after which the context is still usable.
 _HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
@@ -164,7 +164,7 @@ class Driver(Owner):
         if not name.startswith("cu"):
             raise AttributeError(f"Driver has no attribute {name!r}")
         call = self._checked(name, self._raw(name))
-        self.__dict__[name] = call  # so that later look-ups do not call __getattr__
+        self.__dict__[name] = call  # cached so that later look-ups do not call __getattr__
         return call
 
     def _raw(self, name: str) -> Callable[..., Any]:

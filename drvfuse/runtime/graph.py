@@ -24,7 +24,7 @@ def _destroy(driver: Driver, executable: Any) -> None:
 class Graph(Owned):
     """Work captured once and launched any number of times. Make it with `Graph.capture(streams)`.
 
-    Its buffers are the caller's to keep, or `keep()` does it: a replay uses the very addresses that were captured.
+    The caller must keep its buffers alive, or pass them to `keep()`: a replay uses the addresses that were captured.
     Replays of one graph must not overlap when its kernels use a common workspace; launches on one stream do not.
     """
 
@@ -108,7 +108,9 @@ class Graph(Owned):
 
     @property
     def launchable(self) -> bool:
-        """Whether it may be launched, now or once its capture has ended: not if that failed, or after `close()`."""
+        """Whether the graph may be launched, now or once its capture has ended: False if the capture failed, and after
+        `close()`.
+        """
         return not (self._failed or self._closed)
 
     def keep(self, *objects: object) -> None:
@@ -170,6 +172,6 @@ class Graph(Owned):
 
 
 def capturing(stream: Stream) -> Graph | None:
-    """The Graph into which `stream` is being captured; None if it is not, or by somebody else's capture."""
+    """The Graph into which `stream` is being captured; None if it is not being captured, or by another library."""
     identity = stream.capture_id()
     return None if identity is None else _captures.get((id(stream.device.driver), identity))

@@ -81,7 +81,8 @@ class Rows:
 def as_rows(obj: ArrayLike, *, driver: Driver, argument: str) -> Rows:
     """`obj` as rows for reading: like `as_array`, but the rows may be farther apart than they are long.
 
-    Slices of columns of a wider array are that. ArgumentError for transposed, expanded or otherwise strided arrays.
+    Slices of columns of a wider array are such rows. ArgumentError for transposed, expanded or otherwise strided
+    arrays.
     """
     if isinstance(obj, Array):
         array, producer = as_array(obj, driver=driver, argument=argument)

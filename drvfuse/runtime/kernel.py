@@ -402,7 +402,7 @@ def _device_of(args: Sequence[object], device: Device | None) -> Device:
 
 def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     try:
-        if isinstance(value, (tuple, list, Sequence)):  # by name those that are quick to tell
+        if isinstance(value, (tuple, list, Sequence)):  # tuple and list are named as their check is quick
             given = [operator.index(n) for n in value]
         else:
             given = [operator.index(value)]

@@ -36,7 +36,7 @@ leave_launches: Callable[[], None] = _open_groups.pop
 
 
 class launch_group:
-    """For the launches of all ranks of one collective: no queued free runs inside the block, on any thread."""
+    """A block for the launches of all ranks of one collective, in which no queued free runs on any thread."""
 
     def __enter__(self) -> None:
         enter_launches()
@@ -71,7 +71,7 @@ def flush(driver: Driver) -> None:
     for _ in range(len(queue)):
         try:
             free, args = queue.popleft()
-        except IndexError:  # another thread has taken the rest
+        except IndexError:  # another thread frees the rest
             return
         try:
             free(driver, *args)

@@ -191,7 +191,7 @@ class Multicast(Owned):
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
     def unbind(self, device: Device, offset: int, nbytes: int) -> None:
-        """Take back one bind: the range must be one that was bound. Nothing may use the addresses of it meanwhile."""
+        """Undo one bind: the range must be one that was bound. Nothing may use the addresses of it meanwhile."""
         self._check_open()
         for bound in self._made.bound:
             if (bound.device, bound.offset, bound.nbytes) == (device, offset, nbytes):
@@ -220,7 +220,7 @@ class Multicast(Owned):
         self._call("cuMemSetAccess", ptr, self.nbytes, access_descriptors(self.driver, [device]), 1)
 
     def unmap(self, ptr: int) -> None:
-        """Take back the mapping at `ptr`, which `map` has returned. Nothing may use its addresses."""
+        """Undo the mapping at `ptr`, which `map` has returned. Nothing may use its addresses."""
         addresses = self._mapping(ptr)
         self._call("cuMemUnmap", addresses.ptr, addresses.nbytes)
         self._made.mapped.remove(addresses)

@@ -240,7 +240,9 @@ class Stream(Owned):
             return int(driver.cuStreamGetCaptureInfo(self.handle)[1])
 
     def close(self) -> None:
-        """Destroy the stream once its work is done; does not block. Arrays used on it stay correctly ordered."""
+        """Destroy the stream once its work is done; does not block. Arrays used on the stream stay correctly
+        ordered.
+        """
         if self._finalizer is not None and self._finalizer.alive and self.device._use is not None:
             code, *values = self.device.driver.result("cuStreamGetCaptureInfo", self.handle)
             if not code and int(values[0]) == 0:

@@ -150,7 +150,9 @@ def descriptors_of(driver: Driver) -> Any:
 
 
 class AddressRange(Owned):
-    """`nbytes` of reserved addresses with nothing behind them. Close mappings before the range."""
+    """`nbytes` of reserved addresses, which have no memory until it is mapped there. Close mappings before the
+    range.
+    """
 
     def __init__(self, driver: Driver, nbytes: int, alignment: int = 0) -> None:
         self.driver, self.nbytes = driver, nbytes

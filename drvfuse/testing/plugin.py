@@ -32,7 +32,8 @@ _RUN: pytest.StashKey[Run] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     _keep_as_written(pluginmanager)
     group = parser.getgroup("emu", "emulated CUDA driver (drvfuse)")
-    # Two options each, as one with a value that may be missing would take the path behind it for the value.
+    # Each setting has two options: a single option with an optional value would take a path that follows it for its
+    # value.
     group.addoption(
         "--emu-race",
         "--emu-race=hardware",

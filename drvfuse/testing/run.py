@@ -38,8 +38,8 @@ class Reports:
         return [r for r in self.all if r.finding and not any(r is e for e in self._expected)]
 
     def expect(self, kind: str | None = None, match: str | None = None) -> Report:
-        """Take the oldest report of a kind whose text the regular expression `match` finds something in: it is no
-        reason to fail any more. The test fails if there is none.
+        """Take the oldest report of a kind whose text the regular expression `match` finds something in: the test no
+        longer fails for it. The test fails if there is none.
         """
         __tracebackhide__ = True
         there = [r for r in self.all if not any(r is e for e in self._expected)]
@@ -95,7 +95,7 @@ class Run:
 
 
 def _replay(item: pytest.Item) -> str:
-    """The command that runs this test alone, with this seed."""
+    """The command that runs only this test, with this seed."""
     config: Any = item.config
     words = ["pytest", config.cwd_relative_nodeid(item.nodeid)]
     race, seeds = config.getoption("emu_race"), config.getoption("emu_seeds")

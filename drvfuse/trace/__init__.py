@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the blocks of traced kernels did when: buffers, clocks, and what is made of the records."""
+"""Traces of when the blocks of kernels did what: buffers, clocks, and the evaluation of the records."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Trace`: the memory in which traced kernels note what their blocks do, and the records made of it."""
+"""`Trace`: the memory in which traced kernels record the phases of their blocks, and the records read from it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Section:
     launch: int
     kernel: str
     blocks: int
-    phases: int  # of a block
-    rounds: int  # of waits
+    phases: int  # the most phases of a block
+    rounds: int  # rounds of waits of a block
     peers: int  # waited for in a round
     offset: int  # in bytes
     array: Array = field(repr=False)  # the whole buffer
@@ -63,7 +63,7 @@ class Section:
 
 
 class Trace:
-    """What the blocks of traced launches did when, on the ranks of a group or on one device.
+    """Records of when the blocks of traced launches were in which phase, on the ranks of a group or on one device.
 
     It is passed to an op as `trace=`, any number of ops and calls sharing it. Every prepared call has its part of the
     buffer, of `nbytes` on each device, until `clear()` finds that the call is gone; launching it again overwrites what
@@ -109,7 +109,7 @@ class Trace:
     ) -> list[Section]:
         """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `phases` phases.
 
-        `rounds` times a block waits for `peers` peers. `writers`: how often a block has its words.
+        A block waits `rounds` times for `peers` peers. `writers`: how many sets of its words a block has.
 
         Raises ArgumentError, having reserved nothing, where a block or all of them are too much.
         """
@@ -193,7 +193,7 @@ class Trace:
 
     @contextlib.contextmanager
     def _outside_captures(self, what: str) -> Iterator[None]:
-        """What is done there names the trace, not its arrays, where a capture forbids it."""
+        """A block whose CaptureError names the trace rather than one of its arrays."""
         try:
             yield
         except CaptureError as error:

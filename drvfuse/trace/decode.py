@@ -107,12 +107,12 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
 
 
 def _cycles(words: Array, entry: Array) -> Array:
-    """From the entry's clock or timer to that of `words`, whose upper bits say other things."""
+    """The difference from the entry's clock or timer to that of `words`, whose upper bits have other uses."""
     return ((words - entry) & _CLOCK).astype(np.int64)
 
 
 def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
-    """(when each block's entry was, in ns after its reading of the global timer; cycles a ns).
+    """(The time of each block's entry, in ns after its reading of the global timer; cycles per ns.)
 
     A reading is up to a tick early. That of the exit, `length` cycles later, narrows down where in its tick the entry
     was; the middle of what is possible is taken.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as a timeline in an image file, by matplotlib: a row a block, a colour a phase."""
+"""Records as a timeline in an image file, by matplotlib: one row per block, one colour per phase."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .decode import BLOCK
 if TYPE_CHECKING:
     from .clocks import Clock
 
-MOST_BLOCKS = 16  # of a rank; of more, evenly chosen ones are shown
+MOST_BLOCKS = 16  # blocks shown per rank, evenly chosen where there are more
 _IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc", "receive": "#c8c8c8"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 
@@ -82,7 +82,7 @@ def _title(records: np.ndarray[Any, Any], rows: list[tuple[int, int]]) -> str:
 
 
 def _accuracy(clocks: Mapping[int, Clock]) -> str:
-    """How far the ranks may be apart from where they are drawn."""
+    """The largest error of the ranks' positions on the time axis, in words."""
     if all(clock == VIRTUAL for clock in clocks.values()):
         return ", by a virtual clock: the order is meant, not the speed"
     worst = max(clock.error_ns for clock in clocks.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the records say of a call: time by phase, blocks, the ranks' skew, and who waited for whom.
+"""Statistics of a call from its records: time by phase, blocks, the ranks' skew, and who waited for whom.
 
 Launches of one kernel are taken together. All times are in microseconds.
 """

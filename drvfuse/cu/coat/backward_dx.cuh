@@ -6,7 +6,7 @@
 
 constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
 
-// The weights of all columns, shared out over LOADERS threads, on their way from memory to shared memory.
+// The weights of all columns, divided among LOADERS threads, which copy them from global to shared memory.
 template <int LOADERS>
 struct Weights {
     static constexpr int ALL = PACKS * TEAM_THREADS, ROUNDS = (ALL + LOADERS - 1) / LOADERS;
@@ -101,7 +101,7 @@ struct Products {
         }
     }
 
-    // A barrier of the team. `words` are those of two sets in turn: a warp is overtaken by one row at most.
+    // A barrier of the team. Rows alternate between two sets of `words`: no warp is more than one row ahead of another.
     __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
@@ -125,7 +125,7 @@ struct Products {
         }
     }
 
-    // At `to`, this thread's first column of the row.
+    // Stores dx at `to`, the address of this thread's first column of the row.
     __device__ __forceinline__ void store(u16* to, float rstd, float inverse, int columns, int member) const {
         const float c1 = __fmul_rn(sums[0], inverse);
 #pragma unroll

@@ -9,7 +9,7 @@
 #include "coat/backward_rows.cuh"
 #include "sync/mbarrier.cuh"
 
-constexpr int RING = DRVFUSE_RING;  // rows of a team on their way; 0: rows come through registers, and nothing is here
+constexpr int RING = DRVFUSE_RING;  // rows of a team in flight; 0: rows are loaded to registers, and this file is empty
 constexpr int SLOT_ALIGNMENT = 128;
 
 class Ring {
@@ -27,7 +27,7 @@ public:
         }
     }
 
-    // Starts on `count` rows, the first of which is `first`, the others `jump` apart. All slots must be free.
+    // Starts to copy `count` rows: `first`, and further ones `jump` apart. All slots must be free.
     __device__ __forceinline__ void begin(i64 first, i64 jump, int count) {
         next_ = first, jump_ = jump, left_ = count;
         if (!copies_) return;
@@ -38,7 +38,7 @@ public:
         }
     }
 
-    // The row that is `ahead` of the next one, less than RING, in registers.
+    // Loads to registers the row that is `ahead` (less than RING) rows after the next one.
     __device__ __forceinline__ void take(Row& row, int column, int ahead = 0) const {
         const bool round = slot_ + ahead >= RING;
         const int slot = slot_ + ahead - round * RING;
@@ -66,7 +66,8 @@ public:
         }
     }
 
-    // Behind a barrier of the team, when all of it have taken the row: fills its slot with a later one.
+    // Called after a barrier of the team, when all its threads have read the row: fills the row's slot with a later
+    // one.
     __device__ __forceinline__ void refill() {
         if (copies_) copy(slot_);
         pass();

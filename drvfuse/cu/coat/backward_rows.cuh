@@ -53,7 +53,7 @@ struct Row {
 struct Saved {
     float rstd, mean;
 
-    // What lane `lane` of the warp has.
+    // The values that lane `lane` of the warp holds.
     __device__ __forceinline__ Saved of_lane(int lane) const {
         Saved saved = {__shfl_sync(0xffffffffu, rstd, lane), 0.0f};
         if constexpr (CENTRED) saved.mean = __shfl_sync(0xffffffffu, mean, lane);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
     }
 }
 
-// Of the row `row`, if it is wanted.
+// Loads row `row`, if it is wanted.
 __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
     Saved saved;
     ptx::load_f32_if(wanted, saved.rstd, p.rstd + row);
@@ -94,7 +94,7 @@ __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bo
     return saved;
 }
 
-// The columns that are `ahead` of `from`, of which `valid` exist.
+// Loads the columns `ahead` columns after `from`, of which `valid` exist.
 __device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int ahead, bool wanted, int valid) {
     wanted = wanted && (FULL || valid > 0);
     if constexpr (ALIGNED) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int 
     for (int k = 0; k < GRADIENTS; ++k) load_gradient(wanted, pack.g[k], from.g[k] + ahead, valid);
 }
 
-// The row at `from`, which then moves on by `jump` rows.
+// Loads the row at `from`, and advances `from` by `jump` rows.
 __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, const BackwardParams& p, int column,
                                          i64 jump) {
 #pragma unroll

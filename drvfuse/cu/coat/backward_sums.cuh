@@ -14,7 +14,7 @@
 
 constexpr int STRANDS = DRVFUSE_STRANDS;
 constexpr int ROW_QUADS = PACKS * SPAN / 4;
-constexpr int QUADS = THREADS / STRANDS;  // that a block adds up at a time
+constexpr int QUADS = THREADS / STRANDS;  // quads that a block adds up at a time
 constexpr int MOST = DRVFUSE_MOST;        // segments of a strand
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ void leave_words(u32* to, float4 sum) {
 
 __device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
 
-// The sums over all segments of the columns that are this block's. False, for all threads, if a wait was given up.
+// The sums over all segments of this block's columns. False, for all threads, if a wait was given up.
 __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
     const int own = threadIdx.x % QUADS, strand = threadIdx.x / QUADS;
     for (int first = blockIdx.x * QUADS; first < SUMS * ROW_QUADS; first += gridDim.x * QUADS) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
     return true;
 }
 
-// One of its sums, from those of each thread, to a segment's words.
+// Stores one of the sums, added from those of each thread, to a segment's words.
 __device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
                                               const float (&sums)[PACKS][WIDTH]) {
     if constexpr (TEAMS > 1) __syncthreads();

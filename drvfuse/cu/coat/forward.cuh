@@ -51,18 +51,18 @@ struct ForwardParams {
     const u8* x;
     const bf16* scales;
     const Weight* weight;
-    const Weight* bias;  // of LayerNorm
+    const Weight* bias;  // LayerNorm only
     u8* qy;
     u8* qy_t;
     u16* scale;
-    float* mean;  // of LayerNorm
+    float* mean;  // LayerNorm only
     float* rstd;
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns;
     int groups, longer;    // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
-    int part_columns;      // of many rows: of the blocks that share a group of rows, the columns of one
-    int resident_columns;  // of many rows: of a block's, those of which x stays
+    int part_columns;      // ManyRows: columns of each of the blocks that share a group of rows
+    int resident_columns;  // ManyRows: how many of a block's columns have x in shared memory
     int chunk_rows;        // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
                 squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
                 product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), fabsf(w[4 * j + k])));
             }
-            most[r] = max(max(most[r], product[0]), product[1]);  // of three, in one instruction
+            most[r] = max(max(most[r], product[0]), product[1]);  // a maximum of three values takes one instruction
             most[r] = max(max(most[r], product[2]), product[3]);
         }
         const float scale = bf16{batch.scale[r]};
@@ -199,13 +199,13 @@ __device__ __forceinline__ float pack_sum(const Batch& batch, int r, float* squa
     return __fmul_rn(sum, scale);
 }
 
-// About 1 / root of the variance, by the sum of squares.
+// An approximation of 1 / root of the variance, from the sum of squares.
 __device__ __forceinline__ float guess_rstd(const ForwardParams& p, float squares, float mean) {
     const float variance = fmaxf(ptx::divide_full(squares, float(p.columns)) - mean * mean, 0.0f);
     return reciprocal_root(variance + p.epsilon);
 }
 
-// Whether it is near enough for an estimate of the maximum.
+// Whether that approximation is close enough for an estimate of the maximum.
 __device__ __forceinline__ bool near_enough(float guess, float rstd) { return fabsf(guess - rstd) <= 0x1p-20f * rstd; }
 
 // Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack,
@@ -322,7 +322,7 @@ __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Ba
     for (int r = 0; r < BATCH; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
 }
 
-// The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
+// The bits of the scale if all maxima within the error of `estimate` give the same scale, else UNDECIDED.
 __device__ __forceinline__ u32 decided_scale(u32 estimate) {
     constexpr float FAR = GUESSED ? 0x1p-17f : 0x1p-21f;
     const float most = __uint_as_float(estimate);
@@ -332,7 +332,7 @@ __device__ __forceinline__ u32 decided_scale(u32 estimate) {
     return low == high ? low : UNDECIDED;
 }
 
-// The scale's bits of a maximum that is exact, or UNDECIDED.
+// The bits of the scale for an exact maximum, or UNDECIDED.
 __device__ __forceinline__ u32 settled_scale(u32 maximum) {
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }

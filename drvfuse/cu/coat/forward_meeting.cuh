@@ -9,12 +9,12 @@
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
 
-// A block's largest |y| as bits, and the grid's.
+// The largest |y| of a block and of the grid, as bits.
 struct Largest {
     u32 own, all;
 };
 
-// What the threads of a block share of the meetings.
+// The shared memory of a block for the meetings.
 struct Meetings {
     Largest estimate, exact;
     u32 epoch, users;
@@ -27,7 +27,7 @@ struct Meetings {
     }
 };
 
-// Tells the other blocks what this one has found; a block barrier.
+// Publishes this block's maximum to the other blocks; contains a block barrier.
 __device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, u32 epoch) {
     __syncthreads();
     const bool absent = FAULT("block-1-absent") && blockIdx.x == 1;

@@ -13,7 +13,7 @@ constexpr int QUADS = TR / 4;
 static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
 static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
 
-// The rows of a block, counted from 0, and what it keeps of them.
+// The rows of a block, counted from 0, and the data of them that it keeps in shared memory.
 struct Rows {
     const ForwardParams& p;
     int team, teams;
@@ -35,7 +35,8 @@ struct Rows {
     }
     __device__ __forceinline__ float rstd_of(int local) const { return statistic(rstd, p.rstd, local); }
     __device__ __forceinline__ float mean_of(int local) const { return LAYER ? statistic(mean, p.mean, local) : 0.0f; }
-    // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
+    // Lanes TR rows apart read the same columns at once, so their places within 128 bytes are permuted to avoid bank
+    // conflicts.
     __device__ __forceinline__ int resident_x(int local, int at) const {
         return local * p.resident_columns + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
     }
@@ -61,7 +62,7 @@ __device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows,
     }
 }
 
-// A batch once more, from where it is kept, else from memory.
+// Loads a batch again: from shared memory where it is kept, else from global memory.
 __device__ __forceinline__ void fetch_batch(Batch& batch, const Rows& rows, int local, int at) {
     if (at >= rows.p.columns || at - rows.first >= rows.p.resident_columns) {
         load_batch(batch, rows.p, rows.global(local), at);
@@ -97,16 +98,16 @@ struct Offset<true> {
     using type = int;
 };
 
-// A lane's part of a tile, all of which is resident if NEAR, else nothing.
+// A lane's part of a tile. With NEAR the whole tile is in shared memory, else none of it.
 template <bool NEAR>
 struct Piece {
     int local, at, valid;           // its first row, of the block's, and column, and the columns from there on
     int left;                       // rows that exist; 0 if its columns do not
     i64 row;                        // the first of them
-    int known;                      // where the scales of its first four rows are
-    typename Offset<NEAR>::type x;  // of the next quad that is asked for, in Rows::x or ForwardParams::x
+    int known;                      // offset of the scales of its first four rows
+    typename Offset<NEAR>::type x;  // offset of the next quad to load, in Rows::x or ForwardParams::x
 
-    // Behind the last tile one that may be read, so that quads need no condition.
+    // After the last tile this points to one that may be read, so that loads of quads need no condition.
     __device__ __forceinline__ Piece(const Rows& rows, const Place& tile) {
         const ForwardParams& p = rows.p;
         const int lane = threadIdx.x % 32;
@@ -170,7 +171,7 @@ struct Tiles {
     Quad quads[AHEAD];
     Pack<Weight, TC> weights, biases;
 
-    // From the last rows on: L2 may still hold what was read last.
+    // Begins with the last rows, as L2 may still hold the data that was read last.
     __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
         : rows(rows), first(first), strips(strips), tile{first, -1} {
         if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};
@@ -196,8 +197,8 @@ struct Tiles {
         piece.x += 4 * AHEAD * (NEAR ? p.resident_columns : p.x_stride);
         Factors factors;
         if (tile.down >= 0) piece.ask(factors, rows, 0);
-        // Where x is read again the warps keep in step: 67 million elements take 5 % less on an H200 so, and half as many,
-        // most of which are resident, 5 % more.
+        // Where x is read again the warps are kept in step: on an H200 67 million elements take 5 % less time so, but
+        // half as many, most of which are in shared memory, take 5 % more.
         const int rounds = REREADS && strips > 0 ? (rows.count / TILE_ROWS * strips + WARPS - 1) / WARPS : 0;
         for (int round = 0; REREADS ? round < rounds : tile.down >= 0; ++round) {
             if constexpr (REREADS) {
@@ -239,7 +240,7 @@ struct Tiles {
                     }
                     quantise<X, TC>(out[r], v, inverse);
                 }
-                // What comes next is asked for before this quad's stores, which nothing can be moved across.
+                // The next quad is loaded before this quad's stores, since the compiler moves no load across them.
                 if (q + 1 < QUADS) {
                     piece.ask(factors, rows, q + 1);
                 } else {

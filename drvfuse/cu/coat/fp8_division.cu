@@ -71,7 +71,7 @@ struct Tile {
         }
     }
 
-    // The largest magnitude as bits, of which those of a NaN are above all others.
+    // The largest magnitude as bits; the bits of a NaN compare above all others.
     __device__ __forceinline__ u32 largest() const {
         u32 most = 0;
 #pragma unroll
@@ -84,7 +84,7 @@ struct Tile {
         return most;
     }
 
-    // To and from the lane's part of a slot in shared memory.
+    // Store to, and load from, the lane's part of a slot in shared memory.
     __device__ __forceinline__ void keep(uint4* slot) const {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {

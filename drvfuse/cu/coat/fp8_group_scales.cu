@@ -56,7 +56,7 @@ __device__ __forceinline__ int half_at(int at, int which) {
     return at + PACK * (which - odd) + PACK / 2 * odd;
 }
 
-// Halves as the pair's lanes load them: `trade` makes them this lane's pack.
+// The halves that the lanes of a pair load; `trade` exchanges them so that each lane has its pack.
 __device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int at, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int
     }
 }
 
-// A row as it comes from memory; what does not exist is 0.
+// A row as loaded from memory; elements beyond its end are 0.
 struct Loaded {
     Bf16Pack a[PACKS], b[PACKS];
     Fp8Row x;

@@ -58,7 +58,7 @@ __device__ __forceinline__ float normalised(float x, float scale, float mean, fl
     return PARAMETERS ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
 }
 
-// A thread's part of a tile as it comes from memory; what does not exist is 0.
+// A thread's part of a tile as loaded from memory; elements that do not exist are 0.
 struct Tile {
     i64 row0;
     int at;

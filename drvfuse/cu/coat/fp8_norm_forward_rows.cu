@@ -32,12 +32,12 @@ constexpr bool LATE =
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 
-// The batches of a chunk of rows that are a warp's, so that it seldom changes segment: one is worked at and one under
-// way. They do not take turns in two sets of registers: then the loads of a round all count on one scoreboard, and each
-// waits for the others.
+// A warp's batches of a chunk of rows, ordered so that it seldom changes segment: one batch is processed while the next
+// is loaded. They do not take turns in two sets of registers: then the loads of a round all count on one scoreboard,
+// and each waits for the others.
 struct Run {
     Place asked;  // the batch that is asked for next, while there is one
-    int left;     // from there on
+    int left;     // batches from there on
     Batch after;  // the batch before `asked`, on its way
 
     template <typename Fetch>
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             }
         }
     };
-    // Makes the sums of the chunk's rows complete; each of LAYER's rounds has words of its own. A block barrier.
+    // Completes the sums of the chunk's rows; each of LAYER's rounds has words of its own. Contains a block barrier.
     const auto share_sums = [&](int round) {
         if constexpr (PARTS > 1) {
             u64* const of_round = words->sums + round * (p.rows * all_segments);
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             strange = __syncthreads_or(most == UNDECIDED);
             if (!strange && lane == 0) atomicMax(&meetings.exact.own, most);
         }
-        // Whole rows, since only of those it matters whether all y are NaN.
+        // Whole rows: whether all y are NaN matters only for a whole row.
         for (int local = part + warp * PARTS; strange && local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;

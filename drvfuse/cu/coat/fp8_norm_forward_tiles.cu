@@ -42,22 +42,22 @@ constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
 constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they leave for one segment
 constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose parts a thread reads
 constexpr bool PAIRED = !(LAYER && AFFINE);       // whether a largest magnitude comes with a sum
-constexpr int WORDS = PAIRED ? 2 : 1;             // of a sum
+constexpr int WORDS = PAIRED ? 2 : 1;             // words of a sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
-constexpr int STRIP_WORDS = 16;  // between the words of two strips, which lie in lines of their own
+constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, which lie in lines of their own
 constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // between those of two blocks, as far as there is room
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
-constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads that have a row
-constexpr int WARP_ROWS = 32 / TURNS;        // rows that the threads of a warp have
+constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads per row
+constexpr int WARP_ROWS = 32 / TURNS;        // rows per warp
 static_assert(TURNS >= 1 && TURNS <= 32, "threads for each row");
 
 // A row's sum and, if they are PAIRED, its largest |x * s * w|, or |x * s - mean|, or a part of them.
 using Pair = uint2;
 
 struct TilesShared {
-    Pair packs[WARPS][TR][32];  // of each warp: row r of lane l
+    Pair packs[WARPS][TR][32];  // [warp][r][l]: row r of lane l of each warp
     float rstd[BLOCK_ROWS];
     float mean[LAYER ? BLOCK_ROWS : 1];
     u32 estimate, all, exact;
@@ -98,7 +98,7 @@ struct Seat {
     }
 };
 
-// What a block has of each row, of this thread's rows.
+// The parts of this thread's rows that this block has.
 __device__ __forceinline__ void load_row_lane(float (&own)[TR], const float* of_rows, const Seat& seat) {
 #pragma unroll
     for (int q = 0; q < TR / 4; ++q) {
@@ -192,7 +192,8 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
     return {__float_as_uint(total), product};
 }
 
-// The largest of `count` words that are `stride` words apart, for the whole warp; false if one was not left.
+// The largest of `count` words that are `stride` words apart, for the whole warp; false if one of them was never
+// written.
 __device__ __forceinline__ bool hear_all(u32& most, const u64* words, int count, int stride, int blocks, u32 epoch,
                                          const Scratch& scratch) {
     Patience patience(scratch, true);
@@ -320,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
     u32 scale_bits = LAYER ? settled_scale(shared.all) : decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
-        // Whole rows, since only of those it matters whether all y are NaN.
+        // Whole rows: whether all y are NaN matters only for a whole row.
         for (int local = seat.part * WARPS + warp; local < BLOCK_ROWS; local += blocks * WARPS) {
             if (strip_row + local >= p.rows) break;
             const float mean = LAYER ? shared.mean[local] : 0.0f;

@@ -29,7 +29,7 @@
 #include "coat/backward_sums.cuh"
 
 constexpr int KEPT = DRVFUSE_KEPT;  // with a ring, less than RING
-// Of a team's warps, those that load nothing else, as it would come late.
+// The number of warps of a team that issue the ring's copies and no other loads, which would come late.
 constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(const BackwardParams p) {
@@ -54,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 first = segment + i64(team) * p.segments;
         const int rows = p.segment_rows + (segment < p.longer);
-        const int count = (rows - team + TEAMS - 1) / TEAMS;  // of this team
-        const int turns = (rows + TEAMS - 1) / TEAMS;         // of any team, at most
+        const int count = (rows - team + TEAMS - 1) / TEAMS;  // rows of this team
+        const int turns = (rows + TEAMS - 1) / TEAMS;         // rows of a team, at most
         const int kept = min(KEPT, turns - 1), before = turns - 1 - kept;
         Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 all.load(p, loader);
                 all.keep(weights, loader);
             }
-            __syncthreads();  // that the slots' mbarriers are made, too
+            __syncthreads();  // also makes the slots' mbarriers visible
         }
         const auto over_rows = [&](int i, int at, float g, float xhat) {
             if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);
@@ -100,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             products.store(to, saved.rstd, inverse, p.columns, member);
             to += jump * p.columns;
         }
-        // The sums are on their way before the dx of the last rows. Only the last of all may be missing in some teams.
+        // The sums are published before the dx of the last rows is stored. Only the very last row may be missing in
+        // some teams.
         if constexpr (KEPT > 0) {
 #pragma unroll 1
             for (int n = 0; n < kept; ++n) {
@@ -119,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             store_segment(p, words, shared, team, member, dw);
             if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
         }
-        // By all teams, also for the barrier: compute-sanitizer's racecheck orders nothing across teams that pass fewer.
+        // All teams call this, also for its barrier: compute-sanitizer's racecheck derives no order between teams if
+        // some pass fewer barriers.
         products.add_over_team(warp_sums[turn], team, warp);
         turn ^= 1;
         if (whole) products.store(to + kept * jump * p.columns, saved.rstd, inverse, p.columns, member);

@@ -18,7 +18,7 @@
 // (early_trigger) or after the last store.
 #include "coat/forward_meeting.cuh"
 
-// TC columns of four rows and the rows' scales; what does not exist is 0.
+// TC columns of four rows and the rows' scales; elements that do not exist are 0.
 struct Quad {
     u32 word[4][TC / 4];
     u32 scale[2];
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     __shared__ Meetings meetings;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
-    float* rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;  // of the warp's tile
+    float* rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;  // rstd of the warp's tile
     float* sums = reinterpret_cast<float*>(dynamic) + WARPS * TILE_ROWS;
     u32* products = reinterpret_cast<u32*>(sums + segments * p.chunk_rows);  // both [segments, chunk_rows]
     float* alone = sums + 2 * segments * p.chunk_rows;                       // of a single block: rstd of all rows
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         for (int q = 0; q < TR / 4; ++q) load_tile_quad(q);
     };
 
-    Pack<Weight, PACK> raw;  // of phase 1
+    Pack<Weight, PACK> raw;  // weights for phase 1
     if (warp / segments * BATCH < count) load_weight_pack(raw, p, warp % segments * SEGMENT + lane * PACK);
     if (tile.down < tiles_down) load_weight_pack(weights, p, lane_column());
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     best = ptx::warp_max(largest <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
-    // The rstd of a tile's rows, of which other blocks have reduced some.
+    // The rstd of a tile's rows, some of which other blocks have reduced.
     constexpr int LOOKS = (TILE_ROWS + 31) / 32;
     Awaited awaited[1 + LOOKS] = {};
     const auto await_rows = [&] {
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
                 for (int i = 0; i < TC; ++i) v[i] = rounded_to_bf16(normalised(v[i], scale, rstd[r], w[i]));
                 quantise<X, TC>(out[r], v, inverse);
             }
-            // The next tile's bytes are asked for before this one's stores, which nothing can be moved across.
+            // The next tile is loaded before this tile's stores, since the compiler moves no load across them.
             if (more) load_tile_quad(q);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {

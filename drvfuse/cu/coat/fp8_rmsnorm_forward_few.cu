@@ -33,8 +33,8 @@
 #include "common/cluster_exchange.cuh"
 
 constexpr int CLUSTER = DRVFUSE_CLUSTER;
-constexpr int GROUPS = BLOCK_ROWS / BATCH;  // of rows: so many warps have the same segment
-constexpr int SEGMENTS = WARPS / GROUPS;    // of a block
+constexpr int GROUPS = BLOCK_ROWS / BATCH;  // groups of rows, and so the warps that have the same segment
+constexpr int SEGMENTS = WARPS / GROUPS;    // segments of a block
 constexpr int ROW_SHARE = 32 / BATCH;       // lanes that have a row's sum
 constexpr int MAX_PAIRS = 128;              // rows, as they are padded, times segments
 constexpr int PITCH = PACK * BLOCK_ROWS + 16;
@@ -43,7 +43,7 @@ static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// By a whole warp: the pair of the row that this lane has a share of.
+// Called by a whole warp: the pair of the row that this lane has a share of.
 __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u32 first, u32 second) {
     const int share = threadIdx.x % ROW_SHARE;
     if constexpr (CLUSTER > 1) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u3
     }
 }
 
-// By all threads: everything that is told in this turn may be read.
+// Called by all threads: afterwards everything that blocks have sent in this turn may be read.
 __device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
     if constexpr (CLUSTER > 1) {
         exchange.wait(turn, 0);
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     if (takes_part) tell(exchange, 0, place, __float_as_uint(sum), own_share(most));
     hear(exchange, 0);
     u32 best = 0;
-    float all_rstd = 0.0f;  // of row `lane`
+    float all_rstd = 0.0f;  // rstd of row `lane`
     if (lane < p.rows) {
         float total = 0.0f;
         u32 product = 0;

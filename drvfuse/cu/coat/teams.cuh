@@ -29,7 +29,7 @@ struct Team {
     // First column of this thread's pack `i`.
     __device__ __forceinline__ int column(int i) const { return ((i * TEAM_WARPS + member) * 32 + lane) * PACK; }
 
-    // Of a value of each pack; of those that do not exist it is 0.
+    // The sum over the row of one value per pack, which must be 0 for packs that do not exist.
     __device__ __forceinline__ float sum(TeamScratch& scratch, float (&own)[PACKS]) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
@@ -54,7 +54,7 @@ struct Team {
         return total;
     }
 
-    // Whether it is true for a thread of the team.
+    // Whether the condition is true for a thread of the team.
     __device__ __forceinline__ bool any(bool own) const {
         if constexpr (TEAM_WARPS == 1) return __any_sync(0xffffffffu, own);
         return ptx::bar_any(1 + index, 32 * TEAM_WARPS, own);
@@ -84,8 +84,8 @@ struct Fp8Row {
         }
     }
 
-    // The compiler must take the words of a pack from here on as unknown: else it would keep what it has computed from
-    // them, which is many times as many registers, until it is needed again.
+    // Makes the words of a pack unknown to the compiler from here on. Otherwise it would keep values computed from them
+    // until they are needed again, in many times as many registers.
     __device__ __forceinline__ void forget(int i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) ptx::forget(word[i][j]);

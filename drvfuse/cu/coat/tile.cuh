@@ -9,7 +9,7 @@
 
 template <int TR, int TC>
 struct Turned {
-    u32 word[TC][TR / 4];  // of each column, its rows
+    u32 word[TC][TR / 4];  // the rows of each column
 
     // Rows 4 * quad to 4 * quad + 3.
     __device__ __forceinline__ void take(int quad, const u32 (&rows)[4][TC / 4]) {
@@ -38,7 +38,8 @@ __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], flo
 
 // Columns `at`, at + 1, ... of a lane's rows from `row0` on, into [rows / batch_rows, columns, batch_rows], in stores of
 // RUN bytes. RUN divides batch_rows, so a run stays within its batch and is aligned. With ALIGNED all TC columns exist or
-// none, with WHOLE all rows and columns. STREAMING: runs of 8 bytes and more are stored as not read again soon.
+// none, with WHOLE all rows and columns. STREAMING: runs of 8 bytes and more are stored with a hint that they are not
+// read again soon.
 template <int RUN, bool ALIGNED, bool WHOLE = false, bool STREAMING = false, int TR, int TC>
 __device__ __forceinline__ void store_turned(u8* out, const Turned<TR, TC>& turned, i64 row0, i64 rows, i64 batch_rows,
                                              int columns, int at) {

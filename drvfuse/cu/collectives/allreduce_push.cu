@@ -118,9 +118,9 @@ __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& 
 struct Unit {
     Place at;
     int distance;
-    u32 offset;   // of this thread's pack among the units of that owner, at distance 1
-    u32 stride;   // from one distance to the next
-    u32 results;  // from an input's slot to that of its result
+    u32 offset;   // this thread's pack among the units of that owner, at distance 1
+    u32 stride;   // bytes from one distance to the next
+    u32 results;  // bytes from an input's slot to that of its result
 };
 
 __device__ __forceinline__ Unit unit_at(const AllreducePushParams& p, const Pushing& push, int round, u32 unit) {
@@ -169,7 +169,7 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
         if (unit < units && now.distance != 0) send_input(push, now, own);
         push.join();
         trace.lap(TraceRole::push);
-        // Of units that do not exist yet the number is below zero: far beyond `units`, as it is unsigned.
+        // For units that do not exist yet the number would be below zero; as it is unsigned, it is far beyond `units`.
         const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
         if (unit - behind < units && due.distance == 0)
             reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
@@ -182,8 +182,8 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
 
 #endif
 
-// Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64. Kernels that do not compare calls have
-// so many already with the bound for 256.
+// Blocks per multiprocessor that plans rely on, of 256 threads or of twice 64. Kernels that do not compare calls
+// already have as many with the bound for 256.
 constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;

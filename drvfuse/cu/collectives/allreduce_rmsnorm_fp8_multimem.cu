@@ -40,7 +40,7 @@ struct FusedMultimemParams : FusedParams {
     MultimemCall multimem;
 };
 
-constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner stores to all ranks
+constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
 // residual_out would overwrite packs of the staged row that other threads have not read yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);

@@ -105,7 +105,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 
 using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
-constexpr bool SCALES = SCALED && !RESIDUAL;  // that an owner sends
+constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
 constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
 static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
 
@@ -114,14 +114,14 @@ __device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
     return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
 }
 
-// Which of the group's packs are words of ABSENT.
+// The group's packs that consist of words of ABSENT.
 __device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
 
 // A row of a round: its owner's distance, and where it lies in the slots.
 struct Place {
     int distance;
-    u32 offset;  // of the row among those of its owner, at distance 1
-    u32 stride;  // from one distance to the next, of normed rows too
+    u32 offset;  // the row's offset among those of its owner, at distance 1
+    u32 stride;  // bytes from one distance to the next, also for normed rows
     u32 normed;
     u32 result, result_stride;
     u32 scale, scale_stride;
@@ -301,7 +301,7 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 #define OF_CLUSTER
 #endif
 
-// Blocks of a multiprocessor that plans count on.
+// Blocks per multiprocessor that plans rely on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128                         ? 5
                        : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2

@@ -12,7 +12,7 @@ constexpr int MOST_TENSORS = DRVFUSE_MANY;
 struct ManyCall {
     const void* inputs[MOST_TENSORS];
     void* outputs[MOST_TENSORS];
-    i64 counts[MOST_TENSORS];  // elements
+    i64 counts[MOST_TENSORS];  // elements of each tensor
     i64 first[MOST_TENSORS];   // from the number of tensors on beyond all packs
 };
 

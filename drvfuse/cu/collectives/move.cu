@@ -38,7 +38,7 @@ constexpr int PACKS = 8;                         // in flight per thread
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     Barrier<RANKS> barrier(p.call, trace);
     if (!FAULT("moves-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
-    // Of eight blocks one copies what stays, while the others use the links.
+    // One of every eight blocks copies the bytes that stay on this rank, while the others use the links.
     const Team whole = whole_grid();
     Team away = whole, own = whole;
     if (RANKS > 1 && gridDim.x >= 8 && own_packs(p) > 0) {

@@ -47,7 +47,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
-        // A relay's bytes for the others are still to come; what it sends to the root needs none.
+        // A relay has not yet received the bytes for the others; the words that it sends to the root need no bytes.
         if (!relays || distance == RANKS - behind_root)
             send_to(push, unit.slots, distance, exists && distance == unit.relay, own);
     }

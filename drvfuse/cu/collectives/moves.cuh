@@ -36,7 +36,7 @@ struct MoveParams {
 // By push: `chunk_packs` are those of a round, a multiple of the block's threads. Blocks have units of a pack per thread.
 struct MovePushParams : MoveParams {
     PushCall push;
-    i64 root;  // of a broadcast
+    i64 root;  // root of a broadcast
 };
 
 using Pushing = KeyedPush<RANKS>;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slo
     if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
 }
 
-// Where a pack begins, and how many bytes there are from there on: none or less if the pack does not exist.
+// The start of a pack, and the number of bytes from there on: 0 or less if the pack does not exist.
 struct Spot {
     char* at;
     i64 left;
@@ -73,26 +73,26 @@ __device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i6
     return {scales + behind * 16, scale_bytes - behind * 16};
 }
 
-// In this rank's input, of what it gives to the rank at that distance.
+// The pack in this rank's input that it sends to the rank at that distance.
 __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
 }
 
-// In this rank's output, of what it gets.
+// The pack in this rank's output where it receives.
 __device__ __forceinline__ Spot target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
     return spot(p.rows.output + rows.target, rows.nbytes, p.scales.output + scales.target, scales.nbytes, index);
 }
 
-// In the input of the rank from which this one gets it.
+// The pack in the input of the rank from which this one receives.
 __device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
     return spot(p.rows.far[distance] + rows.source, rows.nbytes, p.scales.far[distance] + scales.source, scales.nbytes,
                 index);
 }
 
-// In the output of the rank to which this one gives it.
+// The pack in the output of the rank to which this one sends.
 __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     return spot(p.rows.far[distance] + rows.target, rows.nbytes, p.scales.far[distance] + scales.target, scales.nbytes,
@@ -159,14 +159,14 @@ __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
     return moves ? packs_of(p.rows.sent[0].nbytes) + packs_of(p.scales.sent[0].nbytes) : 0;
 }
 
-// Where pack j of these lies: without bytes if it is in its place.
+// The place of pack j of these; it has no bytes if the pack is already where it belongs.
 __device__ __forceinline__ Spot own_source_of(const MoveParams& p, i64 j) {
     Spot source = source_of(p, 0, j);
     if (source.at == target_of(p, 0, j).at) source.left = 0;
     return source;
 }
 
-// Copies what stays from pack `first` on.
+// Copies the packs that stay on this rank, from pack `first` on.
 template <int B>
 __device__ __forceinline__ void copy_own(const MoveParams& p, const Team& team, Trace& trace, i64 first = 0) {
     copy_packs<B>(

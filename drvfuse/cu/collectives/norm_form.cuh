@@ -20,7 +20,7 @@ constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
-constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // where one rank normalises a row for all
+constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // if one rank normalises a row for all
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
 constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr bool QUANTISE = QUANT != Quant::none;
@@ -52,7 +52,7 @@ struct FusedParams {
 #if DRVFUSE_MORE
     const void* beta;
     void* normed_output;
-    int all_rows;   // of the tensor, and
+    int all_rows;   // rows of the tensor, and
     int first_row;  // the first of this launch, for layouts of scales in which rows do not follow one another
 #endif
 };

@@ -24,8 +24,8 @@ constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
-// Hides where the pack comes from, so that its conversion to fp32 is not hoisted out of the loop over rows: the
-// registers for a row's gamma in fp32 would be twice as many, or four times.
+// Hides the pack's origin from the compiler, so that its conversion to fp32 is not hoisted out of the loop over rows: a
+// row's gamma in fp32 would take two or four times as many registers.
 template <typename T>
 __device__ __forceinline__ void keep_packed(Pack<T, W>& pack) {
 #pragma unroll
@@ -83,7 +83,7 @@ public:
         }
     }
 
-    // Before normalise(), once for each: makes ready for the exchange of a row's sums between blocks.
+    // Called once before each normalise(): prepares the exchange of a row's sums between blocks.
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
     // x = x + residual, rounded; store(index, pack) takes residual_out.
@@ -213,7 +213,7 @@ public:
         trace_.lap(TraceRole::gather);
     }
 
-    // Which pack of a row is this thread's number i, and whether there is one.
+    // The index in the row of this thread's pack i, and whether that pack exists.
     __device__ __forceinline__ int index(int i) const { return i * int(CLUSTER * blockDim.x) + thread_; }
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
     // The same of gamma and beta, which a row's heads share.
@@ -225,8 +225,9 @@ private:
     }
     static __device__ __forceinline__ int first_row() { return blockIdx.x / CLUSTER; }
 
-    // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all
-    // tensors are hoisted out of the loop over rows, and take more registers than there are.
+    // Called at the start of each step. Hides from the compiler that the thread's index does not change: otherwise the
+    // offsets of all packs in all tensors are hoisted out of the loop over rows, and take more registers than there
+    // are.
     __device__ __forceinline__ void refresh() {
         thread_ = block_ * blockDim.x + threadIdx.x;
         ptx::forget(thread_);
@@ -389,7 +390,7 @@ private:
 
     __device__ __forceinline__ void gamma(float (&g)[W], int i) const { vector(g, gamma_, p_.gamma, i); }
 
-    // Pack i of this thread's of gamma or beta.
+    // This thread's pack i of gamma or beta.
     template <int N>
     __device__ __forceinline__ void vector(float (&v)[W], const Pack<Gamma, W> (&kept)[N], const void* from,
                                            int i) const {
@@ -410,7 +411,7 @@ private:
     int thread_;
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
     u32 done_;
-    const u32 block_;  // of the cluster
+    const u32 block_;  // rank in the cluster
     ResidualPack residual_[PACKS];
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
     Pack<Gamma, W> beta_[KEEP_GAMMA && BETA ? PACKS : 1];

@@ -27,7 +27,7 @@
 #include "collectives/scatter_parts.cuh"
 #include "sync/barrier.cuh"
 
-// Sums `count` packs of the own part from pack `done` on; load(pack, source, j) reads one of them from a rank.
+// Sums `count` packs of this rank's part from pack `done` on; load(pack, source, j) reads one of them from a rank.
 template <typename Load>
 __device__ __forceinline__ void sum_part(const ScatterParams& p, const Part& part, i64 done, i64 count, Trace& trace,
                                          const Load& load EPILOGUE_REFERENCE) {

@@ -98,7 +98,7 @@ __device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push
     trace.lap(TraceRole::store);
 }
 
-// Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64.
+// Blocks per multiprocessor that plans rely on, of 256 threads or of twice 64.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
 constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     load_peers(packs, p, first);  // before the state is read, since all that follows waits for that
     if (DEPTH == 0) own = load_of(p, own_part, first);
     push.start();
-    const i64 units = ((p.push.rounds > 1 ? p.chunk_packs : p.most_packs) + blockDim.x - 1) / blockDim.x;  // of a round
+    const i64 units = ((p.push.rounds > 1 ? p.chunk_packs : p.most_packs) + blockDim.x - 1) / blockDim.x;  // per round
     const i64 behind = i64(DEPTH) * gridDim.x;
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

@@ -47,7 +47,7 @@ public:
     __device__ __forceinline__ Exchange(const FusedScatterPushParams& p, Rows& rows, Pushing& push, Trace& trace)
         : p_(p), rows_(rows), push_(push), trace_(trace) {}
 
-    // Before anything is read: warms the address translation of the first rows of all parts.
+    // Called before anything is read: prefetches the address translations of the first rows of all parts.
     __device__ __forceinline__ void prefetch(int row) const {
 #pragma unroll
         for (int rank = 0; rank < RANKS; ++rank) {
@@ -146,7 +146,7 @@ private:
 #define OF_CLUSTER
 #endif
 
-// Blocks of a multiprocessor that plans count on.
+// Blocks per multiprocessor that plans rely on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128 ? 5 : 1;
 

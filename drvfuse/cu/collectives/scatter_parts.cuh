@@ -9,9 +9,9 @@
 
 struct ScatterParams {
     Call call;
-    void* output;                       // of this rank's part
+    void* output;                       // this rank's part of the output
     i64 columns;                        // the tensor's last dimension, for the epilogue
-    i64 most_packs;                     // of the largest part
+    i64 most_packs;                     // packs of the largest part
     i64 chunk_packs;                    // of each part, see the kernels; unused where nothing is staged
     i64 starts[DRVFUSE_MAX_RANKS + 1];  // elements in front of each rank's part, and behind the last one
 };

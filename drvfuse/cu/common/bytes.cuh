@@ -6,7 +6,7 @@
 #pragma once
 #include "common/pack16.cuh"
 
-// Whether a pack takes one access.
+// Whether a pack is read or written by one access.
 __device__ __forceinline__ bool is_whole(const char* at, i64 left) {
     return left >= 16 && u32(reinterpret_cast<u64>(at)) % 16 == 0;
 }

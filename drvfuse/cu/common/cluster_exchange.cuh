@@ -31,19 +31,19 @@ struct ClusterExchange {
         ptx::cluster_arrive();
     }
 
-    // By all threads of the block: of this turn so many pairs will come.
+    // Called by all threads of the block: announces how many pairs this turn will bring.
     __device__ __forceinline__ void expect_pairs(u32 turn, u32 count) {
         if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(barrier(turn), count * u32(sizeof(uint2)));
     }
 
-    // To the place `index` of block `block`.
+    // Sends a pair to the place `index` of block `block`.
     __device__ __forceinline__ void send(u32 turn, u32 index, u32 block, u32 first, u32 second) {
         const u32 to = u32(__cvta_generic_to_shared(&pairs[turn][index]));
         ptx::store_async_v2(ptx::address_in_block(to, block), first, second,
                             ptx::address_in_block(barrier(turn), block));
     }
 
-    // Until all pairs of the phase of that parity have come.
+    // Waits until all pairs of the phase with that parity have arrived.
     __device__ __forceinline__ void wait(u32 turn, u32 parity) {
         const u32 object = barrier(turn);
         while (!ptx::mbarrier_try_wait_cluster(object, parity)) {

@@ -123,7 +123,7 @@ __device__ __forceinline__ void to_float(float (&v)[W], const Pack<T, W>& pack) 
     for (int i = 0; i < Pack<T, W>::words; ++i) Word<T>::unpack(pack.word[i], v + i * Word<T>::per_word);
 }
 
-// The compiler must take the pack from here on as unknown: else it would keep what it has widened.
+// Makes the pack unknown to the compiler from here on; otherwise it would keep the widened values in registers.
 template <typename T, int W>
 __device__ __forceinline__ void forget(Pack<T, W>& pack) {
 #pragma unroll

@@ -102,7 +102,7 @@ struct Word<e5m2> {
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::e5m2x4(v); }
 };
 
-// Only of values that ue8m0 has.
+// Only for values that ue8m0 can represent.
 template <>
 struct Word<ue8m0> {
     static constexpr int per_word = 4;

@@ -63,7 +63,7 @@ struct ScaleRule<e2m1x2, e4m3> {
     }
 };
 
-// For a row or group with that maximum. Codes are Q, scales S.
+// The scale and multiplier of a row or group with that maximum. Codes are of type Q, scales of type S.
 template <typename Q, typename S>
 __device__ __forceinline__ Quantisation quantisation(float maximum, float given) {
     return ScaleRule<Q, S>::of(maximum, given);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_elements(void* address, const Pack<e2m1x2,
     }
 }
 
-// What so many elements of T take.
+// The bytes of that many elements of T.
 template <typename T>
 struct Bytes {
     static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements * i64(sizeof(T)); }
@@ -134,7 +134,7 @@ struct Bytes<e2m1x2> {
     static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements / 2; }
 };
 
-// Which element of the scales is that of a row and group, of so many; of padding, too.
+// The index among the scales of a row and group, out of that many of each; also for padding.
 template <ScaleLayout LAYOUT>
 __device__ __forceinline__ i64 scale_index(int row, int group, int rows, int groups) {
     if constexpr (LAYOUT == ScaleLayout::row) {

@@ -27,7 +27,7 @@ struct RowScratch {
 
     __device__ __forceinline__ void expect(u32, u32) {}
 
-    // Which block this is of those that share a row.
+    // The number of this block among those that share a row.
     static __device__ __forceinline__ u32 block() { return 0; }
 };
 

@@ -48,10 +48,11 @@
 #include "gemv/sums.cuh"
 #include "sync/pdl.cuh"
 
-constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // of the traces, of those that add
-constexpr u32 COUNTER_HELD = 4;                              // a reason, as those of scratch.cuh
+constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the first thread that writes a trace: the warps that add
+constexpr u32 COUNTER_HELD = 4;                              // a reason, like those in scratch.cuh
 
-// Tells the warps that finish, once, that this warp has published what it should have before they poll.
+// Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
+// polling.
 class Announcement {
 public:
     __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), made_(false) {}
@@ -111,7 +112,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
-    // One thread alone, since the reads of all blocks meet in one place.
+    // Only one thread reads the word, since all blocks read the same address.
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
     if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // ahead of the weights, like act
@@ -138,7 +139,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
     announcement.make(true);
 }
 
-// What the last block does with the normed sums of all.
+// The last block's work: it normalises the sums of all blocks.
 __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, float4* stash, float (*buckets)[32],
                                        BlockTrace<FIRST_NORM_THREAD>& trace) {
     Norm norm(p, stash, buckets);

@@ -57,7 +57,7 @@ public:
           part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
           words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
 
-    // Before the producer's end: gamma is no producer's.
+    // Called before the producer has ended, as no producer may write gamma.
     __device__ __forceinline__ void load() {
         if constexpr (HELD) {
             load_gammas(part);
@@ -77,7 +77,7 @@ public:
         __syncwarp();
     }
 
-    // Waits for all normed sums: what each is multiplied by.
+    // Waits for all normed sums, and returns the factor by which each is multiplied.
     __device__ __forceinline__ float factor(u32 tag, BlockTrace<FIRST_NORM_THREAD>& trace) {
         Patience patience(p.scratch);
 #pragma unroll 1
@@ -121,7 +121,7 @@ public:
     }
 
 private:
-    static constexpr int LANES = 32 / BATCH;  // that have the same sum of squares
+    static constexpr int LANES = 32 / BATCH;  // lanes that have the same sum of squares
 
     // The lane's pack of group number k of a turn that begins with `group`.
     __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }
@@ -182,7 +182,7 @@ private:
     }
 
     __device__ __forceinline__ bool goes_on(const Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
-        int column = 0;  // that is missing
+        int column = 0;  // the missing column
         u32 seen = 0;
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {

@@ -65,7 +65,7 @@ __device__ __forceinline__ float scale_of_act(const GemvParams& p, int m, int in
     return index * W < p.columns ? p.act_scales[m * p.act_scale_step + index * W / ACT_SCALE_GROUP] : 0.0f;
 }
 
-// The same of the weight's.
+// The scale of a pack of the weight, if it has scales for groups.
 __device__ __forceinline__ float scale_of_weight(const GemvParams& p, i64 row, int index) {
     if constexpr (SCALES != Scales::group) return 1.0f;
     const i64 of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;

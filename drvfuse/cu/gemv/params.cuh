@@ -29,7 +29,7 @@ constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;   // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
 enum class Scales { none, tensor, row, group };
-constexpr Scales SCALES = Scales::DRVFUSE_SCALES;          // of the weight
+constexpr Scales SCALES = Scales::DRVFUSE_SCALES;          // the weight's scales
 constexpr Scales ACT_SCALES = Scales::DRVFUSE_ACT_SCALES;  // never tensor: one for all rows is one at the same place
 constexpr int ACT_SCALE_GROUP = DRVFUSE_ACT_SCALE_GROUP;   // columns of a scale of act for a group
 constexpr bool BIASED = DRVFUSE_BIASED;
@@ -43,8 +43,8 @@ constexpr int PRODUCT_WARPS = WARPS_A_ROW * TEAMS;  // the first ones; those tha
 constexpr int FIRST_SUM_THREAD = 32 * PRODUCT_WARPS;
 constexpr int FIRST_NORM_THREAD = FIRST_SUM_THREAD + 32 * SUM_WARPS;
 constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
-constexpr int GROUPS = WARPS_A_ROW * PACKS;  // of a row in a stage
-constexpr int SLICE = GROUPS * 512;          // its bytes
+constexpr int GROUPS = WARPS_A_ROW * PACKS;  // groups of a row in a stage
+constexpr int SLICE = GROUPS * 512;          // bytes of a row in a stage
 constexpr int PARTS = STEP * M * GROUPS;     // group sums of a stage
 constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
 static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
@@ -53,21 +53,21 @@ static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from c
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
-// What the first copy needs comes first: a kernel's parameters are fetched by lines.
+// The fields that the first copy needs come first, as a kernel's parameters are fetched by cache lines.
 struct GemvParams {
     const Weight* weight;
-    i64 weight_step;  // between rows in bytes, below 2^32
+    i64 weight_step;  // bytes between rows, below 2^32
     int columns;      // K
     int n_normed, n_unnormed;
-    int rows_share, rows_more;      // of a block: as many rows each, the first ones 1 more
+    int rows_share, rows_more;      // rows of a block: rows_share each, the first rows_more blocks have 1 more
     int normed_share, normed_more;  // normed rows likewise
     int chunks;                     // stages of a row
-    int groups;                     // of a row
+    int groups;                     // groups of a row
     int early_trigger;
     int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
     int unused;
     const Act* act;
-    i64 act_stride;  // in elements
+    i64 act_stride;  // distance between act's rows, in elements
     const float* scales;
     Out* normed;
     Out* unnormed;
@@ -78,7 +78,7 @@ struct GemvParams {
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds what is normalised
     float eps;
-    int act_scale_step;  // between the scales of act's rows, in elements
+    int act_scale_step;  // distance between the scales of act's rows, in elements
     const float* act_scales;
     const Bias* bias;
 };

@@ -33,7 +33,7 @@ struct Stage {
     __device__ __forceinline__ u32 parity() const { return index / SLOTS % 2; }
 };
 
-// The places of a stage's weights and of its group sums.
+// The addresses of a stage's weights and of its group sums.
 __device__ __forceinline__ int weights_slot(const Stage& stage) {
     return FAULT("gemv-copy-over-weights-in-use") ? stage.index % STAGES : stage.slot();
 }

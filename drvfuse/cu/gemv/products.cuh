@@ -14,7 +14,7 @@ constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
 static_assert(!DIRECT || (RESIDENT && VALUES == SUMS), "Products::put");
 
-// What a lane holds of a row ahead of its use.
+// The data of a row that a lane loads ahead of its use.
 struct Slot {
     u32 word[COPIED ? 1 : PACKS][4];
     float scale[SCALES == Scales::group ? PACKS : 1];
@@ -27,7 +27,7 @@ public:
         : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32),
           column(threadIdx.x / 32 % WARPS_A_ROW) {}
 
-    // Begin to load, to registers, what is not copied of row `s` of a stage.
+    // Begin to load to registers the data of row `s` of a stage that is not copied to shared memory.
     __device__ __forceinline__ void load(Slot& slot, const Stage& stage, int s) const {
         if constexpr (COPIED && SCALES != Scales::group) return;
         const int r = stage.first + s;
@@ -149,7 +149,7 @@ private:
 
     // The rows' sums from their group sums: as where 32 lanes add a group each, as the others would add zeros.
     __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
-        constexpr int LANES = 32 / VALUES;  // that have the same value
+        constexpr int LANES = 32 / VALUES;  // lanes that have the same value
         float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));
 #pragma unroll
         for (int mask = PACKS / 2 * LANES; mask >= LANES; mask /= 2) {

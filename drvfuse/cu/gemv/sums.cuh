@@ -49,7 +49,7 @@ public:
 private:
     static constexpr int VALUES_A_TURN = 32 / SUM_LANES;
     static constexpr int ALL_TURNS = (STEP * M + VALUES_A_TURN - 1) / VALUES_A_TURN;
-    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // at a time
+    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // turns at a time
     static constexpr int ROUNDS = (ALL_TURNS + TURNS - 1) / TURNS;
     static constexpr int VALUES_AT_A_TIME = TURNS * VALUES_A_TURN;
 

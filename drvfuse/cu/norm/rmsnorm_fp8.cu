@@ -53,7 +53,7 @@ constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
 constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;  // or of x * g, which needs no reduction of its own
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
-constexpr int FLOATS = PACKS * W;  // of a row in a thread's registers
+constexpr int FLOATS = PACKS * W;  // floats of a row in a thread's registers
 // Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
 constexpr int RESIDENT = (FLOATS > 16 ? 512 : 1024) / THREADS;
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_of_row(void* tensor, i64 at, int i, int va
     }
 }
 
-// A thread's packs of a row as they come from memory.
+// A thread's packs of a row as loaded from memory.
 struct Loaded {
     InPack input[PACKS];
     ResidualPack residual[RESIDUAL ? PACKS : 1];
@@ -131,7 +131,7 @@ public:
         }
     }
 
-    // Which row comes first, and how many rows later the next one.
+    // The first row of this team, and the distance to its next row.
     static __device__ __forceinline__ int first_row() {
         return LANES > 0 ? (blockIdx.x * THREADS + threadIdx.x) / IN_WARP : blockIdx.x / CLUSTER;
     }
@@ -150,7 +150,7 @@ public:
         }
     }
 
-    // x of a loaded row; what does not exist is 0. Stores residual_output.
+    // x of a loaded row; elements beyond its end are 0. Stores residual_output.
     __device__ __forceinline__ void begin(float (&x)[PACKS][W], const Loaded& loaded, int row) {
         row_ = row;
         clear(x);
@@ -298,7 +298,7 @@ private:
         for (int k = 0; k < W; ++k) to[k] = from[k];
     }
 
-    // Stores the scale of the row, and gives its inverse.
+    // Stores the scale of the row, and returns its inverse.
     template <typename Q>
     __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
         float of_row = __fmul_rn(maximum, f);
@@ -376,10 +376,10 @@ private:
     Scratch& scratch_;
     Trace& trace_;
     const int packs_;
-    int thread_;  // of the team
+    int thread_;  // number in the team
     int row_;
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
-    u32 done_;   // reductions
+    u32 done_;   // reductions made so far
     float gamma_[KEEP_GAMMA ? PACKS : 1][W];
     float beta_[KEEP_GAMMA && BETA ? PACKS : 1][W];
 };
@@ -401,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, blockIdx.x * THREADS + threadIdx.x,
                                            gridDim.x * THREADS);
     }
-    // Lanes of a warp go on together: all until the first of them has no row.
+    // Lanes of a warp stay together: all go on until the first of them has no row.
 #pragma unroll 1
     for (int first = LANES > 0 ? row - int(threadIdx.x % 32) / IN_WARP : row; first < p.rows; first += rows.step()) {
         float x[PACKS][W];

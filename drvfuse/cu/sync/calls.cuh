@@ -60,13 +60,13 @@
 #include "sync/workspace.cuh"
 
 constexpr bool COMPARES = DRVFUSE_COMPARES;
-constexpr u32 LEG_CALL = 3;  // of a report
+constexpr u32 LEG_CALL = 3;  // the leg in a report
 constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
 
-// One thread's wait for the word of its peer, beside its wait for data or flags. What it keeps in registers is needed in
-// the wait alone.
+// One thread's wait for the word of its peer, in the same loop as its wait for data or flags. Its registers are needed
+// only during the wait.
 class Listener {
 public:
     // Of a thread that has no word to wait for `number` is 0.
@@ -74,20 +74,20 @@ public:
         : slot_(call_word(call.workspaces[call.rank], generation(number), threadIdx.x)), word_(call.hash | u16(number)),
           seen_(number == 0 ? word_ : 0) {}
 
-    // Beside a poll: whether the peer's word is still to come, or is that of another call.
+    // Called beside each poll: whether the peer's word has not come yet, or is that of another call.
     __device__ __forceinline__ bool listen() {
         if constexpr (!COMPARES) return false;
         ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
         return seen_ != word_ && !FAULT("call-not-awaited");
     }
 
-    // What listen() has said last.
+    // The last result of listen().
     __device__ __forceinline__ bool listens() const { return COMPARES && seen_ != word_; }
 
     // Whether it is that of another call.
     __device__ __forceinline__ bool differs() const { return listens() && u16(seen_) == u16(word_); }
 
-    // What a report says of a thread that listens. `number` is that of the call.
+    // Fills the report of a thread that listens. `number` is that of the call.
     __device__ __forceinline__ void describe(Report* report, u32 number) const {
         report->peer = threadIdx.x;
         report->phase = number & ~STARTED;
@@ -133,7 +133,7 @@ public:
 
     __device__ __forceinline__ Listener listener() const { return Listener(call_, awaited_); }
 
-    // The peer's word has come, or this thread waits no more.
+    // Called when the peer's word has come, or this thread no longer waits.
     __device__ __forceinline__ void heard() { awaited_ = 0; }
 
     __device__ __forceinline__ void describe(Report* report, const Listener& listener) const {

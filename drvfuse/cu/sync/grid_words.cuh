@@ -9,7 +9,7 @@ constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 
 // drvfuse/plans/coat_forward.py has its size.
 struct GridWords {
     ScratchState state;
-    u64 maxima[2][MAX_WORD_BLOCKS];  // of each block, in two rounds
+    u64 maxima[2][MAX_WORD_BLOCKS];  // the maximum of each block, in two rounds
     u64 rows[MAX_WORD_ROWS];
     u64 sums[MAX_WORD_SUMS];
 };
@@ -18,7 +18,7 @@ __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
     ptx::store_relaxed_gpu(word, u64(epoch) << 32 | value);
 }
 
-// What `block` leaves in a word, or without a word nothing.
+// A word to wait for, and the value that `block` has stored there; without a word nothing is waited for.
 struct Awaited {
     const u64* word;
     u32 block, value;

@@ -17,7 +17,7 @@ __device__ __forceinline__ void enter_stream(const Params& p) {
     if (p.early_trigger) launch_dependents();
 }
 
-// The end of a kernel, where its dependents start otherwise.
+// The end of a kernel: without an early trigger its dependents may start here.
 template <typename Params>
 __device__ __forceinline__ void leave_stream(const Params& p) {
     if (!p.early_trigger) launch_dependents();

@@ -133,7 +133,7 @@ public:
         ptx::fence_sys();
     }
 
-    // How far rank `of` is ahead of this one: the distance at which it receives.
+    // The distance of rank `of` from this one, which is the distance at which it receives.
     __device__ __forceinline__ int distance(int of) const {
         const int ahead = of - call_.rank;
         return ahead < 0 ? ahead + Ranks : ahead;
@@ -216,7 +216,7 @@ protected:
         half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
     }
 
-    // Only with the fault of that name, which must change nothing: this warp waits for up to 4 us, or twice that.
+    // Only with the fault of that name, which must not change results: this warp waits for up to 4 us, or twice that.
     static __device__ __forceinline__ void fall_behind() {
         if (!FAULT("warps-that-fall-behind")) return;
         const u64 begin = ptx::cycles();

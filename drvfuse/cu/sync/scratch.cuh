@@ -56,7 +56,8 @@ __device__ __forceinline__ void give_up(const Scratch& scratch, u32 reason, u32 
     ptx::store_relaxed_gpu(&scratch.state->abort, 1);
 }
 
-// By one thread of a launch that has found the abort word set: says so again if the host has read the report.
+// Called by one thread of a launch that has found the abort word set: writes the report again if the host has already
+// read it.
 __device__ __forceinline__ void report_abort(const Scratch& scratch) {
     if (ptx::load_relaxed_sys(&scratch.report->magic) == 0) write_report(scratch, NOT_ZEROED, 0, 0, 0);
 }
@@ -71,7 +72,8 @@ public:
     __device__ __forceinline__ explicit Patience(const Scratch& scratch, bool longer = false)
         : scratch_(scratch), polls_(0), start_(0), longer_(longer) {}
 
-    // After a poll that found `seen` where `awaited` should leave `expected`: false if the wait is over.
+    // Called after a poll that read `seen` where block `awaited` should store `expected`: false if the wait has timed
+    // out.
     __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
         ++polls_;
         if (polls_ % 16 == 0 && ptx::load_relaxed_gpu(&scratch_.state->abort) != 0) return false;
@@ -102,7 +104,7 @@ public:
         : scratch_(scratch), previous_(0), aborted_(0), users_(0) {
         if (!wanted) return;
         ptx::load_relaxed_gpu_v2(previous_, aborted_, scratch.state);
-        // atomicAdd would wait for the result here, for the sake of the other lanes.
+        // atomicAdd would wait for its result here, which it passes to the other lanes.
         if (leads()) users_ = ptx::increment_relaxed_gpu(&scratch.state->users);
     }
 
@@ -125,7 +127,8 @@ public:
     // since waiting for that word at the start would delay the launch.
     __device__ __forceinline__ void finish() { finish(epoch(), users_); }
 
-    // The same of a kernel that has no registers for these numbers, so that its leading thread kept them elsewhere.
+    // The same for a kernel that lacks registers for these numbers, so that its leading thread has stored them
+    // elsewhere.
     __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
         ptx::store_relaxed_gpu(&scratch_.state->epoch, epoch);

@@ -20,7 +20,7 @@ struct Report {
     u64 seen;
     u32 magic;
     u32 leg;   // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh)
-    u32 word;  // of legs 1 and 2
+    u32 word;  // the missing word, for legs 1 and 2
 };
 
 // The part of the parameter block that all collectives share. drvfuse/ops/collectives/kernels.py has the same layout.

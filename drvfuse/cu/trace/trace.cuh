@@ -39,7 +39,7 @@
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"
 
-// What a block did since the lap before. drvfuse/trace/layout.py has the names, in the same order.
+// What a block did since the previous lap. drvfuse/trace/layout.py has the names, in the same order.
 enum class TraceRole : u32 {
     producer,      // from the entry until the kernel in front had completed
     stage,         // copied the own input to where peers read it
@@ -63,8 +63,8 @@ enum class TraceRole : u32 {
 
 struct TraceParams {
     u64* section;  // less than 2^32 words
-    u32 words;     // of a block
-    u32 waits;     // of them for waits
+    u32 words;     // words of a block
+    u32 waits;     // how many of these are for waits
 };
 
 #define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params
@@ -106,7 +106,7 @@ public:
         __syncwarp();
     }
 
-    // After the wait for the producer, before any lap.
+    // Called after the wait for the producer, before any lap.
     __device__ __forceinline__ void start() { lap(TraceRole::producer); }
 
     // The writer was in phase `role` since the lap before.
@@ -117,7 +117,7 @@ public:
         }
     }
 
-    // The writer goes on once it has these values: words, floats, packs, or arrays of them.
+    // Makes the writer wait until these values are loaded: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
         // The word is written anew at the exit.
@@ -162,7 +162,7 @@ private:
     static __device__ __forceinline__ bool writes() { return threadIdx.x == Writer; }
     static __device__ __forceinline__ bool in_warp() { return threadIdx.x / 32 == Writer / 32; }
 
-    // Its address in shared memory.
+    // The address in shared memory of the block's words.
     static __device__ __forceinline__ u32 buffer() {
         __shared__ alignas(16) u64 words[WORDS];
         return u32(__cvta_generic_to_shared(words));
@@ -170,7 +170,7 @@ private:
 
     const TraceParams& params_;
     const u32 buffer_, last_;  // addresses of the words, and of the last that may be written
-    u32 next_;                 // where the next phase goes
+    u32 next_;                 // address of the next phase's word
 };
 
 #else

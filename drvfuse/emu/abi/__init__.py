@@ -35,7 +35,7 @@ KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells o
 
 
 class Kind(IntEnum):
-    """The kind of memory of a granule of the window: the low bits of the kind field of its access word."""
+    """The kind of memory in a granule of the window: the low bits of the kind field of the granule's access word."""
 
     NONE = 0
     DEVICE = 1  # by a call of `alloc`
@@ -50,7 +50,8 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """Whose memory an access is counted for, seen from the device that makes it. SHARED is shared memory.
+    """The owner of the memory under which an access is counted, as seen from the device that makes it. SHARED is shared
+    memory.
 
     MULTICAST counts the bytes that the instruction names, once for all devices of the team.
     """
@@ -61,10 +62,10 @@ class MemoryOf(IntEnum):
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
 EVENTS = 1 << 14  # entries of the engine's ring of events
-WRITES = 64  # of a thread while the runtime probes
-BARRIERS = 16  # of a block
+WRITES = 64  # writes of a thread that are kept while the runtime probes
+BARRIERS = 16  # barriers of a block
 CLUSTER_SHIFT = 18  # of a rank in an address of the cluster's shared memory: more bytes than a block can have
-POLL_WORDS = 32  # that a thread is known to poll
+POLL_WORDS = 32  # words that a thread may be recorded as polling
 POLL_COUNT = 0xFF  # of Thread::polls: how many of them
 NO_SITE = 0xFFFFFFFF
 
@@ -225,8 +226,8 @@ class Mbarrier(IntEnum):
 
 
 class HeapCall(IntEnum):
-    """Calls of native code to a heap: allocate so many bytes; the size of the allocation at an address (0: there is
-    none); free it.
+    """Calls of native code to a heap: allocate a number of bytes; return the size of the allocation at an address (0:
+    there is none); free it.
     """
 
     MALLOC, SIZE, FREE = range(3)
@@ -288,7 +289,7 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """What repeats without an end, where it is not the plain accesses of a thread."""
+    """The kind of an endless repetition, where it is not one of plain accesses of a thread."""
 
     ROUNDS, RESUMES = range(2)
 
@@ -351,7 +352,7 @@ class Entry(IntEnum):
     STRONG = 1 << 1
     ATOMIC = 1 << 2
     LOCATION = 1 << 3
-    COPIED = 1 << 4  # of a cp.async that its thread has waited for
+    COPIED = 1 << 4  # the access of a cp.async for which its thread has waited
     COMMON = 1 << 6  # shared by many cells, never changed, the last of its list
     ASYNC = 1 << 7
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The current device, its primary context, what devices are and reach, and the last error."""
+"""The current device, its primary context, properties and peers of devices, and the last error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cudaSetDeviceFlags(state: State, flags: Any) -> None:
 
 @function(context=False)
 def cudaDeviceReset(state: State) -> None:
-    """Drops everything that the process has on the current device, for all threads, and clears the sticky errors."""
+    """Destroys everything that the process has on the current device, for all threads, and clears the sticky errors."""
     device = cudaGetDevice(state)
     state.drop_primary(device)
     state.cu.cuDevicePrimaryCtxReset(device)
@@ -65,7 +65,7 @@ def cudaDeviceReset(state: State) -> None:
 
 @function(1, context=False)
 def cudaChooseDevice(state: State, prop: Any) -> int:
-    """The devices of a machine are alike, so the first one is as good as any."""
+    """The devices of a machine are identical, so the first one is chosen."""
     return 0
 
 
@@ -155,7 +155,7 @@ def cudaDeviceDisablePeerAccess(state: State, peerDevice: Any) -> None:
 
 @function(context=False)
 def cudaGetLastError(state: State) -> int:
-    """The last error of a call of this thread, which is forgotten then, unless the context is lost."""
+    """The last error of a call of this thread, which is then cleared unless the context is lost."""
     return state.last_error(clear=True)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, events and nodes of graphs, where the runtime leaves out what the driver wants, or turns it round."""
+"""Streams, events and nodes of graphs, where the runtime lacks parameters of the driver or has them in another
+order.
+"""
 
 from __future__ import annotations
 

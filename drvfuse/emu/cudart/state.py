@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime keeps between calls, and what every call of it goes through.
+"""The state that the runtime keeps between calls, and the steps common to all its calls.
 
 A thread has a current device and a last error. A call that needs a context takes the one that is current in the driver
 API; if there is none, the primary context of the thread's device becomes current. A primary context is retained once

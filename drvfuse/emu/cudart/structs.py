@@ -96,7 +96,7 @@ def _volume_of(copy: Any) -> Any:
 
 
 def _node(state: State, p: Any) -> Any:
-    """A CUgraphNodeParams: as it is laid out in the runtime, but for a copy."""
+    """A CUgraphNodeParams: laid out as in the runtime, except that of a copy."""
     node = T.CUgraphNodeParams()
     if p.type == RT.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
         node.type = T.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY

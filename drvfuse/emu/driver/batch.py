@@ -23,7 +23,7 @@ _ORDERS = (
     _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
 )
 _FLAGS = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-_NONE = (1 << 64) - 1  # of the copies of a batch that is refused as a whole, and of one that succeeds
+_NONE = (1 << 64) - 1  # the failed index if a batch is refused as a whole, or succeeds
 
 
 def batch_stream(proc: Process, hStream: Any) -> Stream:

@@ -32,14 +32,14 @@ def _context(proc: Process, ctx: Any) -> Context:
 
 
 def destroy(proc: Process, context: Context) -> None:
-    """Finish a context's work, as the driver does, then drop all that belongs to it."""
+    """Finish a context's work, as the driver does, then destroy all that belongs to it."""
     if context.error is None:
         proc.machine.waits.wait(proc.context_ops(context))
     proc.drop_context(context)
 
 
 def report_unfinished(proc: Process, context: Context) -> None:
-    """A context is about to be destroyed under kernels that have not ended: say so."""
+    """Report that a context is about to be destroyed while its kernels run."""
     kernels = proc.machine.progress.kernels(context)
     if kernels:
         message = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices, their attributes, and which of them reach one another."""
+"""Devices, their attributes, and which of them can access one another."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def cuDeviceGetUuid(proc: Process, dev: Any) -> Any:
 
 @entry(1)
 def cuDeviceGetAttribute(proc: Process, attrib: Any, dev: Any) -> int:
-    """Every attribute of the enum has a value; what the emulated device does not have is 0."""
+    """Every attribute of the enum has a value; that of a feature which the emulated device lacks is 0."""
     index = proc.device(dev).index
     name = attrib.name.removeprefix(_PREFIX)
     check(name != "MAX")
@@ -122,14 +122,14 @@ def cuDeviceGetProperties(proc: Process, dev: Any) -> Any:
 
 @entry(2)
 def cuDeviceGetLuid(proc: Process, dev: Any) -> tuple[bytes, int]:
-    """Devices have such a number under Windows alone."""
+    """Devices have a LUID under Windows only."""
     proc.device(dev)
     raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
 
 
 @entry(1)
 def cuDeviceGetTexture1DLinearMaxWidth(proc: Process, pformat: Any, numChannels: int, dev: Any) -> int:
-    """No texture is so small that it could be emulated."""
+    """Textures are not emulated, whatever their size."""
     proc.device(dev)
     check(numChannels in (1, 2, 4))
     return 0
@@ -137,7 +137,7 @@ def cuDeviceGetTexture1DLinearMaxWidth(proc: Process, pformat: Any, numChannels:
 
 @entry(1)
 def cuDeviceGetExecAffinitySupport(proc: Process, typename: Any, dev: Any) -> int:
-    """A context cannot be given a part of the multiprocessors."""
+    """No affinity is supported: a context cannot be restricted to some multiprocessors."""
     proc.device(dev)
     check(typename == T.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every function of the emulated driver shares: its registration, the reading of its arguments, its result tuple.
+"""The common part of all functions of the emulated driver: registration, the reading of arguments, the result tuple.
 
 A function is written as `name(process, arguments...)`; it returns its outputs and raises `Failure` for anything but
 success. `@entry` registers it under its own name, and `invoke` turns both into cuda.bindings' `(CUresult, outputs...)`.

@@ -86,7 +86,9 @@ def cuGetErrorString(proc: Process, error: Any) -> bytes:
 
 @entry(2)
 def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int) -> tuple[int, Any]:
-    """The emulated functions are no machine code, so none is found; of those that the version lacks it is said."""
+    """The emulated functions have no machine code, so no address is found; functions that the version lacks are
+    reported as such.
+    """
     check(cudaVersion >= 0 and flags in (0, 1, 2))
     status = T.CUdriverProcAddressQueryResult
     if text(symbol) in ENTRIES and cudaVersion > DRIVER_VERSION:
@@ -96,7 +98,7 @@ def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int)
 
 @entry(1)
 def cuGetExportTable(proc: Process, pExportTableId: Any) -> int:
-    """Tables of interfaces that are not published: there are none, so whichever is asked for is not found."""
+    """There are no tables of unpublished interfaces here, so none is ever found."""
     check(pExportTableId is not None)
     raise Failure(R.CUDA_ERROR_NOT_FOUND)
 

@@ -60,7 +60,7 @@ def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int)
 
 @entry()
 def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
-    """The event comes when all is done that was queued in the context."""
+    """The event is recorded when all work queued in the context so far is done."""
     context, event = _uncaptured(proc, hCtx), proc.get(hEvent, Event)
     check(event.context is context, R.CUDA_ERROR_INVALID_HANDLE)
     event.captured = None

@@ -50,7 +50,7 @@ def kind_of(p: Any) -> Any:
     check(p is not None)
     try:
         return p.type
-    except ValueError:  # no member of the enum
+    except ValueError:  # not a member of the enum
         raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
 
 

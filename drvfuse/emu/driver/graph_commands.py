@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes do: commands made of the structures that describe nodes, and those structures made of commands again.
+"""The commands of nodes: made from the structures that describe nodes, and converted back to those structures.
 
 A command is complete and checked when it is made, and holds copies of all parameters. Host memory that a copy names is
 read or written when the node runs.

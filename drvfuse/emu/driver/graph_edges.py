@@ -19,7 +19,7 @@ _PORTS = (1, 2)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, _LAUNCH_ORDER
 
 
 def data_of(edges: Iterable[Edge], count: int) -> list[Any]:
-    """The CUgraphEdgeData of so many edges, zeroed where there are fewer."""
+    """The CUgraphEdgeData of that many edges, zeroed where there are fewer edges."""
     found = []
     for edge in [*edges][:count]:
         data = T.CUgraphEdgeData()

@@ -197,7 +197,7 @@ def _step(proc: Process, hGraphExec: Any, hNode: Any, kind: Any = None) -> tuple
 
 
 def _put(executable: GraphExec, step: Step, command: Command) -> None:
-    """Let later launches do something else of the same kind for a node."""
+    """Let later launches execute another command of the same kind for a node."""
     was = step.command
     why = refusal(executable, was, command)
     if why is not None:

@@ -133,7 +133,7 @@ def cuDeviceGetGraphMemAttribute(proc: Process, device: Any, attr: Any) -> Any:
 
 @entry()
 def cuDeviceSetGraphMemAttribute(proc: Process, device: Any, attr: Any, value: Any) -> None:
-    """A high mark can only be reset, by 0: to what there is now."""
+    """A high mark can only be set to 0, which resets it to the present value."""
     found = _reserve(proc, device)
     check(attr in _ATTRIBUTES and _ATTRIBUTES[attr].endswith("_high") and int(value) == 0)
     name = _ATTRIBUTES[attr]

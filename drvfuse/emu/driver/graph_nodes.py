@@ -48,7 +48,7 @@ def of_kind(proc: Process, value: Any, kind: Any) -> Node:
 
 
 def assign(node: Node, command: Command | None, given: tuple[bytes, ...] = ()) -> None:
-    """Let a node do something else of its kind."""
+    """Give a node another command of its kind."""
     for before, edge in node.dependencies.items():
         require_edge(before, command, edge)
     node.command, node.given = command, given

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of code: PTX, alone or in a fat binary; what is refused, and the buffers for error logs."""
+"""Images of code: PTX, alone or in a fat binary; images that are refused, and the buffers for error logs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ptx_of(proc: Process, image: bytes | None) -> str:
 
 
 def _newest(proc: Process, image: bytes) -> bytes:
-    """The PTX of a fat binary that suits the devices best; if none does, the one that asks least."""
+    """The PTX of a fat binary that suits the devices best; if none does, the one with the lowest requirement."""
     try:
         found = fatbin.entries(image)
         texts = [entry.text() for entry in found if entry.ptx]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and events that processes pass to one another by handles of bytes (`machine/shared.py`).
 
-As with CUDA, a process cannot open what is its own. Memory that its owner frees is gone for those that have opened it
-too: what they do with it from then on is a finding.
+As with CUDA, a process cannot open what is its own. Memory that its owner frees is also gone for the processes that
+have opened it: any later access by them is a finding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def item_of(proc: Process, handle: Any, kind: type[Any]) -> Any:
 
 
 def own(what: str) -> Failure:
-    """The failure of a process that opens what is its own, as the driver has it."""
+    """The failure of a process that opens its own memory or event, with the driver's code."""
     message = f"the handle is of {what} of the process that opens it: only others can"
     return Failure(R.CUDA_ERROR_INVALID_CONTEXT, Report("context", message))
 

@@ -52,7 +52,9 @@ def cuLinkAddData(
     options: Any,
     optionValues: Any,
 ) -> None:
-    """Add PTX, or a fat binary with PTX in it; the rest is refused (NOT_SUPPORTED), as is PTX that cannot be read."""
+    """Add PTX, or a fat binary with PTX in it; anything else is refused (NOT_SUPPORTED), as is PTX that cannot be
+    read.
+    """
     found = _state(proc, state)
     with errors_logged(ErrorLog.of(options, optionValues), found.log):
         _add(proc, found, typename, present(mapped.copied(data, size)), text(name) or f"input {len(found.units) + 1}")

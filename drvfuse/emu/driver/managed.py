@@ -2,8 +2,8 @@
 """Managed memory: allocation, advice, prefetches and the attributes of ranges.
 
 It is plain memory here, which the host and every device access at the same address at any time, as on devices with
-CONCURRENT_MANAGED_ACCESS. Nothing ever moves: advice and prefetches are kept for queries. It counts as host memory
-that is initialised, since nobody sees what the host writes.
+CONCURRENT_MANAGED_ACCESS. Nothing ever moves: advice and prefetches are kept for queries. It counts as initialised host
+memory, since the emulator does not see the host's writes.
 """
 
 from __future__ import annotations

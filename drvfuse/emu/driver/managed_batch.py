@@ -60,7 +60,7 @@ def cuMemPrefetchBatchAsync(
 
 @entry(bindings=13)
 def cuMemDiscardBatchAsync(proc: Process, dptrs: Any, sizes: Any, count: int, flags: int, hStream: Any) -> None:
-    """The contents of ranges of managed memory are not needed any more."""
+    """Declares that the contents of ranges of managed memory are no longer needed."""
     stream = batch_stream(proc, hStream)
     _discard(proc, _ranges(dptrs, sizes, count, flags), stream)
 

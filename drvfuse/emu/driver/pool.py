@@ -125,7 +125,7 @@ def cuMemPoolGetAttribute(proc: Process, pool: Any, attr: Any) -> Any:
 
 @entry()
 def cuMemPoolTrimTo(proc: Process, pool: Any, minBytesToKeep: int) -> None:
-    """Freed memory goes back at once, so nothing is left to trim."""
+    """Freed memory is returned at once, so there is nothing to trim."""
     pool_of(proc, pool)
 
 
@@ -141,8 +141,8 @@ def cuMemAllocFromPoolAsync(proc: Process, bytesize: int, pool: Any, hStream: An
 
 
 def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
-    """The address is given at once; its use before the stream gets here is not noticed. In a capture it is the address
-    of memory of the graph, to which those have access who have it to the pool now.
+    """The address is returned at once; a use of it before the stream reaches the allocation is not detected. In a
+    capture it is the address of memory of the graph, to which those have access who have it to the pool now.
     """
     check(not pool.imported)
     check(nbytes > 0)
@@ -161,8 +161,8 @@ def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
 
 @entry()
 def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
-    """The memory goes when the stream gets here; accesses after that fault. Of imported memory only its use in this
-    process ends. A capture takes memory of graphs alone.
+    """The memory is freed when the stream reaches this operation; accesses after that fault. Of imported memory only
+    its use in this process ends. A capture takes memory of graphs alone.
     """
     stream = proc.stream(hStream)
     allocation = proc.memory.at(dptr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is set for a context, a kernel or a device and given back, and changes nothing that is emulated."""
+"""Settings of a context, a kernel or a device that are stored and returned, and have no effect on the emulation."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def _word(proc: Process, context: Context, what: str, address: int, size: int) -
 
 
 def value_operations(proc: Process, context: Context, params: Any, count: int) -> tuple[WriteValue | WaitValue, ...]:
-    """The operations of an array of CUstreamBatchMemOpParams, checked and not queued. A memory barrier is none: what is
-    behind it knows what is in front of it anyway.
+    """The operations of an array of CUstreamBatchMemOpParams, checked and not queued. A memory barrier is not an
+    operation of its own: later operations are ordered behind earlier ones anyway.
     """
     check(0 < count <= _MOST)
     found: list[WriteValue | WaitValue] = []
@@ -59,7 +59,7 @@ def value_operations(proc: Process, context: Context, params: Any, count: int) -
         kind, low, address, value, flags = _PARAMS.unpack(_LAYOUT.bytes_of(p)[: _PARAMS.size])
         check(kind != _OP.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES, R.CUDA_ERROR_NOT_SUPPORTED)
         if kind == _OP.CU_STREAM_MEM_OP_BARRIER:
-            check(low in (0, 1))  # its flags
+            check(low in (0, 1))  # the barrier's flags
             continue
         check(kind in _SIZES)
         size, make = _SIZES[kind], _wait if kind in _WAITS else _write

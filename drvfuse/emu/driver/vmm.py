@@ -62,7 +62,7 @@ def cuMemRelease(proc: Process, handle: Any) -> None:
 
 @entry(1, unsafe=True)
 def cuMemAddressReserve(proc: Process, size: int, alignment: int, addr: Any, flags: int) -> Any:
-    """A fixed address is a wish that is not granted."""
+    """A requested fixed address is ignored."""
     check(flags == 0 and size > 0 and size % GRANULARITY == 0)
     check(alignment >= 0 and alignment & (alignment - 1) == 0)
     try:

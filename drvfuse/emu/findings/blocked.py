@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the threads of a launch wait for, in words and with places in the source."""
+"""Descriptions of what the threads of a launch wait for, with places in the source."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> stru
 
 
 def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
-    """The threads of a block by the mask of _WAITS that they are in."""
+    """The waiting threads of a block, each with the mask's field and the text of its entry in _WAITS."""
     for w in range(launch.warps):
         warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))
         for field, text in _WAITS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch asked of memory: counts, never times.
+"""Counts of a launch's memory accesses; times are not measured.
 
 Accesses are those of single threads; bytes are what the accesses named, whatever hardware would fetch for them.
 """
@@ -91,11 +91,11 @@ class Counters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """One row a source line, at most 120 columns wide."""
+        """One row per source line, at most 120 columns wide."""
         return KernelCounters("").add(self).table()
 
     def json(self) -> dict[str, Any]:
-        """All counts as plain data, one entry of "lines" a source line."""
+        """All counts as plain data, with one entry of "lines" per source line."""
         described = KernelCounters("").add(self).json()
         return {name: described[name] for name in ("barriers", "warp_ops", "total", "lines")}
 
@@ -137,7 +137,7 @@ class KernelCounters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """One row a source line, and the sums; bytes by whose memory it was. Columns of zeros are left out."""
+        """One row per source line, and the sums; bytes by the owner of the memory. Columns of zeros are left out."""
         total = self.total
         names = [f.name for f in fields(Count) if getattr(total, f.name) or f.name == "accesses"]
         header = [name.replace("shared_", "smem_").replace("_read", " r").replace("_written", " w") for name in names]
@@ -199,7 +199,7 @@ def _rounded(number: int) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first two to the left; the second gives way where the whole would be too wide."""
+    """Columns of text, the first two to the left; the second is shortened where the table would be too wide."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[1] = max(min(widths[1], _WIDTH - sum(widths) + widths[1] - len(widths) + 1), 8)
     return "\n".join(

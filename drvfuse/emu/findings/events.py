@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened last on the emulated devices: entries of the ring that the native runtime keeps.
+"""The last events on the emulated devices: entries of the ring that the native runtime keeps.
 
 It keeps strong accesses that saw a new value, fences, barriers, and the beginning and end of blocks. Times
 are virtual and stand still while anything can run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stopped a launch, in words and with places in the source."""
+"""Descriptions of the faults that stopped a launch, with places in the source."""
 
 from __future__ import annotations
 

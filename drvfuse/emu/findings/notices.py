@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with warp operations and barriers and ends nothing, in words."""
+"""Descriptions of errors in warp operations and barriers that do not end the launch."""
 
 from __future__ import annotations
 

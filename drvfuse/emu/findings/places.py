@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operation, block, thread and line a number of the native runtime means, and how places are written."""
+"""Maps numbers of the native runtime to operations, blocks, threads and lines, and formats places as text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def called_at(callers: Iterable[tuple[str, int]]) -> str:
 
 
 def index_text(index: Index) -> str:
-    """The index of a block or thread, as short as it goes."""
+    """The index of a block or thread, in its shortest form."""
     x, y, z = index
     return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The race detector's Python side: what operations know of one another, and reports of what it found.
+"""The race detector's Python side: the order of operations, and reports of the races found.
 
 Accesses are judged in native code (`native/race.cuh`, which has the rules). Here is the order of operations: each is
 ordered behind those that it waited for and behind what the host knew when it was queued; a programmatic dependent

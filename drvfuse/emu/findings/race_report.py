@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the race detector has found, in words."""
+"""Descriptions of the races that the detector has found."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def report(
 
 
 def _counts(here: Site | None, there: Site | None, identity: Identity | None) -> bool:
-    """Are both accesses by a load of a word and a store to it behind that, of one source line, as of a counter? Without
-    lines the two instructions are near each other.
+    """Whether both accesses are made by a load of a word and a later store to it in one source line, as when a counter
+    is incremented. Without line information the two instructions must be near each other.
     """
     if here is None or there is None or identity is None or not here.address:
         return False

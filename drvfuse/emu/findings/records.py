@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native runtime's record of a fault, and which memory it is about."""
+"""The native runtime's record of a fault, and the memory that the fault concerns."""
 
 from __future__ import annotations
 

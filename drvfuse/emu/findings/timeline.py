@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened last on the emulated devices, as text: one column a block, one row an event, in order of occurrence."""
+"""The last events on the emulated devices, as text: one column per block, one row per event, in order of occurrence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who makes the driver API of a process. Its functions are in a room above this one, so the package `emu` says it."""
+"""The factory of a process's driver API. The API's functions are in a room above this one, so the package `emu` sets
+the factory.
+"""
 
 from __future__ import annotations
 

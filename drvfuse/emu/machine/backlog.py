@@ -30,7 +30,7 @@ class Backlog:
         return self._random.getrandbits(32) if self._seed else 0
 
     def release(self, op: Op) -> None:
-        """Add an operation if it waits for no other one, or for its primary alone."""
+        """Add an operation if it waits for no other operation, or only for its primary."""
         if op.waits:
             return
         if op.primary is not None:

@@ -47,7 +47,7 @@ class Capture:
         self.process.captures.append(self)
 
     def invalidate(self) -> None:
-        """Something illegal was done: nothing can be added any more, and the end gives no graph."""
+        """Called after an illegal operation: nothing can be added any more, and `end` gives no graph."""
         self.invalid = True
 
     def valid(self) -> None:

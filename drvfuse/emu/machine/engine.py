@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches on the native runtime: memory for their blocks, running them together, and what came of it.
+"""Launches on the native runtime: memory for their blocks, running them together, and their results.
 
 The scheduler, the checks and the structures below are those of `runtime.cu`. An engine serves one machine; `load` is
 thread-safe, everything else is called with the machine's lock held. Native code runs without Python's lock.
@@ -111,7 +111,9 @@ class Engine:
 
     @property
     def undecided(self) -> int:
-        """After an `advance_clock` that said False: how many polls it took for that if nothing proves it, else 0."""
+        """After an `advance_clock` that returned False: the number of polls after which it gave up, if there is no
+        proof that the threads wait for ever, else 0.
+        """
         return int(self._state.loop_limit) if self._state.undecided else 0
 
     def notices(self) -> list[Report]:

@@ -97,7 +97,7 @@ class Plan:
 
 @dataclass(eq=False)
 class GraphExec(Object):
-    """A graph made ready to run. `last` is the end of its last launch."""
+    """An executable graph. `last` is the end of its last launch."""
 
     process: Process
     graph: Graph
@@ -116,7 +116,7 @@ class GraphExec(Object):
         self.frees = {c.allocation.graph: None for c in commands if isinstance(c, Free) and c.allocation.graph}
 
     def take_objects(self, graphs: Mapping[Plan, Graph]) -> None:
-        """The references of plans to user objects are those of graphs from now on."""
+        """Replace the plans' references to user objects by those of the graphs."""
         former: Counter[UserObject] = Counter()
         for plan, graph in graphs.items():
             former += plan.user_objects

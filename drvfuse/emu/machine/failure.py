@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the machine refuses a driver call, and calls that a test has chosen to fail."""
+"""The failure of a driver call, and calls that a test has chosen to fail."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Host memory of a process that is another process of the operating system than the machine's.
 
 A call brings such memory along, for its own time. What a graph copies when it runs has to be asked for then, so its
-commands name the memory by its address there plus `FOREIGN`. Neither process has anything at these addresses.
+commands name the memory by its address there plus `FOREIGN`. Neither process has memory at these addresses.
 """
 
 from __future__ import annotations

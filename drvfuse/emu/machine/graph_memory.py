@@ -97,7 +97,7 @@ class GraphMemories:
         return memory
 
     def back(self, memories: Iterable[GraphMemory]) -> None:
-        """Have device memory for all of these. Failure if there is not enough, and then nothing has changed."""
+        """Reserve device memory for all of these. Failure, with nothing changed, if there is not enough."""
         done: list[GraphMemory] = []
         for memory in memories:
             if not memory.backed:
@@ -170,7 +170,7 @@ class GraphMemories:
                 del self._memories[memory]
 
     def clear(self) -> None:
-        """The process ends: give all device memory back. The addresses go with the allocations."""
+        """Called when the process ends: release all device memory. The addresses are released with the allocations."""
         for reserve, device in zip(self._reserves, self._process.machine.devices, strict=True):
             device.used -= reserve.reserved
             reserve.reserved = reserve.used = 0

@@ -90,7 +90,7 @@ def taken() -> Iterator[None]:
     check()
     _open = True
     try:
-        if _pending:  # came just now
+        if _pending:  # the interrupt has just come
             check()
         yield
     finally:

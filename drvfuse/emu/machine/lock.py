@@ -78,7 +78,7 @@ class MachineLock:
             self._waiting -= 1
 
     def give_way(self) -> None:
-        """Let another thread have the lock, if one waits for it or for a change."""
+        """Pass the lock to another thread, if one waits for it or for a change."""
         wanted = self._contenders or (self._waiting and self._seen != self.changes)
         if self.choose("give way", bool(wanted)):
             self._seen = self.changes

@@ -188,8 +188,8 @@ class ProcessMemory:
         return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
 
     def _permits(self, address: int, nbytes: int, flags: int) -> bool:
-        """True if some device has this access to every mapping of a range: the driver has that one copy. Plain memory
-        and pools permit all copies, which go through the host if need be.
+        """True if some device has this access to every mapping of a range: the driver offers that copy only. Plain
+        memory and pools permit all copies, which go through the host if need be.
         """
         mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
         return all(any(has & flags == flags for has in a.access.values()) for a in mapped)
@@ -272,7 +272,7 @@ class ProcessMemory:
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
     def stray(self, what: str, address: int) -> Failure:
-        """The failure of a call with a wrong address, perhaps of freed memory."""
+        """The failure of a call with a wrong address, which may be that of freed memory."""
         window = self._window
         kind = "use_after_free" if window.freed(address) else "out_of_bounds"
         text = f"{what}: 0x{address:x} is {window.nearest(address)}"
@@ -334,7 +334,7 @@ class ProcessMemory:
         self._process.machine.mappables.let_go(mapping.mapped)
 
     def clear(self) -> None:
-        """The process ends: drop everything."""
+        """Called when the process ends: free everything."""
         for allocation in list(self._live.values()):
             if allocation.mapped is not None:
                 self.unmap(allocation)

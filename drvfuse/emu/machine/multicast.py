@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multicast objects: their teams, what is bound to them, and how long they live.
+"""Multicast objects: their teams, their binds, and their lifetime.
 
 The driver's documentation gives the order (every device is added before anything is bound or mapped) and the sizes
 (multiples of the granularity). Where it leaves a case open, these are the rules here: a device supports multicast if it
@@ -34,7 +34,7 @@ def supported(machine: Machine, device: Device) -> bool:
 
 
 def refused(message: str, device: Device | None = None, code: object = R.CUDA_ERROR_INVALID_VALUE) -> Failure:
-    """A call that breaks a rule of multicast objects, with a report that says which."""
+    """The failure of a call that breaks a rule of multicast objects, with a report that names the rule."""
     return Failure(code, Report("multicast", message, device=None if device is None else device.index))
 
 

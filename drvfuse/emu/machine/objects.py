@@ -57,7 +57,7 @@ class Device:
 
 @dataclass(eq=False)
 class Tenancy:
-    """What every process has on a device: a primary context, a default pool and a current pool."""
+    """The objects that every process has on a device: a primary context, a default pool and a current pool."""
 
     device: Device
     default_pool: Pool
@@ -98,7 +98,7 @@ class Context(Object):
 
 @dataclass(eq=False)
 class Stream(Object):
-    """A queue. `tail` holds the operations that the next one has to wait for."""
+    """A stream. `tail` holds the operations that the next one has to wait for."""
 
     context: Context
     flags: int = 0

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call that waits does while nothing can move: it waits for others, or finds that nobody may change that.
+"""The behaviour of a waiting call while no work can proceed: it waits for other threads, or finds that none of them can
+change that.
 
-On a machine that has only its own process, others are the threads of this process of the operating system. They get
-`GRACE_S` to queue something, or the setting `emu_host_wait` where a kernel polls host memory; then virtual time leaps,
-and where that changes nothing either it is a deadlock.
+On a machine that has only its own process, the others are the threads of this operating-system process. They get
+`GRACE_S` to queue work, or the setting `emu_host_wait` where a kernel polls host memory. Then virtual time is advanced,
+and where that changes nothing either, it is a deadlock.
 
-With several processes, a live one is outside while none of its threads is in a call that cannot return yet: at any
-moment it may queue work or write memory that a kernel polls. While one is, virtual time goes no faster than that of the
-wall (`WallTime`), and nothing is a deadlock. When all are inside, the rules are those of one process, where others are
-the threads that have ever called the driver of a live process. The machine's own process counts while it has a context.
+With several processes, a live process is called outside while none of its threads is in a call that cannot return yet:
+at any moment it may queue work or write memory that a kernel polls. While a process is outside, virtual time advances
+no faster than wall-clock time (`WallTime`), and nothing is a deadlock. When all are inside, the rules are those of one
+process, where the others are the threads that have ever called the driver of a live process. The machine's own process
+counts while it has a context.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Patience:
         self._queued, self._since = -1, 0.0  # since when nothing could move, and how much had been queued by then
 
     def wait(self) -> bool:
-        """Wait a moment, in which others may come in; False if nobody is left to wait for."""
+        """Wait a moment, in which other threads may make calls; False if there is no thread to wait for."""
         machine, now = self._machine, time.monotonic()
         if self._queued != machine.progress.submitted:
             self._queued, self._since = machine.progress.submitted, now
@@ -59,7 +61,7 @@ class Patience:
 
 
 def outside(machine: Machine) -> bool:
-    """True if there are several processes, and some live one may still do something by itself."""
+    """True if there are several processes, and a live one is outside."""
     return machine.several and any(process.alive and not process.blocked for process in machine.processes)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How queued work gets done: in the calls that wait, with all devices advancing together.
+"""The execution of queued work: it runs inside the calls that wait, with all devices advancing together.
 
 Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` (`Waits`) until what it
 waits for has happened; every operation that is ready on any device is started, and all running kernels share the
@@ -330,7 +330,7 @@ class Progress:
         return False
 
     def fail(self, context: Context, code: Any, finding: reports.Report | None = None) -> None:
-        """Leave an error in a context: its kernels stop, and what is queued in it is passed over."""
+        """Set the error of a context: its kernels stop, and the work queued in it is skipped."""
         if context.error is None:
             context.error, context.finding = code, finding
         for op in [op for op in self._kernels.running if op.command.context is context]:
@@ -372,7 +372,7 @@ class Progress:
             machine.lock.changed()
 
     def deadlock(self) -> None:
-        """Nothing can go on: end all running kernels, and all waits for values."""
+        """Called when no work can proceed: end all running kernels, and all waits for values."""
         if not self._kernels.running and not self._awaiting:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")

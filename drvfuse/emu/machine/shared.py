@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes of a machine share by handles of bytes, which they pass to one another themselves: memory and events.
+"""Memory and events that processes of a machine share by byte handles, which they pass to one another themselves.
 
 Memory that another process opens has the same address there: an address belongs to one process, and with this to those
 that have opened it too, each with the access of its own devices. When its owner frees it, it is gone for all.

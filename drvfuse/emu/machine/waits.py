@@ -77,14 +77,14 @@ class Waits:
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
 
     def pass_time(self) -> None:
-        """Nothing can move: let virtual time advance with wall-clock time."""
+        """Called when no work can proceed: let virtual time advance with wall-clock time."""
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
             self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then that polls in place of a step
 
     def _learn(self, ops: Iterable[Op]) -> None:
-        """The host knows that these operations have ended: tell the race detector."""
+        """Tell the race detector that the host knows that these operations have ended."""
         if self._machine.detector is not None:
             self._machine.detector.host_learns(ops)
 

@@ -29,11 +29,11 @@ class WallTime:
         self._due = 0.0
 
     def stop(self) -> None:
-        """Something has moved: stop following the wall clock."""
+        """Called when work has proceeded: stop following the wall clock."""
         self._until = None
 
     def go(self) -> bool:
-        """Nothing can move: follow the wall clock. True if something can move now."""
+        """Called when no work can proceed: follow the wall clock. True if work can proceed now."""
         now = time.monotonic()
         if self._until is None:
             self._until = self._due = now

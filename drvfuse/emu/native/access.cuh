@@ -153,7 +153,7 @@ FAR u32 interrupted(Thread* t, u32 site) {
     return 1;
 }
 
-// A thread has used up its budget of accesses. Returns 0 and a new budget, or 1 if the launch has to end.
+// Called when a thread has used up its budget of accesses. Returns 0 and a new budget, or 1 if the launch has to end.
 FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Engine* e = t->launch->engine;
     u64 rest = e->loop_limit - e->tank;

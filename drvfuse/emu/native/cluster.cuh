@@ -75,7 +75,7 @@ FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     cluster_counts(l, b, POPC(lanes), first);
 }
 
-// A thread has exited, which counts as an arrival in all phases.
+// Called when a thread has exited, which counts as an arrival in all phases.
 FN void cluster_exit(Launch* l, Block* b, Warp* warp, u32 bit, Thread* t) {
     cluster_counts(l, b, !(warp->joined & bit), t);
     warp->joined &= ~bit;

@@ -16,11 +16,11 @@ const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: suspended at an access 
 const u32 POLL_CREDIT = 16;    // shift in Thread::polls: polls that the thread may still make without a change
 const u32 CREDIT = 64;         // more than the polls between two looks at a rarely polled word
 const u64 FUEL = 1 << 24;      // accesses, or rounds, of one thread after which it asks whether it was interrupted
-const u64 RESUME_WORK = 32;    // the cost of a resume, or of a look at a spinning thread, in accesses
+const u64 RESUME_WORK = 32;    // the cost of a resume, or of a check of a spinning thread, in accesses
 const u64 LOOK_WORK = 8;
-const u64 MATRIX_WORK = 2048;     // of a matrix instruction
-const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
-const u64 STRAIN = 16;  // of a resume at a strong access; others, which wait for threads and not for words, count 1
+const u64 MATRIX_WORK = 2048;     // the cost of a matrix instruction
+const u64 WORK_LIMIT = 32 << 20;  // work of one call, about a tenth of a second
+const u64 STRAIN = 16;  // weight of a resume at a strong access; other resumes wait for threads, not words, and count 1
 const u64 LAST_STEP = 86400000000000ull;  // a virtual day
 const u32 STREAK =
     64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work

@@ -38,12 +38,12 @@ enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // when a copy is made, or that it 
 
 struct Copy {
     u64 source, target;
-    u64 bits[2];      // of a piece of a bulk copy to global memory that has been read, and not written
+    u64 bits[2];      // data of a piece of a bulk copy to global memory that was read and is not yet written
     u32 size, bytes;  // bytes: of the source; the rest is zero
     u32 site, group, moment;
-    u32 next;    // in its thread's queue, or of the free ones
+    u32 next;    // link of its thread's queue, or of the free list
     u32 number;  // position among all copies that were ever in its queue
-    u32 how;     // of a piece of cp.reduce.async.bulk: how it reduces
+    u32 how;     // for a piece of cp.reduce.async.bulk: how it reduces
 };
 
 // A bulk copy to shared memory, or an st.async (mbarrier.cuh), or a reduction of either kind, in the list of the block whose
@@ -57,15 +57,15 @@ struct Bulk {
     u32 from;           // the slot of the block of `thread`, which has issued it
     u32 known;          // what acquirers of its mbarrier will know: a reference to a clock
     u32 turns;          // turns of its block since its issue
-    u32 next;           // in its block's list, oldest first, or of the free ones
+    u32 next;           // link of its block's list, oldest first, or of the free list
 };
 
 const u32 BULKS = 1 << 16;
 
 struct Copies {
     u32 high, free, bulk_high, bulk_free;
-    Copy pool[COPIES];  // the first is not used
-    Bulk bulk[BULKS];   // likewise
+    Copy pool[COPIES];  // entry 0 is not used
+    Bulk bulk[BULKS];   // entry 0 is not used
 };
 
 // Of cp.async, or with `bulk` of bulk copies to global memory (store.cuh).

@@ -65,8 +65,8 @@ struct Pending {
     u64 order, due;  // age in its list; the pass after which it is passed on
     u32 size, thread, warp, epoch, syncs;
     u32 level, shared, device;
-    u32 next, previous;  // in its block's or device's list, oldest first; `next` of the free ones
-    u32 chain, back;     // in its bucket
+    u32 next, previous;  // links of its block's or device's list, oldest first; `next` also links the free list
+    u32 chain, back;     // links of its bucket
 };
 
 struct Delay {
@@ -229,7 +229,7 @@ FAR void pass_on_device(Delay* d, u32 device) {
     LOOP while (d->devices[device].first) to_all(d, d->devices[device].first);
 }
 
-// A release by a running thread.
+// Called for a release by a running thread.
 FAR void release(Thread* t, u32 scope) {
     Engine* e = t->launch->engine;
     Delay* d = e->delay;
@@ -280,7 +280,7 @@ FN void observe(Engine* e, Thread* t, u64 addr, u32 size) {
     } while (i);
 }
 
-// A store that is about to be made.
+// Called for a store that is about to be made.
 FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
     Delay* d = e->delay;
     Block* b = t->block;
@@ -355,7 +355,7 @@ FN void delay_start_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// The block has ended; its slot may be used again.
+// Called when the block has ended and its slot may be used again.
 FN void delay_end_block(Delay* d, Block* b) {
     view_block(d, 0);
     LOOP for (u32 i = b->pending.first; i; i = d->pool[i].next) d->pool[i].level = P_ENDED;
@@ -406,7 +406,7 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     if (!d->live) return 0;
     u32 watched = 0;
     LOOP for (u32 k = 0; k < n; k++) watched |= launches[k]->state == RUNNING && launches[k]->finished < launches[k]->blocks;
-    if (!watched) {  // nobody could see in which order they are passed on
+    if (!watched) {  // their order cannot be observed
         delay_flush(e);
         return 1;
     }

@@ -119,7 +119,7 @@ FN void scatter(Thread* first, const Product* p, const u16* places, const u32* e
     }
 }
 
-// mma and wmma.mma: op_addr is the Product. The exchange areas have A, B and C, and then D in their place.
+// mma and wmma.mma: op_addr is the address of the Product. The exchange areas hold A, B and C, which D then replaces.
 API u32 mx_multiply(Thread* first) {
     const Product* p = (const Product*)first->op_addr;
     u32 a[MOST], b[MOST], c[MOST], d[MOST];
@@ -173,7 +173,7 @@ API u32 mx_load_rows(Thread* first) {
     return 0;
 }
 
-// Each row is written before the next is looked at: the race detector compares what a store has left.
+// Each row is written before the next is examined: the race detector compares memory after each store.
 API u32 mx_store_rows(Thread* first) {
     LOOP for (u32 i = 0; i < 8 * first->op_b; i++) {
         if (row_refused(first, i, A_WRITE)) return 1;

@@ -324,7 +324,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     return begin_bulk(t, t->block, &c);
 }
 
-// A block has ended: copies of other blocks to it that have not arrived are a fault.
+// Called when a block has ended: copies of other blocks to it that have not arrived are a fault.
 FAR void late_bulks(Launch* l, Block* b) {
     Bulk* c;
     LOOP for (u32 k = b->bulks; k; k = c->next) {

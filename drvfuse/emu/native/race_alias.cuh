@@ -5,7 +5,7 @@
 
 #include "race_touch.cuh"
 
-// Of what a clock knows of the accesses of blocks: that a fence.proxy.alias has come behind them (a reference).
+// The part of a clock that says behind which blocks' accesses a fence.proxy.alias has come (a reference).
 FAR Ref aliased(Race* r, Ref known) {
     Clock* all = (Clock*)at(r, known);
     u32 klass, n = 0;

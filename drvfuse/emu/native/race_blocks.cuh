@@ -4,7 +4,7 @@
 
 #include "race_touch.cuh"
 
-// All bytes of a line are looked at again.
+// Makes the race detector check all bytes of a line again.
 FAR void unpoll(Race* r, Ref* cell) {
     Ref line = *cell & ~POLLED;
     *cell = 0;
@@ -13,7 +13,7 @@ FAR void unpoll(Race* r, Ref* cell) {
     give(r, line, 0);
 }
 
-// Unordered accesses of these bytes of a line are the protocol.
+// Marks these bytes of a line as part of a protocol, so that unordered accesses of them are no race.
 FAR void poll_line(Race* r, u64 a, u32 bytes) {
     Ref* cell = cell_at(r, a);
     u32 others = 0xFFFF;
@@ -105,7 +105,7 @@ FAR void race_finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
 }
 
-// All blocks of a cluster have ended.
+// Called when all blocks of a cluster have ended.
 FN void race_finish_cluster(Race* r, RaceBlock* lead) {
     put(r, &lead->cluster_arrived, 0);
     put(r, &lead->cluster_known, 0);
@@ -118,7 +118,8 @@ FAR void race_gdc_wait(Thread* t) {
     learn(l->engine->race, &rt->fenced[SCOPE_SYS], l->primary);
 }
 
-// These lanes of a warp meet others: what they know goes to *known; the latest of their times.
+// Called when these lanes of a warp synchronise with others: joins their knowledge into *known, and returns the latest
+// of their times.
 FAR u32 race_meet(Launch* l, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced, Ref* held, u32 share) {
     Race* r = l->engine->race;
     u32 last = 0, aliased = 0;
@@ -143,7 +144,7 @@ FAR u32 race_meet(Launch* l, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced
     return last;
 }
 
-// And go on together.
+// Called when they go on: all of them get the joined knowledge.
 FAR void race_part(Race* r, Block* b, u32 w, u32 lanes, u32 time, Ref known, Ref* fenced, Ref* held, u32 share) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
@@ -262,13 +263,13 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
 // Forget all accesses of a range: it is other memory from now on.
 API void rt_race_clear(Race* r, u64 addr, u64 nbytes) { race_clear(r, addr, nbytes); }
 
-// Unordered accesses of this range are the protocol.
+// Marks this range as part of a protocol, so that unordered accesses of it are no race.
 API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
     r->stamp++;
     LOOP for (u64 a = addr; a < addr + nbytes; a = (a & ~15ull) + 16) poll_line(r, a, line_mask(a, addr + nbytes));
 }
 
-// A launch has ended, or been stopped: what its threads knew (a reference).
+// Called when a launch has ended, or been stopped: returns what its threads knew (a reference).
 API u32 rt_race_settle(Launch* l) {
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);

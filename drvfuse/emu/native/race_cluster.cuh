@@ -56,7 +56,7 @@ FAR void race_init_fence(Thread* t) {
     w.rt->time++;
 }
 
-// A block has ended.
+// Called when a block has ended.
 FAR void race_end_shared(Launch* l, Block* b) {
     Who w;
     Race* r = w.r = l->engine->race;

@@ -129,7 +129,7 @@ FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
     describe(w, e, lanes, addr, 0, &d->found);
 }
 
-// After the store: each doubt becomes a race, or is dropped.
+// Called after the store: each doubt becomes a race, or is dropped.
 FAR void settle_doubts(Race* r) {
     LOOP for (u32 i = 0; i < r->doubts; i++) {
         Doubt* d = &r->doubt[i];

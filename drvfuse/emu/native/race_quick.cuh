@@ -123,7 +123,7 @@ FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
     return e->op == op && e->block == block && e->time >= sync;
 }
 
-// Whether these bytes have been read, or read and written, by a lane of a warp alone, at this time of its.
+// Whether only this lane of the warp has read, or read and written, these bytes at its present time.
 FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 bit, u32 time, u32 mask) {
     LOOP for (u32 i = 0; ref && i < 2 * READERS_LOOKED_AT && !r->strict; i++) {
         Entry* e = (Entry*)at(r, ref);

@@ -204,7 +204,7 @@ FN void touch_range(Who* w, u64 addr, u64 end) {
     }
 }
 
-// A block as a whole, at its end.
+// An access by a block as a whole, at its end.
 FN void of_block(Who* w, Launch* l, Block* b) {
     w->r = l->engine->race;
     w->l = l;

@@ -367,7 +367,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
-        // borrowed memory has values of its last user
+        // borrowed memory holds values of its last user
         LOOP for (; l->high < first + size; l->high++) ((Block*)(l->slots + l->high * l->slot_stride))->active = 0;
         l->engine->progress++;
         l->engine->quiet = l->engine->strain = 0;

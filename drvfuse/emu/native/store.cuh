@@ -40,7 +40,7 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     u64* to = (u64*)c->target;
     LOOP for (u32 i = 0; c->how && i < 2; i++) c->bits[i] = combine_word(to[i], c->bits[i], c->how, 64);
     e->progress +=
-        to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
+        to[0] != c->bits[0] || to[1] != c->bits[1];  // without this, a poll with a copy in its loop would never end
     LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
     c->moment = M_MADE;
     t->block->stores--;
@@ -131,7 +131,7 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     return 0;
 }
 
-// Writes all that a block has pending; 1.
+// Writes all pending copies of a block; returns 1.
 FAR u32 write_stores(Launch* l, Block* b) {
     Copy* pool = l->copy_pool->pool;
     b->store_turns = 0;

@@ -19,7 +19,7 @@ FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
 const s32 ZERO = -(1 << 14);  // the exponent of a zero, and about that of a product with one: below all others
 const u32 FRACTION = 23;
-const u32 FACTOR = 10;  // of the significand of a factor, which has no more
+const u32 FACTOR = 10;  // fraction bits of a factor's significand: no factor has more
 
 struct Number {
     s32 significand, exponent;
@@ -79,12 +79,12 @@ FN s32 cut(s32 significand, u32 places, u32 below) {
     return (s32)((magnitude ^ sign) - sign);
 }
 
-FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {  // of magnitude * 2^exponent, not 0
+FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {  // the fp32 value of magnitude * 2^exponent, which is not 0
     s32 last = exponent + 63 - __clzll(magnitude) - 23;
     if (last < -149) last = -149;
     s32 shift = last - exponent;
     u32 r = (u32)(shift > 0 ? magnitude >> (shift < 63 ? shift : 63) : magnitude << -shift);
-    s32 biased = last + 149;  // of the last place: 0 where the number is subnormal
+    s32 biased = last + 149;  // biased exponent of the last place: 0 where the number is subnormal
     if (biased > 253) return 0x7F800000;
     return ((u32)biased << 23) + r;
 }
@@ -133,7 +133,7 @@ FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 a
     const s32 *x = a->significand + row, *y = b->significand + column;
     const s32 *p = a->exponent + row, *q = b->exponent + column;
     s32 top = c.exponent > LEAST_TOP ? c.exponent : LEAST_TOP;
-#pragma unroll 4  // here a kernel spends most of the time of its products
+#pragma unroll 4  // a kernel spends most of the time of its products in this loop
     for (u32 i = 0; i < count; i++) top = p[i] + q[i] > top ? p[i] + q[i] : top;
     s64 sum = cut(c.significand, GUARD - FRACTION, (u32)(top - c.exponent));
 #pragma unroll 4

@@ -48,7 +48,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     return !changed;
 }
 
-// Before the access of a poll: keep the value that it will see.
+// Called before the access of a poll: keeps the value that it will see.
 FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     Engine* e = l->engine;
     Poll* p = poll_of(b, t);
@@ -207,7 +207,7 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
         ok = j <= (s32)last;
     }
     if (!ok) j = lane;
-    // The value of a lane that takes no part is undefined: make that visible.
+    // The value of a lane that takes no part is undefined: return one that makes the error visible.
     u32 present = mask >> j & 1;
     t->op_result = present ? thread_at(l, b, w * 32 + j)->op_a : 0xDEADBEEFu;
     if (!present) notice(l, t, NOTICE_SHUFFLE, j);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that a program starts: Python processes are switched as the program is, and say what they found.
+"""The processes that a program starts: Python processes are switched as the program is, and return their findings.
 
 They inherit the environment, in which PYTHONPATH has a `sitecustomize` for them. A process has a default machine of its
 own, which the settings of the environment describe, and `DRVFUSE_EMU_PROGRAM` names a folder into which it writes its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a program on the default machine, in this process: a script or a module, and what came of it.
+"""Runs a program, a script or a module, on the default machine in this process, and reports the result.
 
 The program runs as `__main__`, with its own arguments and its folder in `sys.path`, as Python would run it. The modules
 stay switched when it has ended, so that what it does at exit meets the same driver. Work that it left queued is run, as

@@ -16,7 +16,7 @@ EXPECTED = '"unix:@NAME" (a name without a file) or "unix:/PATH"'
 
 
 def fresh() -> str:
-    """An address that nobody has. It has no file, so nothing is left of it when its process is killed."""
+    """An unused address. It has no file, so nothing is left of it when its process is killed."""
     return f"unix:@drvfuse-emu-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 

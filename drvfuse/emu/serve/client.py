@@ -103,7 +103,7 @@ class AttachedMachine:
     # Life ------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the machine: all that this process has there goes. Idempotent."""
+        """Leave the machine: everything that this process has there is freed. Idempotent."""
         with self._lock:
             if self._left:
                 return
@@ -226,7 +226,7 @@ class AttachedMachine:
         return self._question("refuse", name)
 
     def _question(self, question: str, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """A call whose result is the answer to a question."""
+        """A call whose result is the answer to a request that is not a driver call (`questions`)."""
         try:
             result, self.refusal = self._ask(question, name, *arguments)
         except ClosedError:

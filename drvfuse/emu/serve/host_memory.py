@@ -32,13 +32,13 @@ class _Registration:
 
 
 class _Local(threading.local):
-    """Whether the file of what the calling thread registers now was found."""
+    """Whether the file of the memory that the calling thread registers now was found."""
 
     found = False
 
 
 class HostMemory:
-    """The caller's end of host memory (`wire.calls.Caller`); `layout` gives the parameters of a kernel.
+    """The client's side of host memory (`wire.calls.Caller`); `layout` gives the parameters of a kernel.
 
     It keeps the addresses of the machine's memory free, and raises OSError where something is there already.
     """
@@ -118,7 +118,7 @@ class HostMemory:
         return found
 
     def after(self, name: str, values: Sequence[Any]) -> None:
-        """A call has succeeded."""
+        """Called after a call has succeeded."""
         if name in ("cuMemFreeHost", "cuMemFree"):  # the latter frees managed memory too
             address = values[0]
             span = self._pinned.pop(address, None)

@@ -80,7 +80,7 @@ class Line:
             return Tag.RESULT, self._call(tag, incoming)
         except Ended:
             raise
-        except BaseException as error:  # of whatever kind: the caller has to be told
+        except BaseException as error:  # an error of any kind is sent to the caller
             return Tag.RAISED, packed(_sendable(error))
 
     def _call(self, number: int, incoming: Incoming) -> Outgoing:
@@ -134,7 +134,7 @@ class Line:
                 _, incoming = receive(self.connection)
             return incoming.word()
         except (Ended, OSError):
-            return 0  # the caller is gone, so nobody needs the answer
+            return 0  # the caller has exited, so no answer is needed
 
 
 def _sendable(error: BaseException) -> BaseException:

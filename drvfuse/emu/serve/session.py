@@ -95,7 +95,7 @@ class Session:
             self.lines.pop(line.number, None)
 
     def host_line(self, connection: socket.socket) -> bool:
-        """Take the connection on which the client runs host functions; False if the client is dead."""
+        """Use the connection on which the client runs host functions; False if the client is dead."""
         with self._lock:
             if not self.ended:
                 self._host = connection

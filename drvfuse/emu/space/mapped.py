@@ -20,7 +20,7 @@ from collections.abc import Sequence
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _PAGE = mmap.PAGESIZE
 _END = 1 << 64
-_PIECES = 256  # of one system call; the kernel takes up to 1024
+_PIECES = 256  # pieces per system call; the kernel takes up to 1024
 _STRING = 256
 _PIECE = struct.Struct("QQ")
 

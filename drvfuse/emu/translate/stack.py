@@ -13,7 +13,7 @@ from ...ptx.ir import Function, Imm, Instruction, Module, Reg, Sym, Var
 
 BYTES = 4096
 _ALIGNMENT = 16
-_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # of operands
+_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # how many operands each may have
 
 
 def lower(module: Module) -> None:

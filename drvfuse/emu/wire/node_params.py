@@ -133,7 +133,7 @@ class _Array:
 
 
 class _Host:
-    """A function of the caller, which stays there."""
+    """A host function, which stays in the calling process."""
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
         if p.fn and not mapped.executable(p.fn):

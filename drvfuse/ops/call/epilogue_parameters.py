@@ -35,7 +35,8 @@ class EpilogueParameters:
     @classmethod
     def of(cls, devices: Sequence[Device], epilogue: Epilogue) -> Self:
         """Check the parameters against the devices, of one driver, and fill a structure for each. Raises ArgumentError
-        naming one."""
+        that names the wrong parameter.
+        """
         if not isinstance(epilogue, Epilogue):
             raise ArgumentError("epilogue", repr(epilogue), "a drvfuse.Epilogue or None")
         parameters = {name: _parameter(devices, name, value) for name, value in epilogue.parameters.items()}
@@ -55,7 +56,7 @@ class EpilogueParameters:
 
     @property
     def kernel_text(self) -> str:
-        """What stands in front of a kernel that is compiled with DRVFUSE_EPILOGUE."""
+        """The text in front of a kernel that is compiled with DRVFUSE_EPILOGUE."""
         return f'#include "common/prelude.cuh"\n{self.text}\n'
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:

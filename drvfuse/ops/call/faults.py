@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault that kernels are compiled with: none, but in `drvfuse check` and in tests. See cu/common/faults.cuh."""
+"""The fault that kernels are compiled with: none, except in `drvfuse check` and in tests. See cu/common/faults.cuh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _planted = ""
 
 
 def planted() -> str:
-    """The name of the fault that kernels made now have, or ""."""
+    """The name of the fault that kernels compiled now get, or ""."""
     return _planted
 
 
@@ -21,7 +21,7 @@ def defines(fault: str) -> dict[str, str | int]:
 
 @contextlib.contextmanager
 def in_kernels(fault: str) -> Iterator[None]:
-    """Kernels of calls that are made or prepared in the block, by any thread, have `fault`."""
+    """A block in which the kernels of calls that are made or prepared, by any thread, get `fault`."""
     global _planted
     before, _planted = _planted, fault
     try:

@@ -47,7 +47,7 @@ class Operand:
 
     @property
     def argument(self) -> str:
-        """The argument that it is of, as "inputs" of "inputs[2]"."""
+        """The argument that the array belongs to, such as "inputs" for "inputs[2]"."""
         return self.name.partition("[")[0].partition(".")[0]
 
     @property
@@ -63,7 +63,7 @@ class Operand:
 def driver_of(**arrays: Any) -> Driver:
     """The driver of the first drvfuse Array among the arguments, else the one of the `driver` setting.
 
-    Host memory is called that, also where the driver of the setting cannot be had.
+    An argument in host memory is reported as that, also where the driver of the setting is not available.
     """
     for array in arrays.values():
         if isinstance(array, Array):
@@ -77,7 +77,7 @@ def driver_of(**arrays: Any) -> Driver:
 
 
 def made(name: str, array: Array) -> Operand:
-    """An array of drvfuse's own that no work was queued for yet."""
+    """An array of drvfuse's own for which no work has been queued yet."""
     return Operand(name, array, array.shape, array.shape[-1] if array.shape else 1, None, False)
 
 
@@ -184,7 +184,7 @@ def of_ranks(
 
 def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, writable: bool) -> Operand:
     """A contiguous array on the device of `rank`."""
-    if isinstance(item, Array) and item.device is rank.device:  # in short what `whole` does
+    if isinstance(item, Array) and item.device is rank.device:  # the checks of `whole`, inlined
         item.require_open()
         operand = Operand(name, item, item.shape, 1, item.stream, False)
     else:
@@ -234,7 +234,8 @@ def no_overlap(
     in_place: Sequence[tuple[Operand, Operand]] = (),
     why: str = "",
 ) -> None:
-    """No written array shares memory with any other, but for the pairs of `in_place`, which may be the same memory.
+    """Raise ArgumentError if a written array shares memory with any other, except the pairs of `in_place`, which may be
+    the same memory.
 
     `why` ends the error's text.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that every collective has."""
+"""The options that every collective has."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PDLLevel(IntEnum):
 
 
 def open_group(group: Group) -> None:
-    """Raise ArgumentError for what is no group, and ClosedError for one that is closed."""
+    """Raise ArgumentError for a value that is not a group, and ClosedError for a closed group."""
     require_kind("group", group, Group, "a drvfuse.Group")
     group.require_open()
 

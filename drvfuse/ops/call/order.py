@@ -13,7 +13,8 @@ from .operands import Operand
 
 
 class Route:
-    """What the launches of a call's part on one stream are ordered with; it can be used for any number of them.
+    """The streams with which the launches of a call's part on one stream are ordered; a route serves any number of
+    launches.
 
     `producers` are the streams of the arrays, `owners` those in whose order foreign ones may be reused, without the
     stream itself; mostly there are none. `told` is the other memory that need not be told again who uses it.
@@ -29,13 +30,13 @@ class Route:
         producers: Sequence[Stream],
         owners: Sequence[Stream] = (),
     ) -> None:
-        """`away` are those of the arrays whose home may be another stream."""
+        """`away` are those arrays whose own stream may be another one."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.told: Sequence[Array] | None = None
 
     @classmethod
     def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
-        """For these operands."""
+        """The route for these operands."""
         others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
@@ -43,7 +44,7 @@ class Route:
 
     @classmethod
     def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
-        """For arrays of drvfuse's own pools."""
+        """The route for arrays of drvfuse's own pools."""
         away = [array for array in arrays if array.stream is not stream]
         return cls(stream, arrays, away, _distinct(array.stream for array in away) if away else ())
 
@@ -71,7 +72,7 @@ class Route:
                 )
 
     def tell(self, event: Event | None, more: Sequence[Array]) -> None:
-        """Tell the arrays, and `more` memory of the launch, who uses them."""
+        """Record in the arrays, and in `more` memory of the launch, which stream uses them."""
         if self._away:
             mark_used(self._away, self.stream, event)
         if more:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that calls of the same shapes share, with launches that wait for addresses.
+"""Plans that calls of the same shapes share, with launches that lack only the addresses of arrays.
 
 A plan depends on shapes, dtypes, options and how arrays are aligned, never on addresses. Each owner of plans, a driver
 or a group, keeps those of its last calls.
@@ -37,7 +37,7 @@ class PlanCache:
         return len(self._plans)
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan of that key, which is all that it depends on."""
+        """The plan of that key, which holds everything that the plan depends on."""
         found: Plan | None = self._plans.get(key)
         if found is not None and len(self._plans) < _KEPT // 2:  # far from full, their order does not matter yet
             return found
@@ -51,18 +51,18 @@ class PlanCache:
         return found
 
     def clear(self) -> None:
-        """Forget all of them; calls make them anew."""
+        """Drop all plans; later calls make them anew."""
         with self._lock:
             self._plans.clear()
 
 
 def limits(device: Device) -> Limits:
-    """What plans must know of the device."""
+    """The properties of the device that plans depend on."""
     return Limits(device.sm_count, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), device.capability)
 
 
 class Ready:
-    """A launch, and its parameters in place, of which the plan has written what it knows.
+    """A launch and its parameters, of which the plan has written all but what differs between calls.
 
     `pointers` are the addresses of arrays in the parameters, by their offsets.
     """
@@ -75,7 +75,7 @@ class Ready:
         self.pointers: dict[int, int] = {}
 
     def point(self, field: str, *addresses: int) -> None:
-        """Write the address of an array to a field, or those of some to one that is a list.
+        """Write the address of an array to a field, or the addresses of several to a field that is a list.
 
         Every address of an array is written so, as a repeated call replaces those of `pointers` and nothing else.
         """
@@ -87,12 +87,14 @@ class Ready:
             offset += POINTER_BYTES
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """Of a collective: be what the plan says for a group that is alone on its devices, or beside others."""
+        """For a collective: take the form that the plan has for a group that is alone on its devices, or for one beside
+        others.
+        """
         if self.planned.adapts is not None:
             self.planned.adapts(self, alone, wide)
 
     def give_back(self) -> None:
-        """Another call may have it. What was launched or captured keeps its parameters."""
+        """Let another call use this launch. Launches already queued or captured keep their parameters."""
         self.planned.idle.append(self)
 
 
@@ -137,7 +139,7 @@ class Planned:
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
         self.cluster, self.barriers, self.awaits_peers = cluster if cluster > 1 else None, barriers, awaits_peers
         self.adapts, self.compares = adapts, compares
-        self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
+        self.idle: list[Ready] = []  # launches that no call uses now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:
         """A launch with `more` arguments behind the parameters."""
@@ -164,5 +166,5 @@ class Planned:
 
 
 def resident(kernel: Kernel, device: Device, threads: int, smem: int = 0) -> int:
-    """Blocks of so many threads, and bytes of dynamic shared memory, that run at once."""
+    """The number of blocks, with that many threads and bytes of dynamic shared memory, that are resident at once."""
     return kernel.occupancy(device, threads, smem) * device.sm_count

@@ -57,7 +57,9 @@ class Direct:
         self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
+        """Any streams are allowed, and one rank at a time; launched together, either all ranks run now or all at the
+        replay of graphs.
+        """
         require_one_side(captures)
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
@@ -92,7 +94,7 @@ def submit(
 ) -> None:
     """Queue the launches of `call` at these positions, each on the stream of its route; no schedule means no work.
 
-    `sections` are what graphs keep besides the arrays. `alone`: only the one position's part of a call of several.
+    `sections` are what graphs keep besides the arrays. `alone`: only one of several positions is launched.
     """
     streams = [route.stream for route in routes]
     turns.admit(streams)
@@ -122,7 +124,7 @@ def submit(
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
-        stream = route.stream  # a foreign one may be gone when somebody waits for it
+        stream = route.stream  # a foreign stream may be destroyed before something waits for it
         event = stream.mark() if stream.foreign and capture is None else None
         turns.launched(position, stream, event, capture)
         if more is not route.told or event is not None:
@@ -265,7 +267,9 @@ class Prepared(Generic[R]):
         submit(self, self._turns, self._schedule, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:
-        """A foreign stream's wrapper is new at each launch, so its route is kept only where the wrapper is."""
+        """The route of a launch on `stream`. The wrapper of a foreign stream is made anew at each launch, so its route
+        is kept only as long as the wrapper.
+        """
         route = self._routes.get((position, stream))
         if route is None:
             route = Route.of(stream, self._reads[position] + self._writes[position])
@@ -274,7 +278,7 @@ class Prepared(Generic[R]):
         return route
 
     def give_back(self) -> None:
-        """Let other calls have the launches; this one is not launched again."""
+        """Let other calls use the launches; this call is not launched again."""
         for ready in self._ready:
             ready.give_back()
 
@@ -290,7 +294,7 @@ def on_device(
     trace: CallTrace | None = None,
     parameters: Replaceable | None = None,
 ) -> Prepared[R]:
-    """The call of an op on one device, which is one launch; None: there is nothing to do."""
+    """The call of an op on one device, which has one launch; None: there is nothing to do."""
     schedule, used = (None, []) if ready is None else (Direct([ready.launch]), [ready])
     return Prepared(op, turns, result, [read], [written], schedule, [stream], used, trace=trace, parameters=parameters)
 

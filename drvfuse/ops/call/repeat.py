@@ -40,7 +40,9 @@ class Repeats(PlanCache):
 
 
 class Layout(NamedTuple):
-    """The arrays of a call in the order of its arguments, whose part keeps its repeats, and all else that it is."""
+    """Everything that decides a plain call but the addresses: its arrays in the order of its arguments, the group or
+    device that keeps its repeats, and the other arguments.
+    """
 
     owner: Group | Device
     key: Hashable
@@ -98,7 +100,9 @@ class Layout(NamedTuple):
 
 
 def _overlaps(arrays: Sequence[Array]) -> tuple[tuple[int, int, int], ...]:
-    """Which arrays begin within others: their number, that of the first one there, and how far behind its begin."""
+    """For each array that begins inside another: its number, that of the first array that contains its start, and the
+    offset in that one.
+    """
     found, begin, reached, first = [], 0, 0, 0
     for number in sorted({*map(arrays.index, arrays)}, key=lambda number: (arrays[number].ptr, number)):
         array = arrays[number]
@@ -123,7 +127,7 @@ class Repeat:
         if not getattr(prepared._schedule, "repeatable", False):
             raise LookupError(f"{prepared!r} has steps with addresses of their own")
         self.note, self._schedule = prepared.note, prepared._schedule
-        self._ready = prepared._ready  # kept, as the group knows them weakly, and adapts them
+        self._ready = prepared._ready  # kept alive, as the group holds only weak references to launches that it adapts
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns
         every = list(arrays)  # and those that the call has allocated
         self._made: list[tuple[Device, tuple[int, ...], DType, int]] = []
@@ -171,7 +175,7 @@ class Repeat:
 
 
 def _runs(ready: Ready, arrays: Sequence[Array]) -> list[_Run]:
-    """The pointers of a launch, those that follow one another at once, as numbers of arrays."""
+    """The pointers of a launch as numbers of arrays, adjacent ones together."""
     numbers = {array.ptr: number for number, array in enumerate(arrays) if array.size}
     runs: list[tuple[int, list[int]]] = []
     end = -1
@@ -185,14 +189,16 @@ def _runs(ready: Ready, arrays: Sequence[Array]) -> list[_Run]:
 
 
 def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that takes those of these numbers, in this order."""
+    """A function that selects the items with these numbers, in this order."""
     if len(numbers) == 1:
         return operator.itemgetter(slice(numbers[0], numbers[0] + 1))
     return operator.itemgetter(*numbers)
 
 
 def _maker(value: Any, index: Mapping[int, int]) -> Callable[[Sequence[Array]], Any]:
-    """A function that makes a result such as `value` of other arrays; `index` is by the identity of those in it."""
+    """A function that makes a result of the same form as `value` from other arrays; `index` gives the position of each
+    array in `value` by its identity.
+    """
     if isinstance(value, Array):
         return operator.itemgetter(index[id(value)])
     if not isinstance(value, (list, tuple)):

@@ -34,8 +34,8 @@ def of_ranks(
     dtype: DType,
     streams: Sequence[Stream],
 ) -> tuple[list[Operand], list[Any]]:
-    """One result array per local rank, and what the caller gets for them: what he gave, whose operands are `targets`,
-    or new arrays, of one shape or, where `shape` is a list, of one for each local rank.
+    """One result array per local rank, and the objects to return to the caller: those that were given, whose operands
+    are `targets`, or new arrays, of one shape or, where `shape` is a list, of one for each local rank.
 
     Raises CaptureError if new ones are needed during a capture.
     """
@@ -51,7 +51,9 @@ def of_ranks(
 
 
 def outputs(device: Device, stream: Stream, wanted: Sequence[Wanted], given: Any) -> tuple[list[Operand], list[Any]]:
-    """The arrays of `outputs=` of an op on one device, checked, or new ones; and what the caller gets for them."""
+    """The arrays of `outputs=` of an op on one device, checked, or new ones; and the objects to return to the caller
+    for them.
+    """
     if given is None:
         refuse_capture([stream], "outputs")
         arrays = [device.empty(shape, dtype, stream=stream) for _, shape, dtype in wanted]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workspaces of the ops on one device, and what becomes of a wait in them that was given up.
+"""Workspaces of the ops on one device, and the handling of waits in them that were given up.
 
 A workspace begins with `struct ScratchState` of cu/sync/scratch.cuh and must be zero before its first use. It serves
 one launch at a time. A kernel that gives up waiting says so in pinned host memory, which every call reads first, as do
@@ -29,7 +29,7 @@ from .operands import Operand, whole
 
 _ALIGNMENT = 16
 _SLOTS = 64
-_STREAMS = 32  # that have a workspace of drvfuse's own, for each kind
+_STREAMS = 32  # most streams for which drvfuse keeps a workspace of each kind
 _REPORT = np.dtype(
     {
         "names": ["reason", "block", "peer", "expected", "seen", "state", "magic"],
@@ -54,7 +54,7 @@ class Workspace:
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self.user: Stream | None = None  # of an own one
+        self.user: Stream | None = None  # the stream of drvfuse's own workspace
 
     @property
     def params(self) -> ScratchParams:
@@ -100,13 +100,13 @@ class _Reports:
     def __init__(self, driver: Driver) -> None:
         self._pinned = PinnedBuffer(driver, _SLOTS * _REPORT.itemsize)
         self._blocks = self._pinned.view(_REPORT)
-        self.magic = self._blocks["magic"].data  # quicker to read one by one than by numpy
+        self.magic = self._blocks["magic"].data  # faster to read one by one than with numpy
 
     def address(self, workspace: int) -> int:
         return self._pinned.ptr + self.slot(workspace) * _REPORT.itemsize
 
     def check(self, device: int, workspace: int | None = None) -> None:
-        """Raise what was reported, of one workspace or of any, and forget it. Reads host memory only."""
+        """Raise what was reported, for one workspace or for any, and clear it. Reads host memory only."""
         for slot in range(_SLOTS) if workspace is None else (self.slot(workspace),):
             if not self.magic[slot]:
                 continue
@@ -119,23 +119,24 @@ class _Reports:
 
     @staticmethod
     def slot(workspace: int) -> int:
-        """Which block is that of a workspace."""
+        """The index of a workspace's report block."""
         return workspace // 512 % _SLOTS
 
 
 class Scratch:
-    """The workspaces of a device, `device.part(Scratch)`: `own` by stream and kind, the last used last, and all that
-    callers brought."""
+    """The workspaces of a device, `device.part(Scratch)`: `own` by stream and kind, the last used last, and those that
+    callers passed.
+    """
 
     def __init__(self, device: Device) -> None:
         self.reports = _Reports(device.driver)
         self.own: dict[tuple[int, str], Workspace] = {}
         self.known: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
-        self.last: Workspace | None = None  # of `own`
+        self.last: Workspace | None = None  # the workspace in `own` that was used last
 
 
 def brought(device: Device, array: Array) -> Workspace:
-    """The workspace that a caller brought, which he zeroes before its first use and after a GridTimeout."""
+    """The workspace that a caller passed, who zeroes it before its first use and after a GridTimeout."""
     scratch = device.part(Scratch)
     space = scratch.known.get(array.ptr)
     if space is None or space.array is not array:
@@ -144,7 +145,7 @@ def brought(device: Device, array: Array) -> Workspace:
 
 
 def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspace:
-    """The workspace that is kept for calls on `stream`, which grows as needed; it is not for two streams.
+    """The workspace that is kept for calls on `stream`; it grows as needed and is never used by two streams.
 
     Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
     Raises CaptureError if it has to grow in a capture.
@@ -173,7 +174,7 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
 
 
 def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Operand]:
-    """The caller's workspace, if he gives one."""
+    """The caller's workspace, checked, if one is passed."""
     if value is None:
         return []
     operand = whole("workspace", value, driver, ("uint8",), writable=True)

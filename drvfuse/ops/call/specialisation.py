@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is compiled for, and the kernels that a driver has of it."""
+"""What a kernel is compiled for, and the cache of compiled kernels of a driver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Specialisation:
         """The kernel compiled for an architecture, to PTX alone without `cubin`, with further compiler options."""
         return compile_source(
             f'{self.text}#include "{self.room}/{self.name}.cu"\n',
-            name=f"{self.symbol}_kernel.cu",  # not the included file's own name
+            name=f"{self.symbol}_kernel.cu",  # not the name of the included file itself
             arch=arch,
             defines=dict(self.defines) | faults.defines(self.fault),
             options=("--fmad=false", *options),
@@ -72,5 +72,5 @@ class KernelCache:
 
 
 def load(device: Device, spec: Specialisation) -> Kernel:
-    """The kernel on `device`; compiled once a driver. Raises Unsupported for a device that is too old for it."""
+    """The kernel on `device`; compiled once per driver. Raises Unsupported for a device that is too old for it."""
     return device.driver.part(KernelCache).load(device, spec)

@@ -18,8 +18,9 @@ class CallTrace:
     """The parts of a trace that one prepared call writes on `devices`; kept as long as the call may be launched."""
 
     def __init__(self, devices: Sequence[Device], trace: Any, of: str) -> None:
-        """Raises ArgumentError for what is no `Trace`, or is of other devices than those of the call's group or its
-        device, which `of` names."""
+        """Raises ArgumentError for a value that is not a `Trace`, and for a trace of other devices than the call's
+        group or device, which `of` names.
+        """
         if not isinstance(trace, Trace):
             raise ArgumentError("trace", kind_of(trace), f"a Trace of the {of}, or None")
         self._devices, self._trace = devices, trace
@@ -29,7 +30,7 @@ class CallTrace:
     def reserve(
         self, kernel: str, blocks: int, phases: int, rounds: int = 0, peers: int = 0, writers: int = 1
     ) -> list[Section]:
-        """Room for a launch on each device, as `Trace.sections` says."""
+        """Reserve room for a launch on each device, as `Trace.sections` does."""
         found = self._trace.sections(self._devices, kernel, blocks, phases, rounds, peers, writers)
         self.sections += found
         return found

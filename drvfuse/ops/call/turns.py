@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launches of different calls take turns in using: the workspaces of a group, or that of an op on one device.
+"""The resources that launches of different calls use in turn: the workspaces of a group, or that of an op on one
+device.
 
 `Turns` is what a `Prepared` asks of them before, between and after its launches; here are the two kinds.
 """
@@ -38,22 +39,26 @@ class Turns(Protocol):
         on those of `prepare` where none are."""
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Raise what earlier launches have reported, and make good what they left behind."""
+        """Raise what earlier launches have reported, and reset the state that they left behind."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        """Order the streams after the launches that had the turn before."""
+        """Order the streams after the launches of the previous turn."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """Launches of `call` at these positions follow, outside of captures."""
+        """Called before launches of `call` at these positions, outside of captures."""
 
     def abandon(self) -> None:
-        """Not all launches were made."""
+        """Called when not all launches of a call were made."""
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
-        """The launch at `position` was queued; `event` comes after it where the stream is foreign."""
+        """Called after the launch at `position` was queued; where the stream is foreign, `event` was recorded after
+        it.
+        """
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
-        """The launch of `call` at `position` went into `graph`, or into one of another library (None)."""
+        """Called after the launch of `call` at `position` was captured into `graph`, or into a graph of another library
+        (None).
+        """
 
     @property
     def more(self) -> Sequence[Array]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every FP8 op does once its inputs are checked: results, workspace, plan, parameters and the launch."""
+"""The steps of every FP8 op after its inputs are checked: results, workspace, plan, parameters and the launch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fp8Params(ctypes.Structure):
 
 
 class Options(NamedTuple):
-    """What ops take by keyword."""
+    """The keyword options of the ops."""
 
     outputs: Any
     stream: Any
@@ -51,7 +51,7 @@ class Fp8Call:
     """A call of the op `name` for a matrix of `rows` and `columns`, its arrays by the fields of the parameters.
 
     `read` are inputs, the matrix first, and `others` further ones that the op itself writes to the parameters.
-    `wanted` are the results; `values` are what the caller gets for them. `own` is the workspace that he brought.
+    `wanted` are the results; `values` are what the caller gets for them. `own` is the workspace that the caller passed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Fp8Call:
         self.arrays = {**read, **dict(zip(wanted, self._written, strict=True))}
 
     def aligned(self, *fields: str) -> bool:
-        """Whether the rows of all these arrays, of those that the call has, begin and end at multiples of 16 bytes."""
+        """Whether the rows of all these arrays, where the call has them, begin and end at multiples of 16 bytes."""
         return self.columns % 16 == 0 and all(self.arrays[one].rows_aligned for one in fields if one in self.arrays)
 
     def planned(

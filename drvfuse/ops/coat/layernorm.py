@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 LayerNorm with COAT's signatures, with parameters and without, in one launch each way.
 
-Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as of `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`,
-of which these are the siblings; with `pdl_level` b, too, may be fetched before the wait for the producer. COAT's own
-kernels let the lanes beyond the last column into the variance and into the maximum; these do not, so that rows of
-every length, powers of two or not, are right.
+Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as in `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
+with `pdl_level` b, too, may be fetched before the wait for the producer. COAT's own kernels include the lanes beyond
+the last column in the variance and in the maximum; these do not, so rows of every length, powers of two or not, have
+right results.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def fp8_layernorm_noparam_backward(
 ) -> Prepared[Array]:
     """dx as of `fp8_layernorm_param_backward` without w and b: no sums over the rows, and no workspace.
 
-    stochastic=True is refused: COAT's does not compile. `outputs` is (dx,).
+    stochastic=True is refused: COAT's kernel for it does not compile. `outputs` is (dx,).
     """
     if stochastic:
         raise Unsupported("stochastic=True: the gradient is bfloat16, rounded to nearest; pass False")

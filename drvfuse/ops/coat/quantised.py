@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FP8 ops take: a tensor with group scales, the group's size, weights of columns."""
+"""The arguments of FP8 ops, checked: a tensor with group scales, the group's size, weights of columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..call.results import Wanted
 Outputs = Sequence[ArrayLike] | None
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
-COAT_WARPS = 8  # what COAT returns of its launches
+COAT_WARPS = 8  # COAT's functions return it
 
 
 def group_size(QB: Any) -> int:
@@ -63,7 +63,7 @@ def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> di
 
 
 def weight_type(read: Mapping[str, Operand]) -> DType:
-    """The dtype of the weights, or what kernels without weights are compiled with."""
+    """The dtype of the weights, or the one that kernels without weights are compiled with."""
     return read["weight"].dtype if "weight" in read else dtypes.get("bfloat16")
 
 
@@ -89,6 +89,6 @@ def row_outputs(shape: tuple[int, ...], *names: str) -> dict[str, Wanted]:
 
 
 def require_columns(x: Operand, most: int) -> None:
-    """Of `x` at most so many."""
+    """Raise ArgumentError if `x` has more than `most` columns."""
     if x.shape[-1] > most:
         raise ArgumentError(x.name, f"of {x.shape[-1]} columns", f"of at most {most} columns")

@@ -138,7 +138,7 @@ def gradient(
         if shape.few:
             every += defines(weights_first=given.level is PDLLevel.OVERLAP_AT_BEGINNING)
         else:
-            most = max(1, -(-shape.segments // shape.strands))  # no rows have no segments
+            most = max(1, -(-shape.segments // shape.strands))  # without rows there are no segments
             every += defines(ring=plan.ring, kept=plan.kept, strands=shape.strands, most=most)
         kernel = "fp8_rmsnorm_backward_few" if shape.few else "fp8_rmsnorm_backward"
         template = BackwardParams(segments=shape.segments, segment_rows=segment_rows, longer=longer)
@@ -155,7 +155,7 @@ def gradient(
 
 
 def _named(g: Any) -> dict[str, Any]:
-    """g, or the arrays whose sum it is, by their names."""
+    """g, or the arrays that are added to give g, by their names."""
     if not isinstance(g, (list, tuple)) or len(g) == 1:
         return {"g": g[0] if isinstance(g, (list, tuple)) else g}
     return {f"g[{i}]": array for i, array in enumerate(g)}

@@ -60,10 +60,10 @@ def all_gather(
     same launch, into `gathered_scales`, and a `Gathered` is returned: (outputs, scales). So FP8 rows travel with their
     scales.
 
-    `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that say themselves that they have
-    come), "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers),
-    "naive" (copies by the driver) or "auto". By "put" and "pull" the bytes pass the workspaces where peers cannot
-    access outputs or inputs, or where these or their rows are not aligned to 16 bytes.
+    `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that carry their own readiness),
+    "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers), "naive"
+    (copies by the driver) or "auto". By "put" and "pull" the bytes pass the workspaces where peers cannot access
+    outputs or inputs, or where these or their rows are not aligned to 16 bytes.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
     the order of the streams and the errors. A group of several nodes is Unsupported.
@@ -106,7 +106,7 @@ def _targets(
 
 
 def _apart(group: Group, part: MovePart) -> list[Operand]:
-    """The sources that are not in their place in the targets already."""
+    """The sources that do not already lie at their place in the targets."""
     return [
         source
         for rank, source, target in zip(group, part.sources, part.targets, strict=True)

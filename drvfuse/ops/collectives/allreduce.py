@@ -181,7 +181,7 @@ def allreduce(
 
 
 def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilogue: Epilogue | None) -> list[str]:
-    """What to try in turn, where the workspace is too small for the first."""
+    """The algorithms to try in turn, where the workspace is too small for the first."""
     differs = epilogue is not None and epilogue.differs_by_rank
     if group.link is not None:
         if differs:
@@ -205,7 +205,7 @@ def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilog
 
 @dataclass(slots=True)
 class AllreduceCall:
-    """What is the same on every rank of one all-reduce of at least one element."""
+    """The properties of one all-reduce, of at least one element, that are the same on every rank."""
 
     group: Group
     dtype: DType
@@ -221,12 +221,12 @@ class AllreduceCall:
 
     @property
     def name(self) -> str:
-        """What messages and `Prepared.algo` call the algorithm."""
+        """The name of the algorithm in messages and in `Prepared.algo`."""
         return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
     @property
     def text(self) -> str:
-        """All that must be equal on all ranks."""
+        """A description of everything that must be equal on all ranks."""
         options = [f"allreduce {self.name} of {self.shape} {self.dtype}"]
         if self.epilogue is not None:
             options.append(self.epilogue.described)

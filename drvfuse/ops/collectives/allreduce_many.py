@@ -163,12 +163,12 @@ def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]
 
 
 def _addresses(of_tensors: Sequence[Sequence[Operand]]) -> list[list[int]]:
-    """By tensor and local rank."""
+    """The addresses by tensor and local rank."""
     return [[operand.ptr for operand in of_tensor] for of_tensor in of_tensors]
 
 
 def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
-    """What to try in turn, where the workspace is too small for the first."""
+    """The algorithms to try in turn, where the workspace is too small for the first."""
     if group.nodes > 1:
         raise Unsupported("allreduce_many over several nodes: use allreduce")
     if algo != "auto":
@@ -234,7 +234,7 @@ class InTurn:
 
 @dataclass(slots=True)
 class _Call:
-    """What is the same on every rank of one call of at least one element."""
+    """The properties of one call, of at least one element, that are the same on every rank."""
 
     group: Group
     dtype: DType
@@ -247,11 +247,11 @@ class _Call:
 
     @property
     def text(self) -> str:
-        """All that must be equal on all ranks."""
+        """A description of everything that must be equal on all ranks."""
         return f"allreduce_many {self.algo} of {list(self.shapes)} {self.dtype}"
 
     def schedule(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[Schedule, list[Ready]]:
-        """For the addresses of each tensor by local rank."""
+        """The schedule for the addresses of each tensor by local rank."""
         counts = list(map(math.prod, self.shapes))
         some = [t for t, count in enumerate(counts) if count]
         counts = [counts[t] for t in some]

@@ -189,11 +189,11 @@ def prepared(
     shape, dtype = first.shape, first.dtype
     options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     row_shape, columns = _rows(first, head_columns)
-    rows, kept, head = math.prod(row_shape), columns, 0  # of the kernel
+    rows, kept, head = math.prod(row_shape), columns, 0  # as the kernel counts them
     if plans.heads_in_warps(math.prod(shape[:-1]), shape[-1], columns, dtype.itemsize):
         rows, kept, head = math.prod(shape[:-1]), shape[-1], columns
     counts: tuple[int, ...] = ()
-    whole: Any = shape  # of what has all columns of each row
+    whole: Any = shape  # the shape of arrays that have all columns of each row
     each_row: Any = row_shape  # and of what has a value for each
     if scatters:
         heads = row_shape[len(shape) - 1 :]
@@ -201,7 +201,7 @@ def prepared(
         whole = [(counts[rank.index], shape[-1]) for rank in group]
         each_row = [(counts[rank.index], *heads) for rank in group]
         if not head:
-            counts = tuple(count * math.prod(heads) for count in counts)  # heads are rows of their own
+            counts = tuple(count * math.prod(heads) for count in counts)  # each head is a row of its own
     either = dict.fromkeys((dtype.name, "float32"))
     weights = _like(group, "gammas", gammas, (columns,), either)
     added = [] if residuals is None else _like(group, "residuals", residuals, whole, either)
@@ -360,7 +360,7 @@ _WHY = "as the other arguments require"
 
 
 def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
-    """What these arguments say of inputs of `dtype`."""
+    """The quantisation by row that these arguments mean for inputs of `dtype`."""
     out = dtypes.get(out_dtype, "out_dtype")
     options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
     scales = dtypes.get(scales_dtype, "scales_dtype")

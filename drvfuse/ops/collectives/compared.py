@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ComparedFirst:
     """A schedule in front of which a kernel on each rank waits for the peers' calls and compares them with its own.
 
-    Without a schedule that is all there is. `launches` are those of the schedule.
+    Without a schedule the kernel only compares. `launches` are those of the schedule.
     """
 
     def __init__(self, checks: Sequence[Launch], schedule: Schedule | None) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events on the host.
 
-Each rank copies from its peers' inputs to its output, when all ranks have come to the call. Then they meet again: so an
-input is free when its rank's stream is through. In place an all-to-all would write over what a peer still reads; there
-each rank first copies to its workspace, chunk by chunk.
+Each rank copies from its peers' inputs to its output, when all ranks have come to the call. Then they synchronise
+again, so an input may be overwritten once its rank's stream has passed the call. An in-place all-to-all would overwrite
+data that a peer still reads, so there each rank first copies to its workspace, chunk by chunk.
 """
 
 from __future__ import annotations

@@ -26,5 +26,7 @@ class BoundEpilogue(EpilogueParameters):
 
 
 def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
-    """Check the parameters against the group and fill a structure per rank. Raises ArgumentError naming one."""
+    """Check the parameters against the group and fill a structure per rank. Raises ArgumentError that names the wrong
+    parameter.
+    """
     return BoundEpilogue.of([rank.device for rank in group.ranks], epilogue)

@@ -71,7 +71,7 @@ class FusedCall:
 
     @property
     def name(self) -> str:
-        """What messages and `Prepared.algo` call the algorithm."""
+        """The name of the algorithm in messages and in `Prepared.algo`."""
         return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
     @property
@@ -103,7 +103,7 @@ class FusedCall:
         return self.form.residual or self.dtype
 
     def text(self, shape: Sequence[int]) -> str:
-        """All that must be equal on all ranks, whose inputs have that shape."""
+        """A description of everything that must be equal on all ranks, whose inputs have that shape."""
         options = [f"{self.op} {self.name} of {shape} {self.dtype} to {self.out_dtype}"]
         options += [f"{name}={np.float32(value)!s}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
         options.append(f"quantised {self.quantisation}")
@@ -220,7 +220,7 @@ class FusedCall:
         return found
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, but for what follows from the number of rows."""
+        """The kernel, without the fields that follow from the number of rows."""
         across = self.group.link is not None
         return self.kind(
             op="allreduce_rmsnorm_fp8",

@@ -23,7 +23,7 @@ class FormParams(FusedParams):
 
 @functools.cache
 def params_of(base: type[FusedParams], form: NormForm) -> type[FusedParams]:
-    """What `base` is in that form: with the same fields behind those of `FormParams`."""
+    """The parameters of that form: the fields of `FormParams`, followed by those of `base`."""
     if not form.has_more:
         return base
     if base is FusedParams:

@@ -31,16 +31,16 @@ class FusedScatterCall(FusedCall):
 
     @property
     def name(self) -> str:
-        """What messages and `Prepared.algo` call the algorithm."""
+        """The name of the algorithm in messages and in `Prepared.algo`."""
         return next(name for name, form in ROW_FORMS.items() if form == self.algo)
 
     @property
     def starts(self) -> list[int]:
-        """The rows in front of each rank's, and behind the last one."""
+        """The number of rows in front of each rank's rows, and the total at the end."""
         return list(itertools.accumulate(self.counts, initial=0))
 
     def text(self, shape: Sequence[int]) -> str:
-        """All that must be equal on all ranks, whose inputs have that shape."""
+        """A description of everything that must be equal on all ranks, whose inputs have that shape."""
         return f"{FusedCall.text(self, shape)}, splits {list(self.counts)}"
 
     def traffic(self) -> traffic.Traffic:
@@ -92,7 +92,7 @@ class FusedScatterCall(FusedCall):
                 one.parameters.all_rows = self.counts[rank.index]
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """All that the plan depends on besides the group."""
+        """Everything that the plan depends on besides the group."""
         return (*FusedCall._key(self, rows), self.counts)
 
     def _plan(self, rows: int) -> plan.Plan:

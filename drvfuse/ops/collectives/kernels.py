@@ -116,7 +116,7 @@ class CollectiveKernel:
 
     @property
     def work(self) -> Work:
-        """What plans must know of it."""
+        """The properties that plans depend on."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
         return Work(
             self.op,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all-gather, broadcast and all-to-all share: from tables of moves to a call."""
+"""The common part of all-gather, broadcast and all-to-all: it makes a call from tables of moves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MoveOptions:
         trace: Trace | None,
         more: Sequence[str] = (),
     ) -> None:
-        """`more` algorithms than those that all three have."""
+        """`more` are the op's algorithms besides those that all three ops have."""
         options.open_group(group)
         self.group, self.op = group, op
         self.algo = options.one_of("algo", algo, (*ALGORITHMS, *more))
@@ -69,7 +69,7 @@ class MoveOptions:
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
-    """A list of a number of rows for each rank."""
+    """A list with the number of rows of each rank, checked."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
@@ -161,7 +161,7 @@ class MoveCall:
         return f"{self.algo} staged" if self.staged else self.algo
 
     def algorithms(self) -> list[str]:
-        """What to try in turn, where the workspace is too small for the first."""
+        """The algorithms to try in turn, where the workspace is too small for the first."""
         group, algo = self.common.group, self.common.algo
         if algo == RELAY and group.size < 3:
             return ["push"]
@@ -174,7 +174,7 @@ class MoveCall:
         return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
 
     def direct(self, algo: str) -> bool:
-        """Whether the bytes need not be staged on their way."""
+        """Whether the bytes go directly from inputs to outputs, without staging."""
         if self.in_place_hazard:
             return False
         if algo == "naive":
@@ -213,7 +213,7 @@ class MoveCall:
         group, common, work = self.common.group, self.common, self.work
         same = work.same and (
             self.algo == "push" or (self.algo == "pull" and self.staged)
-        )  # where kernels differ by it
+        )  # only where kernels differ by it
         kernel = MoveKernel(self.algo, group.size, same, self.staged, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:

@@ -36,7 +36,7 @@ def algorithm(group: Group, algo: str, forms: Sequence[str]) -> str:
 class Placement:
     """The multicast addresses of inputs and outputs, where kernels use them, and the streams of the call.
 
-    Without one of inputs they are staged. Without one of outputs results come by the staging too.
+    Inputs without a multicast address are staged. For outputs without one, results pass through the staging too.
     """
 
     group: Group
@@ -49,7 +49,7 @@ class Placement:
         cls, group: Group, streams: Sequence[Stream], inputs: Sequence[int], outputs: Sequence[int], nbytes: int
     ) -> Placement:
         """For `nbytes` at these addresses, one per local rank; an empty list: what lies there takes the staging."""
-        if nbytes % _WORD or not inputs:  # the last element may share a word with what is behind the array
+        if nbytes % _WORD or not inputs:  # the last element may share a word with the memory behind the array
             return cls(group, streams, None, None)
         source = group.multicast_at(inputs, nbytes)
         target = group.multicast_at(outputs, nbytes) if outputs and source is not None else None

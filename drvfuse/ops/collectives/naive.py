@@ -32,7 +32,7 @@ class Chunk:
 
 
 def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
-    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts.
+    """The addresses that rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts.
 
     They are given as `offset` bytes in front of that: addresses of whole tensors, of which the part lies there.
     """
@@ -79,7 +79,9 @@ class Naive:
 
 
 def check_together(captures: Sequence[int | None], alone: bool) -> None:
-    """All ranks, and all streams outside a capture or all in one: events cannot cross the border."""
+    """Raise unless all ranks are launched, with all streams outside a capture or all in one: events cannot cross the
+    border.
+    """
     if alone:
         raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
     if len(set(captures)) > 1:
@@ -90,7 +92,7 @@ def check_together(captures: Sequence[int | None], alone: bool) -> None:
 
 
 def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -> None:
-    """In a capture the devices must have access to each other's inputs, as `copyable_by` says."""
+    """Raise Unsupported unless the devices of a capture have access to each other's inputs, as `copyable_by` says."""
     for peer, (source, size) in enumerate(zip(inputs, nbytes, strict=True)):
         for position, rank in enumerate(group):
             if peer != position and size and not copyable_by(source, size, rank.device):
@@ -101,7 +103,7 @@ def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -
 
 
 def meet(events: Sequence[Event], streams: Sequence[Stream]) -> None:
-    """What follows on each stream comes after what all of them have now."""
+    """Order later work of each stream after the work that all streams have now."""
     for event, stream in zip(events, streams, strict=True):
         event.record(stream)
     for position, stream in enumerate(streams):

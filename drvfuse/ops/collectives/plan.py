@@ -115,9 +115,10 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch per local rank; `key` is all that `plan()` depends on besides the group. `more[i]` is the second
-    argument of rank i's kernel. Of addresses those are written that every collective has: `table[i]` are the arrays
-    that rank i sums, `inputs[i]` is its own."""
+    """A launch per local rank; `key` holds everything that `plan()` depends on besides the group. `more[i]` is the
+    second argument of rank i's kernel. Only the addresses that every collective has are written: `table[i]` are the
+    arrays that rank i sums, `inputs[i]` is its own.
+    """
     behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
         key = (key, pdl.value, compares(group), faults.planted())

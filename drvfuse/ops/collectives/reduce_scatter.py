@@ -135,7 +135,7 @@ def reduce_scatter(
 
 @dataclass(slots=True)
 class _Call:
-    """What is the same on every rank of one reduce-scatter of at least one element."""
+    """The properties of one reduce-scatter, of at least one element, that are the same on every rank."""
 
     group: Group
     dtype: DType
@@ -152,7 +152,7 @@ class _Call:
 
     @property
     def text(self) -> str:
-        """All that must be equal on all ranks."""
+        """A description of everything that must be equal on all ranks."""
         options = [f"reduce_scatter {self.algo} of {self.shape} {self.dtype}, splits {list(self.rows)}"]
         if self.epilogue is not None:
             options.append(self.epilogue.described)
@@ -168,7 +168,9 @@ class _Call:
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """By the copies of each rank's part of the others' inputs, beginning with the pack in which the part begins."""
+        """The schedule of "naive", which copies each rank's part of the others' inputs, from the pack on in which the
+        part begins.
+        """
         group, parts, itemsize = self.group, self.parts, self.dtype.itemsize
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES)
         packs = min(slot // plans.PACK_BYTES, parts.largest)

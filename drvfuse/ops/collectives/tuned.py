@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def key(devices: Sequence[Device | Member]) -> str:
-    """What constants are stored for, by the devices of all ranks: "2 x NVIDIA H200"."""
+    """The key under which constants are stored, from the devices of all ranks, such as "2 x NVIDIA H200"."""
     return f"{len(devices)} x {' + '.join(sorted({device.name for device in devices}))}"
 
 
@@ -35,7 +35,7 @@ def path() -> Path:
 
 
 def stored(file: Path) -> dict[str, Costs]:
-    """What the file holds; nothing if there is none. ArgumentError if it is not what `drvfuse tune` writes."""
+    """The contents of the file; empty if there is none. ArgumentError if it is not what `drvfuse tune` writes."""
     try:
         text = file.read_text()
         return {name: _costs(values) for name, values in json.loads(text).items()}
@@ -47,7 +47,7 @@ def stored(file: Path) -> dict[str, Costs]:
 
 
 def store(file: Path, all_costs: dict[str, Costs]) -> None:
-    """Write the file anew, at once; without costs remove it."""
+    """Replace the file atomically; without costs remove it."""
     if not all_costs:
         file.unlink(missing_ok=True)
         return

@@ -18,11 +18,13 @@ from ..call.results import refuse_capture
 FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 ACTS = (*FLOATS, *FP8)
-OF_FP8 = "bfloat16"  # results of an FP8 act, where no output says another type
+OF_FP8 = "bfloat16"  # dtype of the results for an FP8 act, unless the outputs are given
 
 
 class Inputs(NamedTuple):
-    """What a product reads. `act_group`: columns of a scale of act, 0 where its scales are of rows or of all."""
+    """The arrays that a product reads. `act_group`: columns of a scale of act, 0 where its scales are of rows or of
+    all.
+    """
 
     act: Operand
     weight: Operand
@@ -39,7 +41,7 @@ class Inputs(NamedTuple):
 
     @property
     def present(self) -> list[Operand]:
-        """All of them that were given, act first."""
+        """All arrays that were given, act first."""
         every = (self.act, self.weight, self.gamma, self.act_scales, self.weight_scales, self.bias)
         return [operand for operand in every if operand is not None]
 

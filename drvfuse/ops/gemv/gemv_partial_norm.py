@@ -27,7 +27,7 @@ from .kernel import Call
 if TYPE_CHECKING:
     from ...trace.buffer import Trace
 
-_USERS = 12  # of `struct ScratchState`
+_USERS = 12  # offset of `users` in `struct ScratchState`
 
 
 @op

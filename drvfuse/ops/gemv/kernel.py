@@ -50,7 +50,9 @@ class GemvParams(ctypes.Structure):
 
 
 def _access(weight: Operand) -> int:
-    """Bytes that all rows of the weight begin and end at a multiple of, up to those of a pack."""
+    """The largest number of bytes, up to those of a pack, such that all rows of the weight begin and end at multiples
+    of it.
+    """
     size, access = weight.dtype.itemsize, PACK_BYTES
     while weight.ptr % access or weight.stride * size % access or weight.shape[1] * size % access:
         access //= 2
@@ -97,7 +99,7 @@ class Call:
         self.key = ("gemv", shapes, types, alignment, scaled, then, level.value, planted())
 
     def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
-        """How the work is shared out, and the kernel with what it takes of that. A trace gets a section."""
+        """The plan of the work, and the kernel compiled for it. With a trace, room in it is reserved."""
         bounds, size = limits(self.device), self.dtypes[1].itemsize
         plan = Plan.of(bounds, self.m, self.n, self.k, size, self.n_normed, self.access)
         traced: dict[str, int] = {}

@@ -177,7 +177,9 @@ def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand
 def _results(
     device: Device, queue: Stream, wanted: list[_Wanted], read: dict[str, Operand]
 ) -> tuple[dict[str, Operand], dict[str, Any]]:
-    """The arrays to write, checked before the first is allocated, and what the caller gets for them."""
+    """The arrays to write, all checked before the first is allocated, and the objects to return to the caller for
+    them.
+    """
     found = {}
     for name, value, shape, dtype, alignment in wanted:
         if value is not None:
@@ -219,7 +221,7 @@ class _Call:
         self.ragged = columns * self.dtype.itemsize % VECTOR != 0 or any(each.ptr % VECTOR for each in vectors)
 
     def ready(self, trace: CallTrace | None) -> Ready:
-        """A launch with the arrays' addresses. A trace gets a section."""
+        """A launch with the arrays' addresses. With a trace, room in it is reserved."""
         if trace is None:
             kinds = tuple((name, operand.dtype.name) for name, operand in self.arrays.items())
             compiled = self.quantisation.definitions(self.dtype)

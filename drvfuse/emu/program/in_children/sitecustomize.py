@@ -18,7 +18,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _Switch:
-    """Finds `cuda.bindings` as ever, and switches behind its first import."""
+    """Finds `cuda.bindings` as usual, and switches after its first import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "cuda.bindings":
