@@ -190,11 +190,13 @@ def moves_in_rounds(
     run: Run,
     *,
     ops: Sequence[str] = ("broadcast", "relay", "one_way", "all_gather", "all_to_all"),
-    ranks: int = 0,
+    ranks: int = 3,
     timeout: float = 10.0,
 ) -> None:
-    """Push calls of several rounds, some with bytes one way alone, between sums whose words use the same slots."""
-    ranks = ranks or 2 + run.seed % 2
+    """Push calls of several rounds, some with bytes one way alone, between sums whose words use the same slots.
+
+    A relay needs three ranks.
+    """
     with run.group(ranks, workspace_bytes=TIGHT, max_blocks=4) as group:
         memory, streams = _Memory(run, group), [rank.stream for rank in group]
         hosts = [run.random.standard_normal(520).astype(np.float32) for _ in range(ranks)]
