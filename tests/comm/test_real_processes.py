@@ -64,10 +64,14 @@ def sums(group: df.Group, count: int = 100, algo: str = "auto", seed: int = 0) -
 
 
 def warm_up(group: df.Group) -> None:
-    """The first call, which may compile, with the usual time-out."""
+    """The first call, which may compile, with the usual time-out.
+
+    All ranks are through with it when it returns: the next call of one may report an error to all.
+    """
     with config.override(spin_timeout=30.0):
         sums(group)
         group.synchronize()
+    group.transport.board.vote("warm up", None)
 
 
 # Functions of the ranks -----------------------------------------------------------------------------------------------
