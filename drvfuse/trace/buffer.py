@@ -109,7 +109,7 @@ class Trace:
     ) -> list[Section]:
         """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `phases` phases.
 
-        A block waits `rounds` times for `peers` peers. `writers`: how many sets of its words a block has.
+        A block waits `rounds` times for `peers` peers. It has `writers` sets of words, one for each thread that notes.
 
         Raises ArgumentError, having reserved nothing, where a block or all of them are too much.
         """

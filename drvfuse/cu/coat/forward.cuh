@@ -22,8 +22,8 @@
 // and of the sum; e by that of one, and of the fma. So |y| and e differ by at most |a * rstd * w| * (g + 3 * u) and
 // u * (|y| + e); and |a * rstd * w| is at most e + |b|, so 4 * M, but for what is far below u. That makes less than
 // 4 * M * (g + 5 * u), which is less than 2^-17 * M. A product that underflows is off by 2^-149 at most and then
-// multiplied by a |w| of at most 2^20, which is far below u of an M of 2^-40. An a of which y is a NaN has e so, too, and a
-// row of which all y are NaN has its reason in x, so a NaN for rstd, or in all of its w or b: no estimate is taken then.
+// multiplied by a |w| of at most 2^20, which is far below u of an M of 2^-40. Where y is a NaN, e is one, too.
+// If all y of a row are NaN, then rstd is a NaN because of x, or all w or all b are: then the estimate is not used.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"

@@ -15,9 +15,9 @@
 //             they compute the one scale. If that does not decide it, the blocks of a strip share out its rows, evaluate
 //             them exactly, and all blocks meet again.
 //   Phase 2   the same registers are quantised and stored, as they lie and turned.
-// LayerNorm has two rounds of rows: the sum of x * s, which gives the mean, and that of the squares of what is left of
-// x * s without it, to which belongs the largest magnitude of that: times rstd it is the row's largest |y|. With w and b
-// each block evaluates its y exactly when it has the rstd of its rows, and at the meeting leaves their largest.
+// LayerNorm exchanges partial results of rows twice: first the sums of x * s, which give the mean; then the sums of the
+// squares of x * s - mean. Without w and b the second exchange also carries the largest |x * s - mean|, which times rstd is
+// the row's largest |y|. With w and b each block computes its y when it knows rstd, and leaves the largest |y| at the meeting.
 //
 // The tree of a segment adds packs that differ in the highest bit of their numbers first. Of the five bits the highest
 // number the warp, then comes one of the lane, then those of the block within SPLIT, then the lowest one of the lane. So a
@@ -53,7 +53,7 @@ constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads per row
 constexpr int WARP_ROWS = 32 / TURNS;        // rows per warp
 static_assert(TURNS >= 1 && TURNS <= 32, "threads for each row");
 
-// A row's sum and, if they are PAIRED, its largest |x * s * w|, or |x * s - mean|, or a part of them.
+// The sum of a row, or of a part of it. If PAIRED also its largest |x * s * w| (RMSNorm) or |x * s - mean| (LayerNorm).
 using Pair = uint2;
 
 struct TilesShared {

@@ -26,7 +26,7 @@
 
 using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), false>;
 
-// Rows of peers whose packs a thread has in registers together, before they are sent.
+// Number of rows, each for another peer, whose packs a thread loads into registers before it sends them.
 constexpr int AT_ONCE = RANKS <= 2 || PACKS >= 8 ? 1 : PACKS * (RANKS - 1) <= 8 ? RANKS - 1 : 8 / PACKS;
 
 struct FusedScatterPushParams : FusedParams {
