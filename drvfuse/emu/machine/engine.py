@@ -80,7 +80,7 @@ class Engine:
             print=ctypes.cast(self._print, ctypes.c_void_p).value,
             race=detector.address if detector is not None else 0,
             events=ctypes.addressof(self._events),
-            teams=window.teams.address,
+            teams=window.mappings.teams.address,
         )
         self._end_delay: Callable[[int, int], None] | None = None
         if delay_stores:

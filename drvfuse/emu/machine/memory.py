@@ -23,7 +23,7 @@ from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.mapped import usable
-from ..space.window import WindowError
+from ..space.pages import WindowError
 from .failure import Failure
 from .foreign import FOREIGN
 from .host_files import FilePart
@@ -185,7 +185,7 @@ class ProcessMemory:
         """True if a range is live memory; memory of graphs has to be allocated now."""
         if self.uncovered(address, nbytes) is not None:
             return False
-        return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
+        return all(a.graph is None or self._window.index.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
 
     def _permits(self, address: int, nbytes: int, flags: int) -> bool:
         """True if some device has this access to every mapping of a range: the driver offers that copy only. Plain
@@ -274,8 +274,8 @@ class ProcessMemory:
     def stray(self, what: str, address: int) -> Failure:
         """The failure of a call with a wrong address, which may be that of freed memory."""
         window = self._window
-        kind = "use_after_free" if window.freed(address) else "out_of_bounds"
-        text = f"{what}: 0x{address:x} is {window.nearest(address)}"
+        kind = "use_after_free" if window.index.freed(address) else "out_of_bounds"
+        text = f"{what}: 0x{address:x} is {window.index.nearest(address)}"
         return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
 
     def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
@@ -298,7 +298,7 @@ class ProcessMemory:
 
     def reserve(self, nbytes: int, alignment: int) -> int:
         """Addresses for mappings. Raises WindowError if there are none left."""
-        address = self._window.reserve(nbytes, alignment)
+        address = self._window.mappings.reserve(nbytes, alignment)
         self._reserved[address] = nbytes
         return address
 
@@ -306,7 +306,7 @@ class ProcessMemory:
         """Give back what `reserve` returned. Raises ArgumentError for anything else, and where something is mapped."""
         if address not in self._reserved:
             raise ArgumentError("address", f"0x{address:x}", "a reservation of this process")
-        self._window.free_reservation(address, nbytes)
+        self._window.mappings.free_reservation(address, nbytes)
         del self._reserved[address]
 
     def map(self, address: int, nbytes: int, handle: Handle) -> None:
@@ -319,17 +319,17 @@ class ProcessMemory:
             )
         item, table = handle.item, self._process.table
         if isinstance(item, Multicast):
-            self._window.map_multicast(address, nbytes, item.members, table)
+            self._window.mappings.map_multicast(address, nbytes, item.members, table)
             self.add(Allocation(address, nbytes, None, handle=handle))
         elif isinstance(item, Memory):
-            self._window.map(address, nbytes, item.physical, table=table)
+            self._window.mappings.map(address, nbytes, item.physical, table=table)
             self.add(Allocation(address, nbytes, item.device, handle=handle))
         self._process.machine.mappables.hold(item)
 
     def unmap(self, mapping: Allocation) -> None:
         """Undo one `map`."""
         assert mapping.mapped is not None
-        self._window.unmap(mapping.base, mapping.nbytes)
+        self._window.mappings.unmap(mapping.base, mapping.nbytes)
         self.drop(mapping)
         self._process.machine.mappables.let_go(mapping.mapped)
 
@@ -348,7 +348,7 @@ class ProcessMemory:
         if allocation.pool is not None:
             self.free(allocation)
             allocation.pool.live.discard(allocation.base)
-        elif self._window.covers(allocation.base, 1):
+        elif self._window.index.covers(allocation.base, 1):
             self._window.vacate(allocation.base)
 
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bindings import R
 from ..findings import reports, timeline
-from ..space.window import WindowError
+from ..space.pages import WindowError
 from . import interrupts
 from .backlog import Backlog
 from .failure import Failure
