@@ -8,8 +8,8 @@ from typing import Any, cast
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine import multicast
+from ..machine.allocation import Allocation
 from ..machine.failure import Failure
-from ..machine.memory import Allocation
 from ..machine.objects import Handle, Memory, Multicast
 from ..machine.process import Process
 from ..space.pages import WindowError

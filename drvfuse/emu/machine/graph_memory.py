@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..space.pages import WindowError
+from .allocation import Allocation
 from .failure import Failure
-from .memory import Allocation
 from .objects import Device
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from ..findings.reports import Report
 from ..space.members import PIECE, Members
 from ..space.pages import WindowError
 from . import interrupts
+from .allocation import Allocation
 from .failure import Failure
 from .machine import Machine
-from .memory import Allocation
 from .objects import Bind, Device, Handle, Memory, Multicast
 from .patience import GRACE_S, MOMENT_S, others, outside
 from .process import Process

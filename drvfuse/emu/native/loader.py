@@ -27,7 +27,7 @@ from .. import abi
 from ..abi.header import HEADER_NAME, header
 
 if TYPE_CHECKING:
-    from ..translate.module import GlobalVar, KernelCode
+    from ..translate.code import GlobalVar, KernelCode
 
 _HERE = Path(__file__).parent
 RUNTIME = "runtime"
@@ -220,7 +220,7 @@ def _machine(level: int = _PLAIN) -> Any:
 
 
 def _open(description: dict[str, Any], native: bytes) -> NativeModule:
-    from ..translate.module import GlobalVar, KernelCode, Param, Site
+    from ..translate.code import GlobalVar, KernelCode, Param, Site
 
     llvm = _llvm()
     for name in description["libraries"]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 from .. import abi
 from ..abi import structs
+from . import raw
 from .floats import Helpers
 from .flow import Block, Graph, Traits, uses_defs
 from .opcode import RefusedError, decode, width
@@ -164,7 +165,7 @@ class Emitter(Registers):
             return self._shift(self.op("sub i64 %shared, %window"), self.unit.shared_offset(var, self.fn) + offset)
         if var.space == "local":
             if self.mode == "raw":
-                return self._shift(self.op(f"ptrtoint ptr {self._stack(var)} to i64"), offset)
+                return self._shift(self.op(f"ptrtoint ptr {self.stack_variable(var)} to i64"), offset)
             return str(self._local(var) + offset)
         if id(var) in self.param_pointers:
             return self._shift(self.op(f"ptrtoint ptr {self.param_pointers[id(var)]} to i64"), offset)
@@ -176,7 +177,7 @@ class Emitter(Registers):
             raise RefusedError(f"{var.name} is not a variable of this function")
         return self.local_offset[id(var)]
 
-    def _stack(self, var: Var) -> str:
+    def stack_variable(self, var: Var) -> str:
         pointer = self.param_pointers.get(id(var))
         if pointer is None:
             pointer = f"%v{len(self.allocas)}"
@@ -270,7 +271,7 @@ class Emitter(Registers):
         """The definition's text. `prologue` are entry lines after the allocas."""
         for var in self.fn.variables:
             if var.space == "param":
-                self._stack(var)
+                self.stack_variable(var)
             elif self.mode != "raw":
                 self.local_bytes = -(-self.local_bytes // var.align) * var.align
                 self.local_offset[id(var)] = self.local_bytes
@@ -379,6 +380,6 @@ class Emitter(Registers):
     def finish(self) -> None:
         """Return from the function as `ret` does."""
         if self.mode == "raw":
-            self.unit.raw_return(self)
+            raw.emit_return(self)
         else:
             self.do(f"ret i32 {int(abi.Status.EXIT)}")

@@ -11,7 +11,7 @@ from engine_harness import Rig, line_of
 
 from drvfuse.emu import abi
 from drvfuse.emu.findings.faults import Fault
-from drvfuse.emu.machine.engine import EngineLaunch
+from drvfuse.emu.machine.engine_launch import EngineLaunch
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....ptx.ir import Instruction, Pair, Reg, Sym, Tuple
 from ... import abi
+from .. import raw
 from ..emitter import EXITED, Emitter
 from ..indirect import NO_FUNCTION
 from ..opcode import Action, Opcode, RefusedError, opcode
@@ -91,7 +92,8 @@ def call(op: Opcode) -> Action:
         arguments: tuple[Any, ...] = operands.pop(0).items if operands and isinstance(operands[0], Tuple) else ()
         prototype = operands[0].name if operands else None
         if g.mode == "raw":
-            g.unit.raw_call(g, callee, returns, arguments, prototype)
+            pointers = [argument_pointer(g, a) for a in arguments]
+            raw.emit_call(g, callee, [argument_pointer(g, r) for r in returns], pointers, prototype)
         elif isinstance(callee, Sym) and callee.name in _SYSTEM_CALLS and not g.unit.has_body(callee.name):
             _SYSTEM_CALLS[callee.name](g, ins, returns, [argument_pointer(g, a) for a in arguments])
         else:
