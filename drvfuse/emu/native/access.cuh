@@ -67,7 +67,8 @@ FN Block* shared_of(Thread* t, u64 addr, u32 size) {
     return block_of_rank(l, b, (u32)(off >> CLUSTER_SHIFT));
 }
 
-// Another block of the cluster has shared memory while its threads run: from the first one's start to the last one's end.
+// Another block of the cluster has shared memory while its threads run: from the first one's start to the last one's
+// end.
 FN u32 present(Block* b) { return b->active && b->begun && b->live; }
 
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->begun ? ABSENT_EXITED : ABSENT_NOT_YET); }
@@ -134,8 +135,8 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 1;
 }
 
-// Checks the shadow bytes: addressable, unless the whole granule is, and initialised where the access reads. With `marks`
-// the access also marks what it writes as initialised.
+// Checks the shadow bytes: addressable, unless the whole granule is, and initialised where the access reads. With
+// `marks` the access also marks what it writes as initialised.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
@@ -269,8 +270,8 @@ API void rt_trigger(Thread* t) {
     }
 }
 
-// Virtual time, in nanoseconds (%globaltimer) or as many cycles. It advances by itself only as threads are resumed, so a
-// thread that reads nothing but the clock makes it run, ever faster.
+// Virtual time, in nanoseconds (%globaltimer) or as many cycles. It advances by itself only as threads are resumed, so
+// a thread that reads nothing but the clock makes it run, ever faster.
 API u64 rt_clock(Thread* t, u32 kind) {
     Engine* e = t->launch->engine;
     e->clock_reads++;

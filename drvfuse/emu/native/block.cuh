@@ -4,6 +4,8 @@
 
 #include "turn.cuh"
 
+// Starts a block in a slot: the one of rank `rank` in cluster `group` of the grid. Without clusters, a block is its own
+// group.
 FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     Block* b = (Block*)(l->slots + slot * l->slot_stride);
     u32 cx = l->cluster & 0xFF, cy = l->cluster >> 8 & 0xFF, cz = l->cluster >> 16 & 0xFF;
@@ -65,6 +67,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     }
 }
 
+// Called when all threads of a block have exited. When the whole cluster has ended, its slots are free again.
 FAR void finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < BARRIERS; i++) {
         Barrier* r = &b->barrier[i];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clusters of blocks: the barrier of all threads of a cluster (barrier.cluster).
 //
-// The blocks of a cluster lie in neighbouring slots, in the order of their ranks, and become resident together. Their shared
-// memories are 1 << CLUSTER_SHIFT bytes apart, so an address in shared memory of 32 bits is rank << CLUSTER_SHIFT | offset: it
-// means the same to all blocks of the cluster, and mapa exchanges the rank. An instruction on .shared::cta may use it only for
-// its own block's memory, one on .shared::cluster, or with a generic address, for that of every block of the cluster that
-// is present (access.cuh).
+// The blocks of a cluster lie in neighbouring slots, in the order of their ranks, and become resident together. Their
+// shared memories are 1 << CLUSTER_SHIFT bytes apart, so an address in shared memory of 32 bits is rank <<
+// CLUSTER_SHIFT | offset: it means the same to all blocks of the cluster, and mapa exchanges the rank. An instruction
+// on .shared::cta may use it only for its own block's memory, one on .shared::cluster, or with a generic address, for
+// that of every block of the cluster that is present (access.cuh).
 //
 // A phase of the barrier is complete when each thread of the cluster has arrived in it or exited. A thread arrives once
 // in a phase, and waits for it before it arrives in the next. The counts are in the block of rank 0, whose slot is not

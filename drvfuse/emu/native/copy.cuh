@@ -2,15 +2,15 @@
 // Asynchronous copies: cp.async of 4, 8 or 16 bytes from global to shared memory, and the groups that threads wait for.
 //
 // A thread has a queue of the copies that it has issued and not waited for, oldest first, each with the number of its
-// group: how often the thread had committed before. wait_group N ends those whose group is not among the N committed last;
-// the open group is not committed, so it stays. wait_all commits and waits for all. What a thread has never waited for
-// stays in its queue when it exits, and is dropped when the block ends: we assume that such a copy may be made that late,
-// when nobody can see it any more.
+// group: how often the thread had committed before. wait_group N ends those whose group is not among the N committed
+// last; the open group is not committed, so it stays. wait_all commits and waits for all. What a thread has never
+// waited for stays in its queue when it exits, and is dropped when the block ends: we assume that such a copy may be
+// made that late, when nobody can see it any more.
 //
-// Why each result shown is one that PTX allows. A copy is a weak access that is made at any moment between its issue and
-// the end of its thread's wait for it; nothing but that wait orders it, neither with the thread's own accesses, nor with
-// other copies, nor at a barrier. Here that moment is drawn for each copy: at its issue, at the thread's next commit, or at
-// the wait, which with seed 0 it always is. So
+// Why each result shown is one that PTX allows. A copy is a weak access that is made at any moment between its issue
+// and the end of its thread's wait for it; nothing but that wait orders it, neither with the thread's own accesses, nor
+// with other copies, nor at a barrier. Here that moment is drawn for each copy: at its issue, at the thread's next
+// commit, or at the wait, which with seed 0 it always is. So
 //
 //   a read without a wait, or by another thread without a barrier after it, finds what was in shared memory before (a
 //     fault where nobody has written yet), in every run with seed 0;
@@ -18,15 +18,15 @@
 //   a buffer that is still read when the next copy to it is issued is overwritten under the reader where the copy is made
 //     early, so under other seeds.
 //
-// The bytes are read and written in one step, in the view of memory that the thread's block has (delay.cuh). What
-// the shadow knows as initialised is marked then too. Bounds and alignment are checked when the copy is issued; the source
-// once more when it is made, as it may have been freed. Where there is no room for more, a copy is made when it is issued.
-// A thread that polls shared memory for a copy that is only waited for later, or never, waits for ever here.
+// The bytes are read and written in one step, in the view of memory that the thread's block has (delay.cuh). What the
+// shadow knows as initialised is marked then too. Bounds and alignment are checked when the copy is issued; the source
+// once more when it is made, as it may have been freed. Where there is no room for more, a copy is made when it is
+// issued. A thread that polls shared memory for a copy that is only waited for later, or never, waits for ever here.
 //
-// The race detector takes the read and the write of a copy for accesses that begin at the issue and end at the wait: their
-// entries count as unordered with everything (COPYING in race.cuh) until the wait makes them accesses of its thread.
-// That does not depend on the moment at which the bytes were copied. For a copy that nobody waited for, it lasts until the
-// launch has ended, whatever barriers come: no thread of the block may count on it.
+// The race detector takes the read and the write of a copy for accesses that begin at the issue and end at the wait:
+// their entries count as unordered with everything (COPYING in race.cuh) until the wait makes them accesses of its
+// thread. That does not depend on the moment at which the bytes were copied. For a copy that nobody waited for, it
+// lasts until the launch has ended, whatever barriers come: no thread of the block may count on it.
 #pragma once
 
 #include "access.cuh"
@@ -46,8 +46,8 @@ struct Copy {
     u32 how;     // for a piece of cp.reduce.async.bulk: how it reduces
 };
 
-// A bulk copy to shared memory, or an st.async (mbarrier.cuh), or a reduction of either kind, in the list of the block whose
-// memory it writes; or an arrival of cp.async.mbarrier, of no bytes.
+// A bulk copy to shared memory, or an st.async (mbarrier.cuh), or a reduction of either kind, in the list of the block
+// whose memory it writes; or an arrival of cp.async.mbarrier, of no bytes.
 struct Bulk {
     u64 source, target, mbarrier;
     u64 bits[2];  // without a source: what is stored

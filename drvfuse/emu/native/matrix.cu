@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix instructions: what the lanes of a warp do together in mma, wmma, ldmatrix, stmatrix and movmatrix. A library of its
-// own, which is loaded where a module has such an instruction.
+// Matrix instructions: what the lanes of a warp do together in mma, wmma, ldmatrix,
+// stmatrix and movmatrix. A library of its own, which is loaded where a module has such an instruction.
 //
 // Each lane leaves its operands in its exchange area, a place in its frame (op_a is where), and suspends with a warp
-// operation of kind MATRIX; op_value is the function here that the runtime calls when all 32 lanes have come, with the first
-// lane's thread. It leaves the results in the exchange areas, and the lanes go on. It returns 0, or 1 if an access was
-// refused, which has ended the launch.
+// operation of kind MATRIX; op_value is the function here that the runtime calls when all 32 lanes have come, with the
+// first lane's thread. It leaves the results in the exchange areas, and the lanes go on. It returns 0, or 1 if an
+// access was refused, which has ended the launch.
 //
 // The products are bit-equal to those of an H200. Which element lies where is told by tables that the translator makes
 // (ptx/fragments.py); they follow the structure Product.
@@ -19,15 +19,16 @@ FN Thread* lane_of(Thread* first, u32 lane) { return (Thread*)((u8*)first + (u64
 
 FN u32* exchange(Thread* t) { return (u32*)((u8*)t + t->op_a); }
 
-// Products -------------------------------------------------------------------------------------------------------------------
+// Products
+// -------------------------------------------------------------------------------------------------------------------
 
 FN u32 add(u32 x, u32 y, u32 half) {
     if (half) return to_half(of_half(x) + of_half(y));
     return bits_of(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));
 }
 
-// In `steps` steps of the tensor cores, each of which takes the next of the products: to C or, for FP8, to zero; C is added
-// to that by an ordinary addition.
+// In `steps` steps of the tensor cores, each of which takes the next of the products: to C or, for FP8, to zero; C is
+// added to that by an ordinary addition.
 FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     Side a, b;
     u32 k = p->k, step = k / p->steps, late = p->method == MX_FP8, kind = late ? MX_F16 : p->kind[0];
@@ -91,12 +92,13 @@ FAR void integers(const Product* p, const u32* a, const u32* b, const u32* c, u3
         }
 }
 
-// Fragments -----------------------------------------------------------------------------------------------------------------
+// Fragments
+// -----------------------------------------------------------------------------------------------------------------
 
 FN u32 width_of(u32 kind) { return kind >= MX_F32 ? 32 : kind >= MX_F16 ? 16 : 8; }
 
-// The elements of one operand (0 to 3: A, B, C, D) between the lanes' registers, from register `at` of the exchange areas on,
-// and `elements`. `places` has one for each element of each lane's registers; returns what follows there.
+// The elements of one operand (0 to 3: A, B, C, D) between the lanes' registers, from register `at` of the exchange
+// areas on, and `elements`. `places` has one for each element of each lane's registers; returns what follows there.
 FN const u16* gather(Thread* first, const Product* p, u32 operand, u32 at, const u16* places, u32* elements) {
     u32 width = width_of(p->kind[operand]), mask = width < 32 ? (1u << width) - 1 : ~0u;
     LOOP for (u32 lane = 0; lane < LANES; lane++) {
@@ -142,7 +144,8 @@ API u32 mx_multiply(Thread* first) {
     return 0;
 }
 
-// Rows of shared memory ----------------------------------------------------------------------------------------------------
+// Rows of shared memory
+// ----------------------------------------------------------------------------------------------------
 //
 // Matrices of 8 x 8 elements of 16 bits: lane 4 r + c has the elements 2 c and 2 c + 1 of row r, or transposed those of
 // column r. Lane 8 i + r has the address of row r of matrix i in op_addr; op_b is the number of matrices, op_c is 1 for

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and st.async, which complete transactions.
+// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and
+// st.async, which complete transactions.
 //
-// An mbarrier is a word of 64 bits: arrivals that are still to come in this phase, arrivals of each phase, bytes that are
-// still to come (negative where they came before they were expected), parity of the phase, and that it is one at all. PTX
-// leaves that open. A phase completes when no arrival and no byte is to come. An arrival is a strong atomic that releases
-// at its scope, and a wait a strong load that acquires if it finds the phase complete, so the scheduler and the race detector
-// treat them as such, and a thread that polls one is left alone until the word changes.
+// An mbarrier is a word of 64 bits: arrivals that are still to come in this phase, arrivals of each phase, bytes that
+// are still to come (negative where they came before they were expected), parity of the phase, and that it is one at
+// all. PTX leaves that open. A phase completes when no arrival and no byte is to come. An arrival is a strong atomic
+// that releases at its scope, and a wait a strong load that acquires if it finds the phase complete, so the scheduler
+// and the race detector treat them as such, and a thread that polls one is left alone until the word changes.
 //
 // A bulk copy is made, and its bytes are subtracted at the mbarrier, in one step, at any moment after its issue: with
 // seed 0 not before no thread of its block can run, one copy at a time, oldest first; other seeds draw for each whether
-// that is at its issue, at the end of the block's turn, or as late as that, in any order. While threads of the block run
-// on and on, it ends after LATEST_TURN turns. It waits until somebody has arrived at the mbarrier or expected bytes there,
-// without which no phase could complete. An st.async brings its bytes along and is else made like a bulk copy. Either is in
-// the list of the block that it writes, and that block is meant here. What a block has pending of its own when it ends is
-// dropped; what others have sent it is a fault (CTA not present).
+// that is at its issue, at the end of the block's turn, or as late as that, in any order. While threads of the block
+// run on and on, it ends after LATEST_TURN turns. It waits until somebody has arrived at the mbarrier or expected bytes
+// there, without which no phase could complete. An st.async brings its bytes along and is else made like a bulk copy.
+// Either is in the list of the block that it writes, and that block is meant here. What a block has pending of its own
+// when it ends is dropped; what others have sent it is a fault (CTA not present).
 //
-// The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier, which
-// tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread
-// (of st.async: race_cluster.cuh).
-// Both proxies are one here: that it needs a fence.proxy.async is not found. What arrivals of the next phase release is learnt
-// with the phase before it if they come before the wait.
+// The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier,
+// which tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing
+// thread (of st.async: race_cluster.cuh). Both proxies are one here: that it needs a fence.proxy.async is not found.
+// What arrivals of the next phase release is learnt with the phase before it if they come before the wait.
 #pragma once
 
 #include "copy.cuh"
@@ -50,8 +50,8 @@ FN u64 dropped(u64 word, u32 count, u32* error) {
     return count > expected ? word : word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
 }
 
-// An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells whether
-// the phase has completed whose parity `state` has, and `order` is how it acquires then.
+// An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells
+// whether the phase has completed whose parity `state` has, and `order` is how it acquires then.
 API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
     Launch* l = t->launch;
     u32 found, error = E_NONE;
@@ -81,7 +81,8 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
     return error != E_NONE;
 }
 
-// Bulk copies to shared memory -------------------------------------------------------------------------------------------
+// Bulk copies to shared memory
+// -------------------------------------------------------------------------------------------
 
 FAR void drop_bulk(Launch* l, u32* link) {
     Copies* pool = l->copy_pool;
@@ -242,8 +243,8 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     return l->state != RUNNING;
 }
 
-// cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's. `ranks`:
-// with .multicast::cluster a mask of the blocks that get it, from bit 0 on, and bit 16; else 0. `how`: of
+// cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's.
+// `ranks`: with .multicast::cluster a mask of the blocks that get it, from bit 0 on, and bit 16; else 0. `how`: of
 // cp.reduce.async.bulk, how it reduces; else 0. 0, or 1 and a fault.
 API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 how, u32 site) {
     Launch* l = t->launch;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accesses by multicast addresses: multimem.ld_reduce, .st and .red.
 //
-// A multicast address has no memory behind it but a member for each device of its team (space/members.py). The access is
-// checked at the multicast address, for alignment and the device's access rights, and then made at each member, in an order
-// that the seed draws for each access (0: that of the devices). A store or reduction is of the same bits everywhere. A load
-// combines the members in that order, in the precision that the instruction names, or else in that of the type, rounding
-// each time; a sum in a wider precision is rounded once, at its end. NaN results are the type's canonical NaN, min and max
-// take the number where one is a NaN, and -0 is below +0.
+// A multicast address has no memory behind it but a member for each device of its team (space/members.py). The access
+// is checked at the multicast address, for alignment and the device's access rights, and then made at each member, in
+// an order that the seed draws for each access (0: that of the devices). A store or reduction is of the same bits
+// everywhere. A load combines the members in that order, in the precision that the instruction names, or else in that
+// of the type, rounding each time; a sum in a wider precision is rounded once, at its end. NaN results are the type's
+// canonical NaN, min and max take the number where one is a NaN, and -0 is below +0.
 //
-// To the race detector, and to delayed stores, these are accesses of the thread to each member by an address of its own.
+// To the race detector, and to delayed stores, these are accesses of the thread to each member by an address of its
+// own.
 #pragma once
 
 #include "access.cuh"
@@ -59,7 +60,8 @@ FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
     return out;
 }
 
-// The access ---------------------------------------------------------------------------------------------------------------
+// The access
+// ---------------------------------------------------------------------------------------------------------------
 
 // Returns 0 and the team of the address in *found where the thread may access it by multimem, else 1 after recording a
 // fault.
@@ -84,8 +86,8 @@ FAR u32 multimem_refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, Tea
     return kind != 0;
 }
 
-// Returns 0 where a member's memory is at the address, and has been written if it is to be read, else 1 after recording a
-// fault. Counts the access and publishes it to the race detector.
+// Returns 0 where a member's memory is at the address, and has been written if it is to be read, else 1 after recording
+// a fault. Counts the access and publishes it to the race detector.
 FAR u32 at_member(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;

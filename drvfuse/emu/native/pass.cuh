@@ -4,8 +4,8 @@
 
 #include "block.cuh"
 
-// A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started). `part`
-// is left set if the call has done enough before the end of that.
+// Gives each resident block of a launch a turn, then starts blocks in free slots and gives them a turn. Returns the
+// number of resumes plus that of clusters started. `part` stays set if the work limit of the call ends this early.
 FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     u32 ran = 0, high = l->high;
     u32 start = high && random ? (u32)(random % high) : 0;
@@ -31,7 +31,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
-        // borrowed memory holds values of its last user
+        // The memory of the slots was used before, so the flag may have any value.
         LOOP for (; l->high < first + size; l->high++) ((Block*)(l->slots + l->high * l->slot_stride))->active = 0;
         l->engine->progress++;
         l->engine->quiet = l->engine->strain = 0;
@@ -64,8 +64,8 @@ FN u32 run_launch(Launch* l, u32 force, u64 random) {
     return ran;
 }
 
-// One pass over the launches. Returns how many threads it resumed and blocks it started. `pass_open` stays set if the call
-// has done enough before the end of the pass.
+// One pass over the launches. Returns the number of resumes plus that of clusters started. `pass_open` stays set if the
+// work limit of the call ends the pass early.
 FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
     if (!e->pass_open) {
         e->pass_open = 1;
@@ -80,7 +80,7 @@ FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
         u32 k = start + i < n ? start + i : start + i - n;
         Launch* l = launches[k];
         if (l->state != RUNNING) continue;
-        // A seed other than 0 now and then holds a launch back for a while.
+        // With a seed other than 0, a launch is now and then held back for 32 passes.
         if (e->seed && !force && (hash(e->seed + (e->pass >> 5) * 0x2545F491ull + k) & 7) == 0) {
             e->pass_held = 1;
             continue;
@@ -89,7 +89,7 @@ FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
         if (l->part && l->state == RUNNING) return e->pass_ran;
     }
     if (!e->pass_ran && e->pass_held) e->pass_held = 2;
-    if (e->pass_held == 2) {  // one launch that can run is enough: the others go on being held back
+    if (e->pass_held == 2) {  // nothing ran because warps or launches were held back: run the first launch that can run
         LOOP for (; e->pass_at < 2 * n; e->pass_at++) {
             u32 i = e->pass_at - n;
             Launch* l = launches[start + i < n ? start + i : start + i - n];

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The probe: all waiting threads poll again, to find out whether any of them can go on.
+// The probe, in which all waiting threads poll again to find out whether any of them can continue.
 #pragma once
 
 #include "pass.cuh"
 
-// Wakes the threads that sleep the shortest by moving the clock, or all of them; 0 if none sleeps.
+// Moves the clock to the time at which the first sleeping thread wakes; while watching, to the last one. 0 if none
+// sleeps.
 FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
     u64 first = ~0ull, last = 0;
     LOOP for (u32 k = 0; k < n; k++) {
@@ -30,6 +31,7 @@ FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
     return 1;
 }
 
+// Whether a launch has ended, faulted or triggered in all its blocks since the last call.
 FAR u32 has_event(Launch** launches, u32 n) {
     u32 event = 0;
     LOOP for (u32 k = 0; k < n; k++) {
@@ -43,7 +45,8 @@ FAR u32 has_event(Launch** launches, u32 n) {
     return event;
 }
 
-// While watching, all wait again: 1 if everything is as it was some rounds ago. Then it will be for ever.
+// Called while watching, when all threads wait again: 1 if all states are as they were some rounds ago. Then they
+// repeat for ever.
 FN u32 repeats(Engine* e) {
     if (e->state == e->state_kept && e->clock_reads == e->state_reads) return 1;
     if (!--e->state_rounds) {
@@ -54,14 +57,16 @@ FN u32 repeats(Engine* e) {
     return 0;
 }
 
-// Somebody has read the clock since it moved, and it can move on: what comes of that is seen before anything is decided.
+// Whether a thread has read the clock since it moved, and the step can still grow: the next step may let that thread
+// continue.
 FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
 
 const u32 PROBE_EVENT = 2;
 
-// Lets everything poll up to `rounds` times (fewer if that takes more than `limit` resumes); 1 as soon as anything came
-// of it, PROBE_EVENT if that is for R_EVENT. Between polls all that they set free runs until it waits again: a barrier inside
-// a spin loop belongs to a round. `probing` is left set if the call has done enough before that.
+// Lets all threads poll, in up to `rounds` rounds, or fewer if these take more than `limit` resumes. Returns 1 as soon
+// as that makes progress, PROBE_EVENT if the progress is an event of a launch, else 0. In a round, threads that a poll
+// lets continue run until they wait again, since a spin loop may contain a barrier. `probing` stays set if the work
+// limit of the call ends the probe early.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     if (!e->probing) {
         if (e->delay) delay_flush(e);

@@ -15,7 +15,8 @@ FAR void drop_published(Race* r, Location* v) {
     }
 }
 
-// Whether what the current thread publishes for the scope of `p` is published there: it has one for each block, cluster, device.
+// Whether what the current thread publishes for the scope of `p` is published there: it has one for each block,
+// cluster, device.
 FN u32 publishes_there(Who* w, Published* p) {
     if (p->scope == SCOPE_CTA) return same_block(w, p->op, p->block);
     if (p->scope == SCOPE_CLUSTER) return same_cluster(w, p->op, p->block);
@@ -51,7 +52,8 @@ FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     v->published = ref;
 }
 
-// A release for a scope wider than the cluster is one for the cluster too, as blocks of others may have added to the former.
+// A release for a scope wider than the cluster is one for the cluster too, as blocks of others may have added to the
+// former.
 FN void publish_release(Who* w, Location* v, u32 scope, Ref what) {
     publish(w, v, scope, what);
     if (scope > SCOPE_CLUSTER && w->l->cluster_size > 1) publish(w, v, SCOPE_CLUSTER, what);
@@ -65,8 +67,8 @@ FN Ref all_known(Who* w) {
     return all;
 }
 
-// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and the
-// copies, as they are (a reference).
+// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and
+// the copies, as they are (a reference).
 FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
     Clock* all = (Clock*)at(r, known);
     u32 klass, n = 0;
@@ -190,8 +192,9 @@ FAR u32 observed(Who* w, Ref* cell, Entry* e) {
 
 const u32 SEEN_KEPT = 16, WRITES_LEFT = 8, SEEN_TABLE = 64;
 
-// What was seen of a location matters for its writes that are still remembered, of which `oldest` is the first: the rest of
-// it is forgotten, and what is the same for these becomes one for each warp. Now and then, so that it costs little.
+// What was seen of a location matters for its writes that are still remembered, of which `oldest` is the first: the
+// rest of it is forgotten, and what is the same for these becomes one for each warp. Now and then, so that it costs
+// little.
 FAR void tidy_seen(Race* r, Ref* cell, Location* v, u32 oldest) {
     u32 left[WRITES_LEFT], n = 0, kept = 0;
     Ref table[SEEN_TABLE];
@@ -246,7 +249,8 @@ FN void tell_reads(Who* w, Location* v, u32 continues) {
     release(r, reads);
 }
 
-// A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later ones.
+// A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later
+// ones.
 FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
     Race* r = w->r;
     RaceThread* t = w->rt;

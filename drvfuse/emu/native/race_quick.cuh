@@ -2,14 +2,15 @@
 // The race detector: the entries of a line, and the accesses that are over quickly.
 //
 // Nearly all accesses are plain, and find writes that are known to them and an entry that they can share: then there is
-// nothing to judge, and what is to be remembered is a bit. Whatever else comes is left to `touch`, which decides anew: what
-// has been done here by then is what it would have done.
+// nothing to judge, and what is to be remembered is a bit. Whatever else comes is left to `touch`, which decides anew:
+// what has been done here by then is what it would have done.
 #pragma once
 
 #include "race_flags.cuh"
 
-// Entries of neighbours are kept together, in chunks: lists that are spread over memory are slow to walk. A chunk is aligned
-// to its size, begins with this header, and is in the list of its neighbourhood as long as any of its entries is free.
+// Entries of neighbours are kept together, in chunks: lists that are spread over memory are slow to walk. A chunk is
+// aligned to its size, begins with this header, and is in the list of its neighbourhood as long as any of its entries
+// is free.
 struct PoolChunk {
     u32 free;  // bits
     Ref next;
@@ -111,13 +112,13 @@ FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
 
 // Whether the entry `e` of an earlier access has to stay beside that of the plain write which is being made.
 //
-// Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store, made
-// later, does not race with this write, but it may race with an earlier access of the block since its last barrier. If
-// this write replaced the entry of that access, the race would be missed; so the entry stays.
+// Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store,
+// made later, does not race with this write, but it may race with an earlier access of the block since its last
+// barrier. If this write replaced the entry of that access, the race would be missed; so the entry stays.
 //
-// Two exceptions. Strong writes are replaced all the same, as what was seen of them is forgotten with their location. And a
-// read by the writing thread itself is replaced where both were made at the same time: whoever knows of the one knows of
-// the other, and a store that is not ordered behind the write is reported as a race with it.
+// Two exceptions. Strong writes are replaced all the same, as what was seen of them is forgotten with their location.
+// And a read by the writing thread itself is replaced where both were made at the same time: whoever knows of the one
+// knows of the other, and a store that is not ordered behind the write is reported as a race with it.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->size == AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= sync;
@@ -175,8 +176,8 @@ FN u32 known_of_warp(Quick* q, Entry* e, u32 both) {
     return !others || knows(q->r, q->rt->clock, q->op, q->block, q->warp, others, e->time) == 1;
 }
 
-// Of the reads that follow, those that the current one knows, which stands for them: as far as they are of other operations,
-// and the next `own` of this one, which a write may have left (`irreplaceable`).
+// Of the reads that follow, those that the current one knows, which stands for them: as far as they are of other
+// operations, and the next `own` of this one, which a write may have left (`irreplaceable`).
 FN void forget_outlived(Quick* q, Ref* pool, Ref* link, u32 own) {
     LOOP while (*link) {
         Entry* e = (Entry*)at(q->r, *link);
@@ -191,8 +192,9 @@ FN void forget_outlived(Quick* q, Ref* pool, Ref* link, u32 own) {
 
 const u32 LOOK = 2;  // as a result: left to `touch`, which shall look at all reads
 
-// The writes come first, and all are looked at; then some reads, for an entry to share. A list that begins with as many of
-// this operation that cannot be shared is now and then looked at as a whole; not in step with anything, or some never were.
+// The writes come first, and all are looked at; then some reads, for an entry to share. A list that begins with as many
+// of this operation that cannot be shared is now and then looked at as a whole; not in step with anything, or some
+// never were.
 FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
     Entry* e = 0;
     u32 own = 0;

@@ -46,8 +46,8 @@ FN u32 doubtful(Who* w, Entry* e) {
     return same_block(w, e->op, e->block) && via_multicast(w->site) == via_multicast(e->site);
 }
 
-// An atomic that the current one, which continues the chain of `v`, makes needless to remember (race.cuh). *other: the last
-// one by another block has been met.
+// An atomic that the current one, which continues the chain of `v`, makes needless to remember (race.cuh). *other: the
+// last one by another block has been met.
 FN u32 outdated(Who* w, Location* v, Entry* e, u32* other) {
     if (!(e->kind & N_ATOMIC) || e->op != w->op || e->site != w->site || e->kind != w->kind) return 0;
     if (e->bytes != v->bytes || e->serial - v->first > v->serial - v->first) return 0;
@@ -83,9 +83,9 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     }
     Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
     u32 merged = 0, locations = 0, oldest = r->serial + 1, other = 0;
-    // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and now and
-    // then; not in step with anything, or some lists would never be looked at. So does a poll that sees nothing new: it finds
-    // its warp's entry there, without which a list would grow for as long as nothing happens.
+    // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and
+    // now and then; not in step with anything, or some lists would never be looked at. So does a poll that sees nothing
+    // new: it finds its warp's entry there, without which a list would grow for as long as nothing happens.
     r->random = r->random * 1664525 + 1013904223;
     u32 readers = 0, looks_at_all = write || w->again || r->random >> 26 == 0;
     LOOP while (*link) {

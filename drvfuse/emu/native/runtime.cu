@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// The native part of the emulated driver: the scheduler that runs GPU threads on one CPU thread, and the checks behind every
-// memory access. Plain functions over raw pointers: NVRTC compiles this to runtime.ptx, the translator turns that into native
-// code (raw mode: no checks, no suspends), so no C compiler is needed where drvfuse runs. Nothing here allocates.
+// The native part of the emulated driver: the scheduler, which runs the threads of
+// all emulated GPUs on one CPU thread, and the checks of every memory access. NVRTC compiles this file to runtime.ptx,
+// and the translator makes native code of that PTX (in raw mode: without checks and suspends), so drvfuse needs no C
+// compiler where it runs. Nothing here allocates memory.
 //
-// Layout: the engine (machine/engine.py) gives every launch an array of slots, one a resident block:
+// Layout. The engine (machine/engine.py) gives every launch an array of slots, one for each resident block:
 //
 //     slot = Block | Warp[warps] | frames[threads]
 //
-// and, apart from them because few threads need it, a Poll for each thread of each slot.
+// A frame is a Thread and the registers that the kernel has saved. Each thread of each slot also has a Poll, which lies
+// outside of the slot, as few threads use it.
 //
-// A frame is a Thread and the kernel's saved registers. The kernel's function runs one thread until it suspends and says
-// why. A block's turn runs each warp's runnable lanes in order, completes warp operations and barriers, and ends when all
-// lanes wait. A pass gives every resident block a turn and starts blocks in empty slots.
+// Spins. A thread suspends before each strong load and atomic. A thread that comes back to an access (address and
+// instruction) that it has made before is not resumed while no word that it polls has changed: it would see nothing
+// new. That is a guess about the kernel. So before the engine reports that nothing can move, a probe (probe.cuh) lets
+// every such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a
+// new address was polled, or a block started. Completed barriers and warp operations alone are no progress.
 //
-// Spins. A thread suspends before each strong load and atomic. If it comes back to an access (address and instruction) that
-// it made before, and no word that it polled has changed since, it is left alone: nothing it can see has changed. That is a
-// guess about the kernel, so before the engine calls itself idle it lets every such thread poll once more, and if anything
-// but another fruitless poll comes of it, the run goes on. Progress, while probing, is: memory that changed, an exit, a new
-// address polled, a block started. Barriers and warp operations alone are not.
+// Bounded calls. A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle
+// signals. The next call continues from there.
 //
-// A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle signals. The next
-// call goes on from there.
-//
-// Order depends on the seed and on the calls alone; the budget, of time or of resumes, is only looked at between passes.
+// Determinism. The order in which threads run depends only on the seed and on the sequence of calls: the budget, in
+// time or in resumes, is checked between passes only.
 
 #include "probe.cuh"
 
-// `more`: goes on with what the last call left unfinished. Else that is forgotten, which loses no work of any thread.
+// Begins a call. With `more` it continues a pass or probe that the last call left unfinished; without, that pass or
+// probe is abandoned, which loses no work of any thread.
 FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
     e->work = 0;
     if (more) return;
@@ -37,8 +37,9 @@ FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
 
 FN u64 spent(Engine* e) { return e->counted ? e->resumes : rt_now(); }
 
-// Runs the launches together until one ends, faults or has triggered everywhere (R_EVENT), nothing can move (R_IDLE), or
-// the budget is spent (R_BUDGET): nanoseconds, or resumes where they are counted. R_MORE: call again, with `more`.
+// Runs the launches together. Returns R_EVENT when a launch has ended, has faulted or has triggered in all its blocks,
+// R_IDLE when nothing can move, R_BUDGET when the budget (nanoseconds, or resumes if Engine::counted) is spent, and
+// R_MORE when the caller has to call again with `more`.
 API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
     u64 deadline = spent(e) + budget;
     begin(e, launches, n, more);
@@ -70,9 +71,10 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
     }
 }
 
-// Everything is idle: moves the clock (by ever more while nothing comes of it) and lets everything poll. 1 if that led
-// anywhere, or if somebody reads the clock and it has not moved by a day yet; 0 if not; or R_MORE. Before that is said, all
-// poll until their states repeat, so that a loop that counts its polls comes to its end; `undecided` if the limit ended that.
+// Called when rt_run has returned R_IDLE: moves the virtual clock, by a growing step, and lets all threads poll.
+// Returns 1 if that made progress, or if a thread reads the clock and the step is still below a day; 0 if the threads
+// wait for ever; or R_MORE. Before it returns 0, all threads poll until their states repeat, so that a loop that counts
+// its polls reaches its end. If loop_limit ends this earlier, `undecided` is set.
 API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
     begin(e, launches, n, more);
     if (!more) {
@@ -87,7 +89,7 @@ API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
         if (e->probing) return R_MORE;
         if (!moved && awaits_clock(e)) return 1;
     }
-    if (!moved) {  // who reads the clock once in many polls may not have come to it yet
+    if (!moved) {  // a thread that reads the clock once in many polls may not have reached that read yet
         e->watching = 1;
         moved = probe(e, launches, n, ~0u, e->loop_limit);
         if (e->probing) return R_MORE;
@@ -99,9 +101,9 @@ API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
     return moved != 0;
 }
 
-// Everything is idle, and somebody outside may still do something: lets so much time pass and everything poll, for about so
-// many resumes: who reads the clock once in many polls may not come to it in this call. 1 if anything came of it, 0 if not;
-// or R_MORE.
+// Called when rt_run has returned R_IDLE but the host or another process may still act: moves the virtual clock by `ns`
+// and lets all threads poll, in at most about `resumes` resumes, which may be too few for a thread that reads the clock
+// once in many polls. Returns 1 if that made progress, 0 if not, or R_MORE.
 API u32 rt_pass_time(Engine* e, Launch** launches, u32 n, u64 ns, u64 resumes, u32 more) {
     begin(e, launches, n, more);
     if (!more) {

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bulk copies from shared to global memory (cp.async.bulk with a bulk_group), and the groups that threads wait for.
 //
-// A thread has a queue of them, apart from that of its cp.async and in pieces of 16 bytes, oldest first, each with the number
-// of its group: how often the thread had committed before. wait_group.read N makes sure that those whose group is not among
-// the N committed last have been read, wait_group N that they have been written too.
+// A thread has a queue of them, apart from that of its cp.async and in pieces of 16 bytes, oldest first, each with the
+// number of its group: how often the thread had committed before. wait_group.read N makes sure that those whose group
+// is not among the N committed last have been read, wait_group N that they have been written too.
 //
-// Why each result shown is one that PTX allows. A piece is read at any moment between its issue and the end of its thread's
-// first wait of either kind for it, and written, by a weak access, at any moment between that and the end of the wait without
-// .read, or of the launch. Nothing but these waits orders the one or the other. Here both moments are drawn for each piece:
-// it is read at its issue or at the wait, and written then or at the wait without .read; with seed 0 always the latter. So
+// Why each result shown is one that PTX allows. A piece is read at any moment between its issue and the end of its
+// thread's first wait of either kind for it, and written, by a weak access, at any moment between that and the end of
+// the wait without .read, or of the launch. Nothing but these waits orders the one or the other. Here both moments are
+// drawn for each piece: it is read at its issue or at the wait, and written then or at the wait without .read; with
+// seed 0 always the latter. So
 //
 //   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
 //   a reader to whom the data is announced without that wait, or behind one with .read, finds what was there before (a
 //     fault where nobody has written yet), in every run with seed 0;
 //   a target that is still read when the copy is issued is overwritten under the reader under other seeds.
 //
-// What nobody has waited for is written when nothing else can run, or LATEST_TURN turns of its block later. A block that has
-// ended keeps its place, and its shared memory, for so long: that the hardware may give that to another block before a
-// thread without a wait has had it read is not shown.
+// What nobody has waited for is written when nothing else can run, or LATEST_TURN turns of its block later. A block
+// that has ended keeps its place, and its shared memory, for so long: that the hardware may give that to another block
+// before a thread without a wait has had it read is not shown.
 //
-// Bounds, access rights and alignment are checked when a copy is issued; the target once more when it is written, as it may
-// have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Delayed stores (delay.cuh)
-// of the block and its device to the same place are made before it. The race detector sees two accesses of each piece that
-// last until their waits, as for cp.async.
+// Bounds, access rights and alignment are checked when a copy is issued; the target once more when it is written, as it
+// may have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Delayed stores
+// (delay.cuh) of the block and its device to the same place are made before it. The race detector sees two accesses of
+// each piece that last until their waits, as for cp.async.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -108,7 +109,8 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 
 
 API void rt_bulk_commit(Thread* t) { queue_of(t, 1)->commits++; }
 
-// Waits until at most the `newest` groups that were committed last may be pending, or with `read` may not have been read.
+// Waits until at most the `newest` groups that were committed last may be pending, or with `read` may not have been
+// read.
 API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     Launch* l = t->launch;
     Copy* pool = l->copy_pool->pool;

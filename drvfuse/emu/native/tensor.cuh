@@ -10,12 +10,13 @@ typedef long long s64;
 
 const u32 MOST = 512;  // elements of a matrix, or of the four matrices of m8n8k4
 
-// Numbers ----------------------------------------------------------------------------------------------------------------
+// Numbers
+// ----------------------------------------------------------------------------------------------------------------
 
 FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 
-// A number apart: significand * 2^(exponent - 23), the significand not normalised where the number is subnormal. What is
-// not finite has a class instead.
+// A number apart: significand * 2^(exponent - 23), the significand not normalised where the number is subnormal. What
+// is not finite has a class instead.
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
 const s32 ZERO = -(1 << 14);  // the exponent of a zero, and about that of a product with one: below all others
 const u32 FRACTION = 23;
@@ -44,11 +45,13 @@ FN Number number_of(u32 bits, u32 kind) {
     return number(bits, 32, 23);
 }
 
-// Sums of products -------------------------------------------------------------------------------------------------------
+// Sums of products
+// -------------------------------------------------------------------------------------------------------
 //
-// One step of the tensor cores adds C and all products at once, as integers: each term is cut off (toward zero) GUARD binary
-// places below the greatest exponent of all terms. The exponent of a product is the sum of its factors' exponents, so its
-// significand lies in [1, 4). The sum is exact then; it is rounded toward zero to fp32, or to nearest even to fp16.
+// One step of the tensor cores adds C and all products at once, as integers: each term is cut off (toward zero) GUARD
+// binary places below the greatest exponent of all terms. The exponent of a product is the sum of its factors'
+// exponents, so its significand lies in [1, 4). The sum is exact then; it is rounded toward zero to fp32, or to nearest
+// even to fp16.
 const u32 GUARD = 25;
 const s32 LEAST_TOP = -133;  // the least that counts as the greatest exponent: nothing below 2^-158 is added
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The turn of a block: each of its threads runs until it waits.
+// The turn of a block, in which each of its threads runs until it waits.
 //
-// The function of a kernel runs one thread until the thread suspends, and returns why. A turn of a block runs the runnable
-// lanes of each warp in order, completes warp operations and barriers, and ends when all lanes wait.
+// A kernel's function runs one thread until the thread suspends, and returns the reason (a Status). A turn runs the
+// runnable lanes of each warp in order, completes warp operations and barriers, and ends when all lanes wait.
 #pragma once
 
 #include "race_values.cuh"
 #include "store.cuh"
 #include "wait.cuh"
 
+// Counts as progress each write of the last resume that has changed memory.
 FAR void settle_writes(Engine* e) {
     LOOP for (u32 i = 0; i < e->writes; i++) {
         Write* w = &e->write[i];
@@ -31,7 +32,7 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
         if (b->barrier[i].arrived) try_barrier(l, b, i);
 }
 
-// A hash of all that decides how a thread goes on: its place, and the registers that it has saved.
+// A hash of all that decides how a thread continues: where it is suspended, and the registers that it has saved.
 FAR u64 state_of(Launch* l, Thread* t) {
     u64* words = (u64*)(t + 1);
     u64 h = (u64)t + t->resume;
@@ -42,7 +43,7 @@ FAR u64 state_of(Launch* l, Thread* t) {
     return h;
 }
 
-// Runs one thread until it suspends; 1 if it may be run again at once.
+// Runs one thread until it suspends. Returns 1 if it can be run again at once.
 FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     Engine* e = l->engine;
     u32 bit = 1u << t->lane;
@@ -140,9 +141,10 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     return 0;
 }
 
-const u32 TURN = 8192;  // resumes after which a warp or block lets others on, even if it could go on for ever
+const u32 TURN = 8192;  // resumes after which a warp's or block's turn ends although it could continue
 
-// One turn of a warp: all that its lanes can do now. `force` lets lanes poll that have no reason to.
+// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
+// changed. Returns the number of resumes.
 FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     Warp* warp = &b->warps[w];
     u32 ready = warp->ready, ran = 0;
@@ -194,7 +196,7 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
-// The warps of a block that a seed other than 0 holds back for some passes, so that the others run ahead of them.
+// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. None with seed 0.
 FN u32 held_warps(Launch* l, Block* b) {
     Engine* e = l->engine;
     if (!e->seed || e->probing) return 0;
@@ -202,8 +204,9 @@ FN u32 held_warps(Launch* l, Block* b) {
     return (u32)(r & r >> 32);
 }
 
-// Goes on where `turn_warp` says. That is set again if the call has done enough. Where no warp is held back because nothing
-// else can run, that is over as soon as a barrier completes.
+// One turn of a block. Returns the number of resumes. It begins with the warp that `turn_warp` names; if the work limit
+// of the call ends the turn, `turn_warp` is set to the warp with which the next call continues. Once a barrier has
+// completed in the turn, warps are held back (held_warps) even if none were before.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
     u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);

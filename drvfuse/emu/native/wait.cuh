@@ -5,7 +5,8 @@
 #include "cluster.cuh"
 #include "multimem.cuh"
 
-// Spins ------------------------------------------------------------------------------------------------------------------
+// Spins
+// ------------------------------------------------------------------------------------------------------------------
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
@@ -21,8 +22,8 @@ FAR void look_up(Block* b, Thread* t) {
         }
 }
 
-// True if a thread at a known access has no reason to make it again. If a word that it polls elsewhere has changed, it may
-// poll freely until it has come round to that.
+// True if a thread at a known access has no reason to make it again. If a word that it polls elsewhere has changed, it
+// may poll freely until it has come round to that.
 FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     u32 state = t->polls;
     if (!(state & POLL_KNOWN)) return 0;
@@ -84,7 +85,8 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     }
 }
 
-// Barriers ---------------------------------------------------------------------------------------------------------------
+// Barriers
+// ---------------------------------------------------------------------------------------------------------------
 
 FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
@@ -191,7 +193,8 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
     try_barrier(l, b, id);
 }
 
-// Warp operations ----------------------------------------------------------------------------------------------------------
+// Warp operations
+// ----------------------------------------------------------------------------------------------------------
 
 FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     u32 delta = t->op_b & 31, clamp = t->op_c & 31, segment = t->op_c >> 8 & 31;
@@ -335,8 +338,8 @@ FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     return all;
 }
 
-// Completes the operations that can be completed, and returns the lanes that may go on. Lanes of a mask that have exited, or
-// never existed, are not waited for.
+// Completes the operations that can be completed, and returns the lanes that may go on. Lanes of a mask that have
+// exited, or never existed, are not waited for.
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
     u32 todo = warp->warpop, freed = 0;
