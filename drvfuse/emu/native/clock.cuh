@@ -284,8 +284,7 @@ FN Ref with_chain(Race* r, Ref ref, u32 chain, u32 place) {
     return merge(r, ref ? (Clock*)at(r, ref) : &none.clock, &own.clock);
 }
 
-// For Python
-// ----------------------------------------------------------------------------------------------------------------
+// For Python ----------------------------------------------------------------------------------------------------------
 
 // The join of two clocks. Both references pass to the result.
 API u32 rt_clock_join(Race* r, u32 a, u32 b) {

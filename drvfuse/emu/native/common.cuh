@@ -13,10 +13,9 @@
 #define LOOP _Pragma("unroll 1")
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
-const u32 POLL_CREDIT =
-    16;                    // shift in Thread::polls: polls that the thread may still make although no word has changed
-const u32 CREDIT = 64;     // more polls than a loop makes between two polls of the word that it polls most rarely
-const u64 FUEL = 1 << 24;  // accesses, or rounds of loops, after which a thread checks for an interrupt
+const u32 POLL_CREDIT = 16;    // shift in Thread::polls: polls that the thread may still make without a change
+const u32 CREDIT = 64;         // more polls than a loop makes between two polls of the word that it polls most rarely
+const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, after which a thread checks for an interrupt
 // Costs, in accesses: a resume, the check of a spinning thread, a matrix instruction.
 const u64 RESUME_WORK = 32;
 const u64 LOOK_WORK = 8;

@@ -225,8 +225,7 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
     }
 }
 
-// For Python
-// ----------------------------------------------------------------------------------------------------------------
+// For Python ----------------------------------------------------------------------------------------------------------
 
 // Checks and records the access of a copy or fill, which knows `clock`, to a range of the window. `write` is a Range.
 API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 write, u64 now) {
