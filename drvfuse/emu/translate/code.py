@@ -19,8 +19,10 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """The place of an access or a suspend; `inlined` are (file, line) of the inlining calls, innermost first. `address`
-    is the operand that names the memory, as in the PTX, or "". `function` is the kernel or function that it is in.
+    """The place in the code of an access or a suspend.
+
+    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the operand
+    that names the memory, as the PTX has it, or "". `function` is the kernel or function with the instruction.
     """
 
     opcode: str
@@ -34,12 +36,13 @@ class Site:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """`symbol` runs one thread over a frame of `frame_bytes`. `sites` are the whole module's, indexed by site number.
+    """A translated kernel. The function `symbol` runs one thread, whose frame has `frame_bytes`.
 
-    Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
-    reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster:
-    a launch has to have clusters (.explicitcluster). refused: (why, file, line) of a kernel without code, because it or
-    what it calls uses an instruction that is refused by name.
+    `sites` are those of the whole module, indexed by site number. Dynamic shared memory begins at `shared_static`.
+    `max_threads` is from .maxntid or .reqntid, or 0; `reqncta` from .reqnctapercluster; `max_cluster`, the most blocks
+    of a cluster, from .maxclusterrank, or 0; with `needs_cluster`, a launch must have clusters (.explicitcluster).
+    `refused` is (reason, file, line) of a kernel without code: it, or a function that it calls, uses an instruction
+    that is refused by name.
     """
 
     name: str
@@ -63,10 +66,10 @@ class KernelCode:
 
 @dataclass(frozen=True)
 class GlobalVar:
-    """A `.global` or `.const` variable at `offset` of the globals blob.
+    """A `.global` or `.const` variable, at `offset` in the memory block of the module's variables.
 
-    init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there
-    is the blob's address plus that. managed: the host may use it too.
+    `init` are its first bytes; the others are zero. `relocations` are (offset in the variable, offset in the block): at
+    the first, the variable holds the address of the second as a u64. With `managed`, the host may use the variable too.
     """
 
     name: str

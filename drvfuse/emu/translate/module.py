@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
+"""Translation of a PTX module to LLVM IR text: layout of parameters, variables and shared memory, functions, sites.
 
-`translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
-emitted by `emitter.Emitter`.
+Other rooms call `translate` alone. The modules in OPCODE_MODULES register the emitters of their opcodes when they are
+imported; `emitter.Emitter` emits one function.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
 
 
 def _shape(fn: Function, directive: str) -> tuple[int, int, int] | None:
-    """The three dimensions of a directive; those that it leaves out are 1."""
+    """The three dimensions that a directive gives. Dimensions that it leaves out are 1."""
     given = fn.directives.get(directive)
     return (*given, 1, 1)[:3] if given else None  # type: ignore[return-value]
 
 
 def _prologue() -> list[str]:
-    """The entry of a kernel or of a function that it calls: loads of addresses that never change."""
+    """The entry of a kernel, or of a function that kernels call: loads of addresses that never change."""
     lines = []
     for name, type_, base, structure, member in (
         ("block", "ptr", "t", structs.Thread, "block"),
@@ -82,22 +82,22 @@ def _prologue() -> list[str]:
 
 
 class Unit:
-    """One module while it is translated, as its functions use it."""
+    """A module that is being translated, with all that its functions share."""
 
     def __init__(self, module: Module, raw: bool, prefix: str, functions: dict[str, int]):
         self.module, self.raw, self.prefix = module, raw, prefix
         self.functions = functions  # functions whose address is taken -> that address
         self.helpers = Helpers()
         self.sites: list[Site] = []
-        self._emitted = ""  # the function that is
+        self._emitted = ""  # the function that is being emitted
         self._site_of: dict[int, int] = {}
-        self._kept: list[Instruction] = []  # ids must stay unique
+        self._kept: list[Instruction] = []  # kept alive, so that the ids in _site_of stay unique
         self._shared: dict[str, dict[str, int]] = {}
         self._static: dict[str, int] = {}
         self._params: dict[str, dict[str, int]] = {}
         self._used_functions: list[str] = []
         self._refused: dict[str, NotEmulated] = {}
-        # Without mapa nothing has the address of another block's shared memory.
+        # Without mapa, no thread can have the address of another block's shared memory.
         self.has_clusters = any(
             isinstance(item, Instruction) and item.base == "mapa"
             for fn in module.functions.values()
@@ -111,7 +111,7 @@ class Unit:
         self._layout_globals()
 
     def emitter(self, fn: Function, mode: str) -> Emitter:
-        """What emits a function of the module in one of Emitter's modes."""
+        """An emitter for a function of the module."""
         return Emitter(self, fn, mode, self.helpers)
 
     # Layout ---------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Unit:
         return seen
 
     def _layout_shared(self, fn: Function) -> None:
-        """Offsets of the shared variables of a kernel: the static ones, then the dynamic ones, all at one place."""
+        """Lay out the shared variables of a kernel: the static ones first, then all dynamic ones at the same offset."""
         wanted = {}
         for item in fn.body or ():
             if isinstance(item, Instruction):
@@ -211,7 +211,7 @@ class Unit:
         return fn is not None and fn.body is not None
 
     def constant(self, data: bytes) -> str:
-        """A pointer to these bytes."""
+        """A pointer to constant memory with these bytes."""
         name = self._constants.get(data)
         if name is None:
             name = self._constants[data] = f'@"{self.prefix}constant.{len(self._constants)}"'
@@ -242,9 +242,9 @@ class Unit:
                 emitted[fn.name] = g
             except NotEmulated as error:
                 self._refused[fn.name] = error
-        # Emitting a function may find calls of further ones.
+        # Emitting a function may add functions that it calls to the list.
         device: dict[str, Emitter] = {}
-        for name in self._used_functions:  # the list grows in the loop
+        for name in self._used_functions:
             try:
                 device[name] = self._device(self.module.functions[name])
             except NotEmulated as error:
@@ -299,8 +299,9 @@ class Unit:
 def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     """Translate one PTX module to LLVM IR text (opaque pointers, no target triple).
 
-    raw: `.func`s become plain C functions (visible ones exported), without checks or suspends; there are no kernels.
-    prefix: of every symbol that is defined. Raises `PtxError` naming the PTX line of what cannot be translated.
+    With `raw`, each `.func` becomes a plain C function without checks or suspends, exported if it is visible, and the
+    module must not have kernels. Every symbol that the IR defines begins with `prefix`. Raises PtxError with the PTX
+    line of an instruction that cannot be translated.
     """
     module = parse(ptx)
     try:

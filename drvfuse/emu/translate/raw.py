@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw modules: every function becomes a plain C function, without checks and suspends. There are no kernels."""
+"""Raw modules, in which every function becomes a plain C function, without checks and suspends."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _variable(unit: Unit, v: Var) -> None:
 
 
 def symbol(unit: Unit, name: str) -> str:
-    """The symbol of a function: a function that the module only declares keeps its name."""
+    """The symbol of a function. A function that the module only declares keeps its name."""
     return name if unit.module.functions[name].body is None else unit.prefix + name
 
 
 def emit_return(g: Emitter) -> None:
-    """Return the value of the one result of the function that is emitted, or nothing."""
+    """Emit the return of a function, with its result if it has one."""
     if g.fn.returns:
         v = g.fn.returns[0]
         t = _type(v)
@@ -60,7 +60,7 @@ def emit_return(g: Emitter) -> None:
 
 
 def emit_call(g: Emitter, callee: Any, results: list[str], arguments: list[str], prototype: str | None) -> None:
-    """Call a function. `results` and `arguments` are pointers to the values."""
+    """Emit the call of a function. `results` and `arguments` are pointers to the values."""
     unit = g.unit
     if isinstance(callee, Reg):
         if prototype is None or prototype not in g.fn.prototypes:
