@@ -143,7 +143,9 @@ class GraphExec(Object):
             self.process.machine.progress.submit(command, [self.last], chain=new_chain())
 
     def launch(self, stream: Stream) -> None:
-        """Queue all steps. The stream's next operation waits for all of them. A Failure is raised before any is queued."""
+        """Queue all steps. The stream's next operation waits for all of them. A Failure is raised before any is
+        queued.
+        """
         process, progress = self.process, self.process.machine.progress
         process.refuse_implicit(stream)
         for context in {step.command.context for step in self.plan.everything() if step.command is not None}:

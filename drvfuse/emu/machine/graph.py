@@ -186,7 +186,9 @@ class Graph(Object):
         return found
 
     def clone(self, parent: Node | None = None) -> Graph:
-        """A graph with the same nodes and edges, including child graphs. `origin` of its nodes are those of this graph."""
+        """A graph with the same nodes and edges, including child graphs. `origin` of its nodes are those of this
+        graph.
+        """
         graph = Graph(parent)
         graph.user_objects.update(self.user_objects)
         copies: dict[Node, Node] = {}

@@ -101,7 +101,9 @@ def _private(start: int, end: int) -> bool:
 
 
 def _mapping(address: int, nbytes: int) -> tuple[int, int, int] | None:
-    """(device, inode, offset) of the file of which the whole range is one shared, writable mapping. None if it is not."""
+    """(device, inode, offset) of the file of which the whole range is one shared, writable mapping. None if it is
+    not.
+    """
     at, found = address, None
     for line in _MAPS.read_text().splitlines():
         span, rights, offset, device, inode = line.split(maxsplit=5)[:5]

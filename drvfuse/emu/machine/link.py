@@ -13,7 +13,9 @@ from .objects import Object
 
 @dataclass(eq=False)
 class Link(Object):
-    """A link in progress. `log` is the buffer for its errors; `image` is the result, which lives as long as the link."""
+    """A link in progress. `log` is the buffer for its errors; `image` is the result, which lives as long as the
+    link.
+    """
 
     log: Any
     units: list[Unit] = field(default_factory=list)

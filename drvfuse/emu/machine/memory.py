@@ -198,7 +198,9 @@ class ProcessMemory:
         return address
 
     def free_reservation(self, address: int, nbytes: int) -> None:
-        """Give back what `reserve` returned. Raises ArgumentError for other ranges, and if something is mapped there."""
+        """Give back what `reserve` returned. Raises ArgumentError for other ranges, and if something is mapped
+        there.
+        """
         if address not in self._reserved:
             raise ArgumentError("address", f"0x{address:x}", "a reservation of this process")
         self._window.mappings.free_reservation(address, nbytes)

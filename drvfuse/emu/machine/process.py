@@ -294,7 +294,9 @@ class Process:
             raise Failure(context.error)
 
     def stream(self, value: Any) -> Stream:
-        """The stream of a stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own stream."""
+        """The stream of a stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own
+        stream.
+        """
         handle = 0 if value is None else int(value)
         if handle in (0, 1):
             return self.current().legacy

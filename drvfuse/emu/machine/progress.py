@@ -383,7 +383,9 @@ class Progress:
         self._give_up("interrupted", "Ctrl-C ended what ran", process)
 
     def _give_up(self, kind: str, headline: str, process: Process | None = None) -> None:
-        """End the running kernels of a process, or of all, and their waits for values, with a report of where they are."""
+        """End the running kernels of a process, or of all, and their waits for values, with a report of where they
+        are.
+        """
         contexts = {op.command.context for op in (*self._kernels.running, *self._awaiting)}
         if process is not None:
             contexts = {context for context in contexts if context.process is process}

@@ -25,7 +25,9 @@ has the first of these GPCs, a larger one repeats them.
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources of a multiprocessor: threads, blocks, bytes. `shared_block` is the most shared memory of a block."""
+    """The resources of a multiprocessor: threads, blocks, bytes. `shared_block` is the most shared memory of a
+    block.
+    """
 
     threads: int
     blocks: int

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The waits of driver calls. They drive the progress of a machine, and advance the clock if nothing can move otherwise."""
+"""The waits of driver calls. They drive the progress of a machine, and advance the clock if nothing can move
+otherwise.
+"""
 
 from __future__ import annotations
 
