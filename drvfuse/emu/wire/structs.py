@@ -123,7 +123,7 @@ _MemcpyNode = _struct(
 
 
 class _NodeParams(ctypes.Union):
-    """The members of CUgraphNodeParams that hold pointers, and the room for all of them."""
+    """The members of CUgraphNodeParams that have pointers, and the size of the union."""
 
     _fields_ = (
         *(("kernel", CUDA_KERNEL_NODE_PARAMS), ("memcpy", _MemcpyNode), ("host", CUDA_HOST_NODE_PARAMS)),
@@ -176,7 +176,7 @@ class Structure:
         return getattr(T, self.c)
 
     def checked(self, value: Any) -> Any:
-        """The object itself. Raises Invalid for one that was made from an address without memory."""
+        """The object itself. Raises Invalid if it was made from an address where no memory is."""
         if not mapped.writable(int(value.getPtr()), self.size):
             raise Invalid
         return value
@@ -201,7 +201,7 @@ _ATTRIBUTE_SIZE = ctypes.sizeof(CUlaunchAttribute)
 
 
 class LaunchConfig(Structure):
-    """A launch configuration, with its attributes behind it."""
+    """A launch configuration. Its attributes follow it in the message."""
 
     def __init__(self) -> None:
         super().__init__("CUlaunchConfig")
