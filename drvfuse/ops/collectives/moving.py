@@ -37,6 +37,8 @@ class MovePart:
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
+    arrangement: moves.Arrangement | None = None
+    """Of scales that do not stay together (`targets` are then in no table)."""
 
 
 class MoveOptions:
@@ -115,7 +117,7 @@ def prepare(
     are still to be read.
     """
     group = common.group
-    work = moves.MoveWork(tuple(part.table for part in parts), same, root)
+    work = moves.MoveWork(tuple(part.table for part in parts), same, root, parts[-1].arrangement)
     call = MoveCall(common, parts, work, in_place_hazard, "", False)
     schedule: Schedule | None = None
     ready: list[Ready] = []
@@ -175,7 +177,7 @@ class MoveCall:
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
-        if self.in_place_hazard:
+        if self.in_place_hazard or (algo == "put" and self.work.arrangement is not None):
             return False
         if algo == "naive":
             return True
@@ -213,11 +215,14 @@ class MoveCall:
         same = work.same and (
             self.algo == "push" or (self.algo == "pull" and self.staged)
         )  # only where kernels differ by it
-        kernel = MoveKernel(self.algo, group.size, same, self.staged, plan.compares(group))
+        arrangement = work.arrangement
+        kernel = MoveKernel(self.algo, group.size, same, self.staged, arrangement is not None, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:
             for target, table in zip((parameters.rows, parameters.scales), work.tables, strict=False):
                 target.tailor(table, rank)
+            if arrangement is not None:
+                parameters.arrangement.tailor(arrangement, rank)
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)
