@@ -17,13 +17,8 @@ from ..call.prepared import Direct, Schedule
 from . import multimem, naive, nodes, plan
 from .call_options import CallOptions
 from .epilogue_binding import BoundEpilogue
-from .kernels import (
-    AllreduceMultimemParams,
-    AllreduceNodesParams,
-    AllreduceParams,
-    AllreducePushParams,
-    CollectiveKernel,
-)
+from .kernels import CollectiveKernel
+from .params import AllreduceMultimemParams, AllreduceNodesParams, AllreduceParams, AllreducePushParams
 
 if TYPE_CHECKING:
     from ...dtypes import DType

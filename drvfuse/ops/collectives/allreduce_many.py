@@ -28,7 +28,8 @@ from . import plan
 from .allreduce_call import AllreduceCall
 from .call_options import CallOptions
 from .collective_call import prepare
-from .kernels import INPUT_DTYPES, PUSH, AllreducePushParams, CollectiveKernel
+from .kernels import INPUT_DTYPES, PUSH, CollectiveKernel
+from .params import AllreducePushParams
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -200,13 +201,9 @@ class InTurn:
         for schedule in self._schedules:
             schedule.check(captures, alone)
 
-    def launch_all(self, streams: Sequence[Stream]) -> None:
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         for schedule in self._schedules:
-            schedule.launch_all(streams)
-
-    def launch_one(self, position: int, stream: Stream) -> None:
-        for schedule in self._schedules:
-            schedule.launch_one(position, stream)
+            schedule.launch(positions, streams)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from ..call.prepared import Direct, Schedule
 from . import multimem, naive, nodes, plan
 from .call_options import CallOptions
 from .fused_params import params_of
-from .kernels import CollectiveKernel, FusedMultimemParams, FusedNodesParams, FusedParams, FusedPushParams
+from .kernels import CollectiveKernel
 from .norm_form import NormForm
+from .params import FusedMultimemParams, FusedNodesParams, FusedParams, FusedPushParams
 
 if TYPE_CHECKING:
     from ...dtypes import DType

@@ -15,7 +15,8 @@ from ..call.prepared import Direct, Schedule
 from . import naive, plan
 from .fused_call import Addresses, FusedCall
 from .fused_params import params_of
-from .kernels import CollectiveKernel, FusedParams
+from .kernels import CollectiveKernel
+from .params import FusedParams
 from .scatter_kernels import ROW_FORMS, FusedScatterParams, FusedScatterPushParams, RowParts, ScatterKernel
 
 

@@ -21,8 +21,9 @@ from ..call.options import PDLLevel
 from ..call.planned import PlanCache, Planned, Ready
 from ..call.specialisation import load
 from ..call.tracing import CallTrace
-from .kernels import Call, CollectiveKernel, PushCall
+from .kernels import CollectiveKernel
 from .move_kernels import MoveKernel
+from .params import Call, PushCall
 
 if TYPE_CHECKING:
     from ...comm.group import Group
