@@ -77,8 +77,8 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 class Arrangement:
     """Scales that are gathered in a layout that is not one of whole rows: "column" or "tiles" of a `Quantisation`.
 
-    `itemsize` is that of a scale, `groups` how many a row has, `rows[i]` the rows of rank i. A rank's scales are moved as
-    they lie, padding included, and the rank that receives them stores each in its place.
+    `itemsize` is that of a scale, `groups` how many a row has, `rows[i]` the rows of rank i. A rank's scales are moved
+    as they lie, padding included, and the rank that receives them stores each in its place.
     """
 
     layout: str

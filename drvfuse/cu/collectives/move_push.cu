@@ -102,11 +102,13 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            store_packs([&](int) {
-                auto own = target_of(p, 0, index);
-                own.left = packs.own_left;
-                return own;
-            }, packs.own);
+            store_packs(
+                [&](int) {
+                    auto own = target_of(p, 0, index);
+                    own.left = packs.own_left;
+                    return own;
+                },
+                packs.own);
             first = false;
             receive_unit(p, push, trace, index, slots);
         }

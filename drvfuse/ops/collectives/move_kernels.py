@@ -11,7 +11,7 @@ from ...plans import moves
 from ...trace import layout
 from ..call import faults
 from ..call.specialisation import Specialisation
-from .kernels import Call, PushCall
+from .params import Call, PushCall
 
 ALGOS = ("push", "pull", "put")
 ALGORITHMS = ("auto", *ALGOS, "naive")
@@ -22,9 +22,9 @@ RELAY = "relay"
 @dataclass(frozen=True)
 class MoveKernel:
     """What a kernel is compiled for: one of `ALGOS` or `RELAY`; whether a rank's bytes are the `same` for all ranks;
-    whether bytes are `staged` in workspaces (not by push); whether scales are `arranged` (`plans.moves.Arrangement`; not
-    by relay, and by put only if staged); and as in `CollectiveKernel` whether it `compares` calls,
-    how much it notes if it is `traced`, and the `fault` that is planted in it."""
+    whether bytes are `staged` in workspaces (not by push); whether scales are `arranged` (as `plans.moves.Arrangement`
+    says; not by relay, and by put only where bytes are staged); and as in `CollectiveKernel` whether it `compares`
+    calls, how much it notes if it is `traced`, and the `fault` that is planted in it."""
 
     algo: str
     ranks: int
