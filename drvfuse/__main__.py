@@ -111,13 +111,28 @@ def _add_benchmarks(benchmarks: Any) -> None:
     scatters = "reduce-scatter", "reduce-scatter-rmsnorm-fp8"
     for name in ("all-gather", "all-to-all", "allreduce-many", "broadcast", *scatters):
         benchmarks.add_parser(name, parents=[gpus, moves, out], help=f"{name}, beside the wire and NCCL")
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument("--op", nargs="+", metavar="NAME", help="collectives, by the names of their benchmarks")
+    every.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    forms = benchmarks.add_parser(
+        "fused-forms", parents=[gpus, shapes, every, out], help="the fused norms in every form, beside the plain one"
+    )
+    forms.add_argument("--form", nargs="+", metavar="NAME", help="such as static, mxfp8-tiles, layer (default: all)")
+    forms.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
     processes = benchmarks.add_parser(
-        "processes", parents=[gpus, shapes, out], help="collectives with a process for each GPU, beside one process"
+        "processes",
+        parents=[gpus, shapes, every, out],
+        help="collectives with a process for each GPU, beside one process",
     )
     processes.add_argument(
-        "--algos", nargs="+", metavar="NAME", help="(default: auto push_one_shot push_two_shot; pull ones are staged)"
+        "--algos", nargs="+", metavar="NAME", help="(default: auto and those that push; others are staged)"
     )
-    processes.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    nodes = benchmarks.add_parser(
+        "nodes", parents=[gpus, shapes, every, out], help="collectives over several nodes by NCCL, beside one node"
+    )
+    for parser, default in ((processes, 1), (nodes, 2)):
+        text = f"into which the GPUs are divided (default: {default})"
+        parser.add_argument("--nodes", type=_positive, default=default, help=text)
     host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
     host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
