@@ -242,18 +242,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_benchmarks(bench.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True))
 
     trace = commands.add_parser("trace", description="show what the blocks of an op do when")
-    trace.add_argument(
-        "op", choices=("allreduce", "allreduce_rmsnorm_fp8", "gemv"), help="gemv: gemv_partial_norm, on one device"
-    )
+    collectives = ("allreduce", "allreduce_many", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+    norms = ("allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8")
+    on_one_device = "gemv (gemv_partial_norm) and rmsnorm_fp8 run on one device"
+    trace.add_argument("op", choices=(*collectives, *norms, "rmsnorm_fp8", "gemv"), help=on_one_device)
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
     trace.add_argument(
         "--shape",
         default=None,
         metavar="MxN",
-        help="rows x columns of a rank's input; of gemv as for bench",
+        help="rows x columns of a rank's input, of all_gather its output; of gemv as for bench",
     )
-    algorithms = ("auto", "push_one_shot", "push_two_shot", "one_stage", "two_stage", "naive")
-    trace.add_argument("--algo", choices=algorithms, default="auto")
+    trace.add_argument("--algo", default="auto", metavar="NAME", help="one of the op's algorithms (default: auto)")
     trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
