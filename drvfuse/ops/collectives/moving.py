@@ -180,8 +180,7 @@ class MoveCall:
         if algo == "naive":
             return True
         far = [operand for part in self.parts for operand in (part.targets if algo == "put" else part.sources)]
-        own = [operand for part in self.parts for operand in (part.sources if algo == "put" else part.targets)]
-        aligned = self.work.aligned and all(operand.ptr % 16 == 0 for operand in (*far, *own))
+        aligned = self.work.aligned(algo) and all(operand.ptr % 16 == 0 for operand in far)
         return aligned and plan.readable_by_peers(self.common.group, far)
 
     def schedule(self) -> tuple[Schedule, list[Ready]]:
