@@ -11,35 +11,25 @@ from typing import TYPE_CHECKING, overload
 
 from .. import config
 from ..bootstrap.rendezvous import meet
-from ..errors import (
-    CaptureError,
-    ClosedError,
-    DriverError,
-    DrvfuseError,
-    LaunchError,
-    RankEnded,
-    Unsupported,
-    require_kind,
-)
+from ..errors import CaptureError, ClosedError, DriverError, DrvfuseError
 from ..nodes.exchange import Exchange, Member
 from ..nodes.joint import Joint, NodesWanted
 from ..nodes.layout import Nodes, find_nodes, find_order
 from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.driver import Owner, forked
-from ..runtime.lifetime import Owned, flush, hold, release
+from ..runtime.lifetime import Owned, flush
 from ..runtime.vmm import SymmetricBuffer, Undo
 from . import arguments
 from .alone import AloneLaunches
 from .budget import BlockBudget
+from .call_state import CallState
 from .connect import connect
-from .history import History, Noted
-from .multicast_memory import MulticastMemory
 from .partial import PartialCalls
 from .rank import Rank
 from .rank_graphs import RankGraphs
-from .reports import error_of
 from .split import split
+from .symmetric_memory import SymmetricMemory
 from .transport import LocalTransport
 from .workspace import Workspace
 
@@ -48,6 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.driver import Driver, DriverLike
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream, StreamLike
+    from .history import Noted
     from .transport import Transport
 
 _LOCAL_SECONDS = 60.0  # seconds that an engine may take to connect the ranks of one process
@@ -79,10 +70,7 @@ class Group(Owned, Owner):
         self.layout, self.wanted = joint.nodes, joint.wanted
         self.link: NodeLink | None = None
         self.sizes = workspace_bytes, max_blocks
-        self._broken: Callable[[], DrvfuseError] | None = None
-        self._stale = self._held = False
-        self._partial = PartialCalls(transport.indices)
-        self._history = History(transport.indices)
+        partial = PartialCalls(transport.indices)
         self.ranks = tuple(Rank(i, device, self) for i, device in zip(transport.indices, devices, strict=True))
         with Undo() as undo:
             undo.append(transport.close)
@@ -92,17 +80,18 @@ class Group(Owned, Owner):
                 flush(self.driver)
                 self._budget = BlockBudget(transport.members, devices, max_blocks)
                 undo.append(self._budget.release)
-                self.alone = AloneLaunches(self.ranks, self._partial, transport.identity)
+                self.alone = AloneLaunches(self.ranks, partial, transport.identity)
                 undo.append(self.alone.release)
                 transport.open()
             self.workspace = Workspace(transport, workspace_bytes, self.layout)
             undo.append(self.workspace.close)
             self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
-            self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
+            self._memory = SymmetricMemory(transport, self.ranks, self.nodes > 1, self.workspace.payload_bytes)
             if self.nodes > 1:
                 self.link = self._join(joint)
                 undo.append(self.link.close)
-            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport, self.link
+            self._state = CallState(transport, partial, self.workspace, self.link)
+            owned = self.ranks, self.workspace, self._memory, self._budget, self.alone, transport, self.link
             self._owns(self.driver, _dispose, *owned)
             undo.commit()
         try:
@@ -329,9 +318,9 @@ class Group(Owned, Owner):
         self.require_open()
         for rank in self.ranks:
             rank.drain()
-        self._forget_partial()
+        self._state.forget_partial()
         self.check()
-        self._history.settle()
+        self._state.history.settle()
 
     def check(self) -> None:
         """Raise BarrierTimeout if a rank has given up waiting since the last reset, CallMismatch if it has found that
@@ -341,14 +330,7 @@ class Group(Owned, Owner):
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
         """
         self.require_open()
-        if self._broken is None and self.workspace.reported():
-            found = self.workspace.first_report()
-            self._broken = error_of(found, self._history, self.calls, self.transport.ended)
-        if self._broken is not None:
-            raise self._broken()
-        if self.link is not None and self.link.failure is not None:
-            self._stale = True
-            raise self.link.failure
+        self._state.check(self.calls)
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -366,15 +348,13 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             for rank in self.ranks:
                 rank.drain()
-        self._forget_partial()
+        self._state.forget_partial()
         with self.transport.step("reset the group: clear the workspaces"):
             self.workspace.clear([rank.stream for rank in self.ranks])
         if self.link is not None:
             with self.transport.step("reset the group: connect the nodes", self.link.timeout):
                 self.link.reset()
-        self._history.clear()
-        self._broken = None
-        self._stale = False
+        self._state.clear()
 
     def admit(self, streams: Sequence[Stream]) -> None:
         """Called first by every collective: raises a pending BarrierTimeout, or resets after one.
@@ -384,24 +364,12 @@ class Group(Owned, Owner):
         ended, which would never come to the call.
         """
         self.require_open()
-        if self._broken is not None or self._stale:
+        if self._state.admit(self.calls):
             if not self.together:
-                self._refuse()
+                self._state.refuse(self.calls)
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
-            self.check()
-        elif self.transport.ended:
-            rank, how = next(iter(self.transport.ended.items()))  # the first one
-            raise RankEnded("a call of the group", rank, how)
-
-    def _refuse(self) -> None:
-        self.check()
-        raise LaunchError(
-            "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
-            "up: call group.reset() on all ranks"
-        )
 
     @contextlib.contextmanager
     def capture(self, streams: Sequence[StreamLike] | None = None) -> Iterator[RankGraphs]:
@@ -418,7 +386,7 @@ class Group(Owned, Owner):
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
-        self._history.captured(position, graph, call.note)
+        self._state.history.captured(position, graph, call.note)
         if call.note.adapts:
             self.alone.captured(graph)
         if graph is not None:
@@ -430,7 +398,7 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self._forget_partial()  # from here on the program must keep the order of the ranks' calls
+        self._state.forget_partial()  # from here on the program must keep the order of the ranks' calls
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called right before `call` is launched on local ranks, outside a capture.
@@ -438,24 +406,13 @@ class Group(Owned, Owner):
         Raises LaunchError if another rank was launched alone with another call, which these would meet on the device.
         While a call has been launched on some ranks only, nothing that was dropped is freed.
         """
-        if self._partial.begin(positions, call):
-            self._held = True
-            hold(self)
-        elif self._held:
-            self._held = False
-            release(self)
+        self._state.begin(positions, call)
         if call.note.adapts:
             self.alone.launched()
-        self._history.launched(positions, call.note)
-
-    def _forget_partial(self) -> None:
-        self._partial.clear()
-        self._held = False
-        release(self)
 
     def abandon(self) -> None:
         """Called by a collective that launched only some ranks: the group must be reset before the next call."""
-        self._stale = True
+        self._state.abandon()
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory of one address per rank that every rank can read and write; the caller closes it.
@@ -471,21 +428,12 @@ class Group(Owned, Owner):
         the set-up fails.
         """
         self.require_open()
-        with self.transport.step("allocate symmetric memory"):
-            size = arguments.integer("nbytes", nbytes, 1)
-            require_kind("multicast", multicast, bool, "True or False")
-            if multicast:
-                self.require_multicast()
-            self._require_shared()
-        return self._multicast.allocate(size) if multicast else self.transport.symmetric(size, multicast=False)
+        return self._memory.allocate(nbytes, multicast)
 
     def require_multicast(self) -> None:
         """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
         self.require_open()
-        if self.nodes > 1:
-            raise Unsupported("multicast memory is that of one node, and the group has several")
-        self.transport.require_multicast()
-        self._require_shared()
+        self._memory.require_multicast()
 
     def multicast_at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
         """The multicast address of the `nbytes` that lie at `ptrs[i]` on local rank i, or None.
@@ -493,7 +441,7 @@ class Group(Owned, Owner):
         There is one where all of them lie at the same offset of one open buffer of `symmetric(multicast=True)` of this
         group; memory of another group has none. Makes no driver call.
         """
-        return self._multicast.at(ptrs, nbytes)
+        return self._memory.multicast_at(ptrs, nbytes)
 
     def multicast_staging(self, streams: Sequence[Stream] = ()) -> SymmetricBuffer:
         """Multicast memory for the group's ops, as large as the payload (`workspace_bytes`), freed with the group.
@@ -502,18 +450,7 @@ class Group(Owned, Owner):
         `streams` is being captured too; later calls return the same buffer. Contents are undefined at first.
         """
         self.require_open()
-        if not self._multicast.staged:
-            self.require_multicast()
-        return self._multicast.staging(streams)
-
-    def _require_shared(self) -> None:
-        if self.nodes > 1:
-            raise Unsupported("symmetric memory is that of one node, and the group has several")
-        if not self.peers_readable:
-            raise Unsupported(
-                f"symmetric memory needs peer access between all devices; missing (from, to): "
-                f"{list(self.transport.missing)}"
-            )
+        return self._memory.staging(streams)
 
     def close(self) -> None:
         """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid.
@@ -525,7 +462,7 @@ class Group(Owned, Owner):
         if not self.closed and not forked() and not self.driver.closed:
             for rank in self.ranks:
                 rank.require_no_capture()
-            self._forget_partial()
+            self._state.forget_partial()
         super().close()
         self.transport.close()  # also where the driver is gone, and nothing is left to free
 
@@ -550,7 +487,7 @@ def _dispose(
     driver: Driver,
     ranks: Sequence[Rank],
     workspace: Workspace,
-    multicast: MulticastMemory,
+    memory: SymmetricMemory,
     budget: BlockBudget,
     alone: AloneLaunches,
     transport: Transport,
@@ -569,7 +506,7 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
+        driver.abandoned.append((workspace, memory, budget, link))  # kernels of the other ranks may still use it
         transport.close()
         raise failure
     budget.release()
@@ -579,4 +516,4 @@ def _dispose(
         if link is not None:
             undo.append(link.close)
         undo.append(workspace.close)
-        undo.append(multicast.close)
+        undo.append(memory.close)

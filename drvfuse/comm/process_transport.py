@@ -11,7 +11,7 @@ Memory passes from process to process by file descriptors. Who owns what:
     report blocks  one memory without a name, made by rank 0, that all processes have mapped and registered with the
                    driver. It goes when the last mapping of a process goes. Rank i's kernels write block i alone.
     multicast      each process owns a handle of the object, its binding and its mapping. The memory of a rank must not
-                   be unbound while kernels of another use the object: `MulticastMemory.close` sees to that.
+                   be unbound while kernels of another use the object: `SymmetricMemory.close` sees to that.
 
 What all ranks do together is a `step`: each does its part, then they vote. Where one has failed all raise, and each
 takes back what it has made in this step and those before it, the last first; nothing that it takes back depends on
