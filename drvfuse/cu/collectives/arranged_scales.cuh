@@ -8,6 +8,7 @@
 // column, and with bytes of 0 in tiles, where no other rank has bytes in it.
 #pragma once
 #include "common/bytes.cuh"
+#include "common/faults.cuh"
 #include "common/quantise.cuh"
 
 struct Arrangement {
@@ -51,7 +52,8 @@ __device__ __forceinline__ Places places_in_columns(const Arrangement& a, int di
         const u32 index = pack * 4 + k, group = index / words;
         const int row = (index - group * words) * 4 / a.itemsize;
         places.at[k] = (i64(group) * padded4(a.rows) + a.first[distance] + row) * a.itemsize;
-        places.bytes[k] = group < a.groups ? (a.count[distance] - row) * a.itemsize : 0;
+        const int left = FAULT("scales-stored-with-padding") ? 4 : (a.count[distance] - row) * a.itemsize;
+        places.bytes[k] = group < a.groups ? left : 0;
     }
     return places;
 }
