@@ -19,7 +19,7 @@ from .limits import ceil_div
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
 from .quantisation import Quantisation
 from .traffic import Traffic
-from .tuning import Cost
+from .tuning import Costs
 
 PUSH = ("push", "relay")
 _BLOCKS_OF_OWN = 8  # of so many blocks one copies what stays, if the grid has as many: cu/collectives/move.cu
@@ -247,29 +247,13 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     return Traffic(2 * own + (3 * remote if staged else remote), remote)
 
 
-class MoveCosts(NamedTuple):
-    """The times of a call: by words that carry their own readiness, sent to all or passed on by relays, and behind
-    barriers, with direct stores or through staging.
-    """
-
-    push: Cost
-    relay: Cost
-    direct: Cost
-    staged: Cost
-
-
-COSTS = MoveCosts(Cost(2.5, 310e3), Cost(3.5, 300e3), Cost(8.0, 350e3), Cost(9.0, 300e3))
-"""Of `push` and `direct` roughly what was measured on 2 H200 (docs/performance.md), by kernels that did not yet copy
-what stays on a rank beside what moves. Relays and staged bytes were not measured: theirs are estimates."""
-
-
-def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
+def algorithm(costs: Costs, work: MoveWork, behind_barriers: str, staged: bool) -> str:
     """The algorithm that "auto" selects: "push", for a broadcast to several ranks also "relay", or
     `behind_barriers`.
     """
     nbytes = work.busiest
-    times = {"push": COSTS.push.microseconds(nbytes)}
-    times[behind_barriers] = (COSTS.staged if staged else COSTS.direct).microseconds(nbytes)
+    times = {"push": costs.move_push.microseconds(nbytes)}
+    times[behind_barriers] = (costs.move_staged if staged else costs.move_direct).microseconds(nbytes)
     if work.root is not None and work.ranks > 2:
-        times["relay"] = COSTS.relay.microseconds(work.sent(work.root) / (work.ranks - 1))
+        times["relay"] = costs.move_relay.microseconds(work.sent(work.root) / (work.ranks - 1))
     return min(times, key=lambda algo: times[algo])

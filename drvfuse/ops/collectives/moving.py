@@ -19,6 +19,7 @@ from . import collective_call, plan
 from .call_options import CallOptions
 from .copies import Copies
 from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -163,7 +164,8 @@ class MoveCall:
             return ["naive"]
         best = ("pull", "put") if self.work.root is not None else ("put", "pull")  # measured: docs/performance.md
         behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
-        return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
+        staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
+        return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
