@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases that `drvfuse check` runs: each kernel needs one entry here."""
+"""The cases that `drvfuse check` runs. Every kernel must run in at least one of them."""
 
 from __future__ import annotations
 

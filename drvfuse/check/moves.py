@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather, broadcast and all-to-all, call after call on one group.
+"""Cases of all-gather, broadcast and all-to-all: sequences of calls on one group.
 
-All calls of a run have their inputs in the same memory, written by a kernel directly before, and their outputs too,
-from which a kernel directly behind takes them. The host waits once, at the end. So a rank that is through with a call
-overwrites what others may still read, and takes what others may still write. A quarter of the words are 0xFFFFFFFF.
+All calls of a run have their inputs in the same memory, and their outputs in the same memory. A kernel directly before
+a call writes its inputs, and a kernel directly after it copies its outputs. The host waits once, at the end. So a rank
+that has ended a call at once overwrites inputs, and reads outputs. If a peer may still read or write these, a case
+fails. A quarter of the words are 0xFFFFFFFF.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from .run import Run
 
 TIGHT = 8 << 10
 OPS = ("all_gather", "scales", "broadcast", "relay", "all_to_all", "one_way", "in_place")
-COLUMNS = (33, 64)  # words of a row, which then begins at multiples of 4 bytes or of 16
+COLUMNS = (33, 64)  # words of a row: rows begin at multiples of 4 bytes, or of 16
 _WORDS = 1 << 14
 
 
 class _Memory:
-    """The inputs and outputs of all calls of a group: words of each rank, of which a call takes what it needs."""
+    """The memory for inputs and outputs of all calls of a group. Each call uses as many of its words as it needs."""
 
     def __init__(self, run: Run, group: Group) -> None:
         self.run, self.group = run, group
@@ -52,7 +53,7 @@ class _Memory:
         return [a[:size].reshape(shape) for a, size, shape in zip(self._arrays[name], sizes, shapes, strict=True)]
 
     def copying(self, sources: Sequence[Array], targets: Sequence[Array], pdl: bool) -> list[list[Launch]]:
-        """For each rank the launch that copies, or none."""
+        """The launches of each rank that copy, of which there may be none."""
         return [
             [self._copy.prepare(1, 128, source, target, source.nbytes, device=target.device, pdl=pdl)]
             if source.nbytes
@@ -62,7 +63,7 @@ class _Memory:
 
 
 class _Call:
-    """A prepared call with the kernels around it, and what must come of it."""
+    """A prepared call, the kernels before and after it, and its expected results."""
 
     def __init__(self, memory: _Memory, op: str, algo: str, pdl: PDLLevel, blocks: int) -> None:
         run, group, n = memory.run, memory.group, memory.group.size
@@ -89,7 +90,7 @@ class _Call:
             call = broadcast.prepare(group, xs[0], ys[0], root=root, **options)
         else:
             table = run.random.integers(0, 9, (n, n))
-            if op == "one_way":  # bytes from a rank of which none come back
+            if op == "one_way":  # a rank receives bytes from one to which it sends none
                 table = np.triu(table, 1) * 3
             if op == "in_place":
                 table = table + table.T
@@ -160,9 +161,10 @@ def moves(
     pdl: PDLLevel | None = None,
     timeout: float = 10.0,
 ) -> None:
-    """Six calls on 2 or 3 GPUs, with options as drawn by the seed where None.
+    """Six calls on 2 or 3 GPUs. The seed selects the options that are None.
 
-    A `tight` workspace holds a fraction of a call; `graph` replays the sequence twice; `alone` launches rank by rank.
+    With `tight` the workspace holds only a fraction of a call. With `graph` the sequence is replayed twice from a
+    graph. With `alone` the ranks are launched one by one.
     """
     ranks = ranks or 2 + run.seed % 2
     tight = run.chance() if tight is None else tight
@@ -193,7 +195,8 @@ def moves_in_rounds(
     ranks: int = 3,
     timeout: float = 10.0,
 ) -> None:
-    """Push calls of several rounds, some with bytes one way alone, between sums whose words use the same slots.
+    """Push calls of several rounds, between sums that use the same slots. In some calls bytes move in one direction
+    only.
 
     A relay needs three ranks.
     """
