@@ -26,7 +26,7 @@ def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         starts = [weight.ptr for weight in bench.weights(8, 64)]
         assert len(starts) == 3 and starts[1] - starts[0] == 2 * 8 * 64
         assert len(bench.weights(64, 64)) == 1  # more than were rotated so far
-        result = bench.measure(8, 64, 6)
+        result = bench.measure(8, 64, 6, rows=2)
         assert bench.read(3, 7) > 0  # copies of 42 bytes, in accesses of 16
         assert not machine.reports
     assert all(result[key] > 0 for key in ("read", *gemv.OURS))
