@@ -2,8 +2,8 @@
 """Which algorithm `algo="auto"` selects: the one that is quickest in a model with two constants per algorithm.
 
 Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the model reads
-nothing but shapes and constants that are the group's. `drvfuse tune` measures these on a machine; else they are those
-of the lowest compute capability of its devices, for GPUs that all reach one another by NVLink.
+only shapes and the constants of the group. `drvfuse tune` measures constants on a machine. Otherwise built-in constants
+are used, for the lowest compute capability of the group's devices and for GPUs that are all connected by NVLink.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Costs(NamedTuple):
 
 
 HOPPER = Costs(Cost(1.85, 338e3), Cost(2.75, 350e3), Cost(2.55, 347e3), Cost(3.4, 346e3))
-"""Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received."""
+"""Measured on 2 H200 (docs/performance.md); the times of 3 to 8 GPUs follow from the bytes that they receive."""
 
 AMPERE = Costs(Cost(2.5, 200e3), Cost(3.6, 215e3), Cost(4.0, 200e3), Cost(5.2, 205e3))
 BLACKWELL = Costs(Cost(1.85, 676e3), Cost(2.75, 700e3), Cost(2.55, 694e3), Cost(3.4, 692e3))
@@ -67,7 +67,8 @@ def allreduce_received(ranks: int, nbytes: int) -> tuple[float, float]:
 
 
 def fused_received(ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool) -> tuple[float, float]:
-    """The same for the fused norm. With residuals whole rows are gathered, else results."""
+    """The bytes that each rank receives in a fused norm by push_one_shot and by push_two_shot. The latter gathers whole
+    rows with a residual, else results."""
     gathered = row_bytes if residual else result_bytes
     return (ranks - 1) * rows * row_bytes, (ranks - 1) / ranks * rows * (row_bytes + gathered)
 
