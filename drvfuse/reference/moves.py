@@ -15,19 +15,20 @@ Host = npt.NDArray[Any]
 
 
 def all_gather(inputs: Sequence[Host]) -> Host:
-    """What every rank has: the ranks' rows, one behind the other."""
+    """The result on every rank: the rows of all ranks, in the order of the ranks."""
     return np.concatenate(inputs)
 
 
 def broadcast(inputs: Sequence[Host], root: int = 0) -> Host:
-    """What every rank has: the root's array."""
+    """The result on every rank: the root's array."""
     if root not in range(len(inputs)):
         raise ArgumentError("root", repr(root), f"a rank, 0 to {len(inputs) - 1}")
     return inputs[root].copy()
 
 
 def all_to_all(inputs: Sequence[Host], splits: Sequence[Sequence[int]] | None = None) -> list[Host]:
-    """What each rank has: from every rank the rows for it. `splits[i][j]` rows go from i to j; None: equally many."""
+    """The result on each rank: the rows that all ranks send to it. Rank i sends `splits[i][j]` rows to rank j; None
+    stands for equal numbers of rows."""
     ranks = len(inputs)
     if splits is None:
         if any(len(values) % ranks for values in inputs):
