@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import ArgumentError
 from .array import Array
+from .device import Device
 from .driver import Driver
 from .lifetime import retire
 from .stream import LEGACY, Stream
@@ -239,3 +241,14 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
     if package == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream(device_index).ptr)
     return None
+
+
+def on_device(obj: Any, where: Device) -> AbstractContextManager[object]:
+    """A context manager that makes `where` the current device of `obj`'s library, where alone torch exports tensors.
+
+    torch restores its own current device lazily, so a current context of the driver does not always tell it.
+    """
+    if type(obj).__module__.partition(".")[0] == "torch":
+        current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)
+        return current
+    return where.use()

@@ -17,7 +17,8 @@ from drvfuse.errors import ArgumentError
 from drvfuse.runtime import dlpack
 from drvfuse.runtime.array import Array
 from drvfuse.runtime.driver import get_driver
-from drvfuse.runtime.interop import as_array, copyable_by, readable_by
+from drvfuse.runtime.interop import as_array
+from drvfuse.runtime.reach import copyable_by, readable_by
 from drvfuse.runtime.stream import Stream
 
 

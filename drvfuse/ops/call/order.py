@@ -17,10 +17,11 @@ class Route:
     launches.
 
     `producers` are the streams of the arrays, `owners` those in whose order foreign ones may be reused, without the
-    stream itself; mostly there are none. `told` is the other memory that need not be told again who uses it.
+    stream itself; mostly there are none. `unordered` are the foreign arrays whose library tells no stream, which must
+    live until a launch is complete. `told` is the other memory that need not be told again who uses it.
     """
 
-    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told")
+    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told", "unordered")
 
     def __init__(
         self,
@@ -29,9 +30,11 @@ class Route:
         away: Sequence[Array],
         producers: Sequence[Stream],
         owners: Sequence[Stream] = (),
+        unordered: Sequence[Array] = (),
     ) -> None:
         """`away` are those arrays whose own stream may be another one."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
+        self.unordered = unordered
         self.told: Sequence[Array] | None = None
 
     @classmethod
@@ -40,7 +43,8 @@ class Route:
         others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
-        return cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners)
+        unordered = [o.array for o in operands if o.foreign and (o.producer is None or not o.producer.foreign)]
+        return cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners, unordered)
 
     @classmethod
     def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
