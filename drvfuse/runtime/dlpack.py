@@ -132,6 +132,10 @@ def export(
         raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
     if copy:
         raise BufferError("drvfuse does not export copies")
+    if stream is None and array.device.driver.name == "emu":
+        # torch 2.13 loses its own error for an unknown device, and raises SystemError.
+        why = "a consumer that can use it passes stream=; .numpy() copies it to the host"
+        raise BufferError(f"{array!r} is in the memory of an emulated device, which other libraries cannot use: {why}")
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
@@ -187,24 +191,27 @@ class Description:
         return all(n == 1 or s == e for n, s, e in zip(self.shape, self.strides, expected, strict=True))
 
 
-def read(capsule: Any) -> Description:
-    """The description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
+def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
+    """The description of a capsule that has not been consumed, for errors that of `argument`.
+
+    The memory lives as long as the capsule object does.
+    """
     for versioned, name in _NAMES.items():
         if _is_valid(capsule, name):
             kind: Any = _ManagedVersioned if versioned else _Managed
             managed = kind.from_address(_get_pointer(capsule, name))
             break
     else:
-        raise ArgumentError("DLPack capsule", repr(capsule), "an unconsumed dltensor or dltensor_versioned")
+        raise ArgumentError(argument, repr(capsule), "an unconsumed dltensor or dltensor_versioned")
     if versioned and managed.major != VERSION[0]:
-        raise ArgumentError("DLPack capsule", f"of version {managed.major}.{managed.minor}", "of version 1")
+        raise ArgumentError(argument, f"of DLPack version {managed.major}.{managed.minor}", "of version 1")
     tensor = managed.tensor
     count = tensor.ndim
     return Description(
         ptr=(tensor.data or 0) + tensor.byte_offset,
         shape=tuple(tensor.shape[:count]),
         strides=tuple(tensor.strides[:count]) if tensor.strides else None,
-        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, f"{argument}.dtype"),
         device_type=tensor.device.type,
         device_index=tensor.device.index,
         read_only=bool(versioned and managed.flags & _READ_ONLY),

@@ -160,7 +160,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
             capsule = _asked(argument, obj.__dlpack__, stream=order, max_version=dlpack.VERSION)
         except TypeError:  # a producer of before DLPack 1.0
             capsule = _asked(argument, obj.__dlpack__, stream=order)
-    description = dlpack.read(capsule)
+    description = dlpack.read(capsule, argument)
     return description, where, producer, (obj, capsule)
 
 

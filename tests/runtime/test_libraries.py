@@ -18,9 +18,10 @@ import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import CaptureError
 from drvfuse.reference import bits
+from drvfuse.runtime import dlpack
 from drvfuse.runtime.array import Array
 from drvfuse.runtime.pinned import PinnedBuffer
-from drvfuse.runtime.stream import Stream
+from drvfuse.runtime.stream import LEGACY, Stream
 
 
 class Immutable:
@@ -109,6 +110,37 @@ def test_a_library_that_tells_no_stream_is_not_asked_during_a_capture(group: df.
     assert gone() is not None  # the graph keeps it
     graph.launch(rank.stream)
     assert (output.numpy() == 3).all()
+
+
+def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_orders(group: df.Group) -> None:
+    """CuPy's streams are by default such streams, and its arrays by default on the legacy default stream."""
+    (rank,) = group
+    with rank.device.use():
+        ordered = Stream.wrap(rank.device, int(group.driver.cuStreamCreate(0)))
+
+    def theirs(array: Array) -> Any:
+        return SimpleNamespace(kept=array, __cuda_array_interface__=array.__cuda_array_interface__ | {"stream": LEGACY})
+
+    x, y = rank.array(np.full((2, 256), 5, np.float32)), rank.zeros((2, 256), "float32")
+    prepared = df.allreduce.prepare(group, theirs(x), theirs(y), streams=ordered)
+    with df.Graph.capture([ordered]) as graph:
+        prepared.launch()
+    assert (y.numpy() == 0).all()
+    graph.launch(ordered)
+    ordered.synchronize()
+    assert (y.numpy() == 5).all()
+
+
+def test_a_dtype_that_ops_do_not_know_names_the_argument(group: df.Group, refused: Any) -> None:
+    class Complex(Immutable):
+        def __dlpack__(self, **options: Any) -> Any:
+            capsule = super().__dlpack__(**options)
+            managed = dlpack._ManagedVersioned.from_address(dlpack._get_pointer(capsule, b"dltensor_versioned"))
+            managed.tensor.dtype.code = 5
+            return capsule
+
+    x = Complex(group.ranks[0].zeros((2, 256), "int64"))
+    refused(lambda: df.allreduce(group, x), "inputs.dtype", "(code, bits, lanes) (5, 64, 1)")
 
 
 @pytest.mark.parametrize("kind", [BufferError, RuntimeError, ValueError])

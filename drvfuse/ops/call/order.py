@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ...comm.ordering import same
 from ...errors import CaptureError
 from ...runtime.array import Array, mark_used
-from ...runtime.stream import Event, Stream
+from ...runtime.stream import LEGACY, Event, Stream
 from .operands import Operand
 
 
@@ -59,7 +59,7 @@ class Route:
         """
         stream = self.stream
         for producer in self.producers:
-            if same(producer, stream):
+            if same(producer, stream) or _outside(producer, capture):
                 continue
             if producer.closed:
                 event = producer.last_event() if capture is None else None
@@ -87,7 +87,7 @@ class Route:
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order foreign arrays' own streams after the launch: a library may reuse its memory in that order."""
         for owner in self.owners:
-            if owner.closed or same(owner, self.stream):
+            if owner.closed or same(owner, self.stream) or _outside(owner, capture):
                 continue
             if capture is not None and owner.capture_id() != capture:
                 continue
@@ -95,6 +95,12 @@ class Route:
                 owner.wait(event)
             else:
                 owner.follow(self.stream)
+
+
+def _outside(stream: Stream, capture: int | None) -> bool:
+    """Whether `stream` is known to be no part of `capture`: the legacy default stream is never captured, and while a
+    stream is captured that it orders, the driver does not answer questions about it."""
+    return capture is not None and stream.handle == LEGACY
 
 
 def _distinct(streams: Iterable[Stream]) -> list[Stream]:
