@@ -233,6 +233,11 @@ class _ExchangeApi(ctypes.Structure):
 _CurrentStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
+def library_of(obj: Any) -> str:
+    """The package that defines the type of an array, such as "torch"."""
+    return type(obj).__module__.partition(".")[0]
+
+
 def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
     """The handle of the stream that `obj`'s framework works on now, by whatever the framework offers; else None."""
     capsule = getattr(type(obj), "__dlpack_c_exchange_api__", None)
@@ -242,10 +247,10 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
             handle = ctypes.c_void_p()
             if _CurrentStream(table.current_work_stream)(device_type, device_index, ctypes.byref(handle)) == 0:
                 return handle.value or 0
-    package = type(obj).__module__.partition(".")[0]
-    if package == "torch":
+    library = library_of(obj)
+    if library == "torch":
         return int(sys.modules["torch"].cuda.current_stream(device_index).cuda_stream)
-    if package == "cupy":
+    if library == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream(device_index).ptr)
     return None
 
@@ -255,7 +260,7 @@ def on_device(obj: Any, where: Device) -> AbstractContextManager[object]:
 
     torch restores its own current device lazily, so a current context of the driver does not always tell it.
     """
-    if type(obj).__module__.partition(".")[0] == "torch":
+    if library_of(obj) == "torch":
         current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)
         return current
     return where.use()

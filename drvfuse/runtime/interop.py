@@ -41,6 +41,8 @@ ArrayLike = Array | SupportsDLPack | SupportsCudaArrayInterface
 """A device array: drvfuse's own, or that of another library."""
 
 _INTERFACE_VERSION = 3
+_IMMUTABLE = ("jax", "jaxlib")
+"""Packages whose arrays are never written, though their DLPack does not say so."""
 
 
 def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
@@ -161,6 +163,8 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
         except TypeError:  # a producer of before DLPack 1.0
             capsule = _asked(argument, obj.__dlpack__, stream=order)
     description = dlpack.read(capsule, argument)
+    if dlpack.library_of(obj) in _IMMUTABLE:
+        description = replace(description, read_only=True)
     return description, where, producer, (obj, capsule)
 
 

@@ -231,7 +231,7 @@ def test_torchs_graphs_replay_calls(connect: Any, ranks: int, rng: np.random.Gen
         x, y, total, out = (empty(group, (16, 1024), "float32") for _ in range(4))
         prepared = df.allreduce.prepare(group, y, total)
         prepared.launch()
-        torch.cuda.synchronize()
+        group.synchronize()
         graphs = []
         for i, (rank, place) in enumerate(zip(group, places(group), strict=True)):
             graphs.append(torch.cuda.CUDAGraph())
@@ -267,6 +267,7 @@ def test_our_graphs_replay_torchs_kernels(connect: Any, ranks: int, rng: np.rand
             with torch.cuda.stream(stream):
                 torch.mul(theirs, 2, out=result)  # loads the kernel before the capture
         torch.cuda.synchronize()
+        group.synchronize()
         with df.Graph.capture(ours) as graph:
             prepared.launch(streams=ours)
             for theirs, stream, result in zip(total, streams, out, strict=True):

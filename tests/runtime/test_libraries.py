@@ -131,6 +131,15 @@ def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_o
     assert (y.numpy() == 5).all()
 
 
+def test_arrays_of_jax_are_no_outputs(group: df.Group, refused: Any) -> None:
+    class ArrayImpl(Immutable):
+        __module__ = "jaxlib._jax"
+
+    x = ArrayImpl(group.ranks[0].zeros((2, 256), "float32"))
+    refused(lambda: df.allreduce(group, x, x), "outputs", "read-only")
+    assert (df.allreduce(group, x).numpy() == 0).all()
+
+
 def test_a_dtype_that_ops_do_not_know_names_the_argument(group: df.Group, refused: Any) -> None:
     class Complex(Immutable):
         def __dlpack__(self, **options: Any) -> Any:
