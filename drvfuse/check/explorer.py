@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from ..errors import DrvfuseError
 from .cases import CASES
-from .mutants import MUTANTS, Verdict, hunt
+from .mutant import Verdict, hunt
+from .mutants import MUTANTS
 from .run import Finding, explore
 
 MUTANT_SEEDS = 12

@@ -89,11 +89,17 @@ class MoveWork:
         """All bytes that are moved, those that stay on their rank included."""
         return sum(move.nbytes for table in self.tables for of_rank in table for move in of_rank)
 
-    @property
-    def aligned(self) -> bool:
-        """Whether every move begins at multiples of 16 bytes."""
-        every = (move for table in self.tables for of_rank in table for move in of_rank if move.nbytes)
-        return all(move.source % PACK_BYTES == move.target % PACK_BYTES == 0 for move in every)
+    def aligned(self, algo: str) -> bool:
+        """Whether every move to another rank begins at a multiple of 16 bytes where `algo` accesses the memory of a
+        peer: in its output by "put", in its input by "pull"."""
+        far = [
+            move.target if algo == "put" else move.source
+            for table in self.tables
+            for i, of_rank in enumerate(table)
+            for j, move in enumerate(of_rank)
+            if i != j and move.nbytes
+        ]
+        return all(offset % PACK_BYTES == 0 for offset in far)
 
     @property
     def most(self) -> int:

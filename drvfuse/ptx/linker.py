@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .ir import PtxError
-from .parser import head, without_comments
+from .text import head, without_comments
 
 BUILTIN = frozenset({"vprintf", "__assertfail", "malloc", "free"})
 """Functions that every module may call and no module defines."""

@@ -59,12 +59,6 @@ __device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slo
     if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
 }
 
-// The start of a pack, and the number of bytes from there on: 0 or less if the pack does not exist.
-struct Spot {
-    char* at;
-    i64 left;
-};
-
 __device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
 
 __device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i64 scale_bytes, i64 index) {
@@ -108,29 +102,30 @@ __device__ __forceinline__ Team whole_grid() {
     return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
 }
 
-// Copies this thread's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs are loaded at once
-// where all of them are whole and aligned.
+// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs per thread are loaded at
+// once where all of the warp's are whole and aligned. Whole warps come to it.
 template <int B, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;
-    const i64 stride = team.count;
+    const i64 stride = team.count, lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (i64 j = team.number; j < count; j += B * stride) {
+    for (i64 j = team.number; j - lane < count; j += B * stride) {
         u32 words[B][4];
-        bool exists[B], plain = true;
+        bool exists[B], whole = true;
 #pragma unroll
         for (int b = 0; b < B; ++b) {
             const Spot source = from(j + b * stride), target = to(j + b * stride);
             exists[b] = j + b * stride < count && source.left > 0;
-            plain &= !exists[b] || (is_whole(source.at, source.left) && is_whole(target.at, target.left));
+            whole &= !exists[b] || (is_whole(source) && is_whole(target));
         }
-        if (!plain) {
+        if (!__all_sync(0xffffffffu, whole)) {
 #pragma unroll 1
-            for (i64 k = j; k < count && k < j + B * stride; k += stride) {
-                const Spot source = from(k), target = to(k);
-                if (source.left <= 0) continue;
-                load_bytes(words[0], source.at, source.left);
-                store_bytes(target.at, words[0], target.left);
+            for (i64 k = j; k - lane < count && k < j + B * stride; k += stride) {
+                Spot source = from(k), target = to(k);
+                if (k >= count) source.left = 0;
+                if (source.left <= 0) target.left = 0;
+                load_bytes(words[0], source);
+                store_bytes(target, words[0]);
             }
             trace.lap(TraceRole::load);
             trace.lap(TraceRole::store);

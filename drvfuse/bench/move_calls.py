@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of all-gather, broadcast and all-to-all, for benchmarks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import reference
+from ..comm.group import Group
+from ..ops.collectives.all_gather import all_gather
+from ..ops.collectives.all_to_all import all_to_all
+from ..ops.collectives.broadcast import broadcast
+from ..runtime.array import Array
+from .collective_calls import CollectiveCalls, Host, Result
+
+OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to_all": all_to_all}
+
+
+def unit_of(ranks: int) -> int:
+    """What a size is a multiple of: whole packs of each rank's part of each rank's input."""
+    return 16 * ranks**2
+
+
+def input_bytes(op: str, ranks: int, nbytes: int) -> int:
+    """The bytes of a rank's input: for all_gather its part of an output of `nbytes`, else `nbytes`."""
+    return nbytes // ranks if op == "all_gather" else nbytes
+
+
+def moves(group: Group, op: str, nbytes: int, sets: int) -> CollectiveCalls:
+    """Calls with random bytes, at least `nbytes` of them in the output of a rank. A broadcast is in place, as torch has
+    it."""
+    unit, ranks = unit_of(group.size), range(group.size)
+    of_input = input_bytes(op, group.size, -(-nbytes // unit) * unit)
+    shape = (group.size, of_input // group.size)  # so that rows can be exchanged in equal blocks
+    hosts = [np.random.default_rng([rank, nbytes]).integers(0, 256, shape, np.uint8) for rank in ranks]
+    inputs = [[rank.array(np.roll(hosts[rank.index], turn)) for rank in group] for turn in range(sets)]
+    rows = group.size * (group.size if op == "all_gather" else 1)
+    outputs: list[Array] = [] if op == "broadcast" else [rank.empty((rows, shape[1]), "uint8") for rank in group]
+
+    def expected() -> list[Host]:
+        if op == "all_to_all":
+            found = reference.all_to_all(hosts)
+            return [found[rank.index] for rank in group]
+        of_all = reference.all_gather(hosts) if op == "all_gather" else reference.broadcast(hosts)
+        return [of_all] * len(group)
+
+    prepare = partial(OPS[op].prepare, group)
+
+    def in_place(members: Any, **options: Any) -> Any:
+        return prepare(members, outputs or members, **options)
+
+    return CollectiveCalls(group, in_place, inputs, [Result("the bytes", outputs or inputs[0], expected)])
