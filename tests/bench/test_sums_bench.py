@@ -13,7 +13,7 @@ pytestmark = pytest.mark.emulated
 
 
 @pytest.mark.parametrize("op", sums.OPS)
-def test_an_op_is_measured_beside_the_wire(op):
+def test_each_op_is_measured_beside_the_wire_time(op):
     with df.emu.Machine(devices=2, sm_count=2) as machine, df.Group.local(2, driver=machine, max_blocks=2) as group:
         results = list(moves.measure(group, op, [1], ["auto"], EMULATED, with_peers=False))
     (result,) = results

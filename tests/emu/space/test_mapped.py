@@ -59,14 +59,14 @@ def test_constant_memory_is_read_and_not_written(pages: int) -> None:
     assert mapped.readable(address, PAGE) and not mapped.writable(address, 1)
 
 
-def test_code_is_what_may_be_executed(pages: int) -> None:
+def test_an_address_is_code_if_it_is_executable(pages: int) -> None:
     function = ctypes.CFUNCTYPE(None)(lambda: None)
     code = ctypes.cast(function, ctypes.c_void_p).value
     assert code is not None and mapped.executable(code)
     assert not any(mapped.executable(address) for address in (pages, pages + PAGE, 0, 7, FAR, 2**64 - 1))
 
 
-def test_bytes_are_gathered_or_there_are_none(pages: int, rng: np.random.Generator) -> None:
+def test_ranges_are_read_completely_or_not_at_all(pages: int, rng: np.random.Generator) -> None:
     values = rng.integers(0, 256, PAGE, np.uint8)
     ctypes.memmove(pages, values.ctypes.data, PAGE)
     content = values.tobytes()

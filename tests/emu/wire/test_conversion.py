@@ -191,7 +191,7 @@ def test_arguments_are_counted_and_named_as_by_the_bindings(name: str) -> None:
             assert outcome(lambda a=args, k=kwargs: made.read(a, k)) == theirs, (args, kwargs)
 
 
-def test_what_the_function_gets() -> None:
+def test_the_emulated_function_gets_converted_arguments() -> None:
     rows = np.arange(6, dtype=np.uint16)
     read = coder("cuMemcpyHtoD").read((real.CUdeviceptr(64), rows, 12.0), {})
     assert read == [64, rows.ctypes.data, 12] and type(read[1]) is Address and read[1].keep is rows

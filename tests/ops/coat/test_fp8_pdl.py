@@ -160,7 +160,7 @@ def force(monkeypatch, name: str, plan: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "level"), [("forward", df.PDLLevel.OFF), *((name, level) for name in KERNELS for level in (ON, EARLY))]
 )
-def test_a_late_producer_and_an_early_consumer(device, module, rng, monkeypatch, name, level):
+def test_results_are_right_with_a_late_producer_and_an_early_consumer(device, module, rng, monkeypatch, name, level):
     """Every input but the weights is written late, by kernels that let the call start before they have."""
     kernel = KERNELS[name]
     force(monkeypatch, name, kernel.plan)

@@ -126,7 +126,7 @@ def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n,
 
 
 @pytest.mark.parametrize(("algo", "shape", "form"), FORMS)
-def test_other_forms_leave_as_much_room(compiled, algo, shape, form):
+def test_other_forms_of_the_fused_op_need_no_more_registers(compiled, algo, shape, form):
     image, threads = compiled(4, algo, FUSED, shape, False, **form)
     resident = RESIDENT[FUSED, algo, threads][RANKS.index(4)]
     assert registers_of(image) <= FILE // (threads * resident) // STEP * STEP

@@ -66,7 +66,7 @@ def two():
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["auto", "pull"])
-def test_ranks_in_processes_of_their_own(two, rng, algo):
+def test_ranks_in_separate_processes_have_the_same_bytes(two, rng, algo):
     """Bare arrays; `put` and `pull` pass the workspaces, which other processes have mapped."""
     hosts = [rng.integers(0, 256, (4, 1000), np.uint8) for _ in range(2)]
     scales = [rng.standard_normal(4).astype(np.float32) for _ in range(2)]
@@ -92,7 +92,7 @@ def test_ranks_in_processes_of_their_own(two, rng, algo):
 
 
 @pytest.mark.emulated
-def test_another_root_is_another_call():
+def test_different_roots_are_reported_as_different_calls():
     with connected(2) as ranks:
 
         def call(group):

@@ -68,7 +68,7 @@ def timed_out(group):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("missing", [0, 2])
-def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
+def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, algo, op, missing):
     """Of two shots a rank may wait for results of one that waits for the missing one itself: that is not named."""
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
@@ -91,7 +91,7 @@ def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize(("algo", "ranks"), [("push_one_shot", 4), ("push_one_shot", 8), ("push_two_shot", 4)])
-def test_of_many_ranks_one_that_is_never_launched_is_named_with_the_default_bound(rng, algo, ranks):
+def test_with_the_default_bound_one_missing_rank_of_many_is_named(rng, algo, ranks):
     """A thread that polls the words of many peers takes long to come to its clock."""
     hosts = random_inputs(rng, ranks, (2, 64), "float16")
     with df.emu.Machine(devices=ranks) as machine, df.Group.local(ranks, driver=machine, max_blocks=4) as group:
@@ -107,7 +107,7 @@ def test_of_many_ranks_one_that_is_never_launched_is_named_with_the_default_boun
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("sleeper", range(3))
-def test_of_three_ranks_the_one_that_sleeps_is_named(new_group, rng, driver, op, sleeper):
+def test_a_sleeping_rank_of_three_is_named(new_group, rng, driver, op, sleeper):
     """Others wait for results of ranks that wait for its inputs, and must not be the first to give up."""
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
@@ -123,7 +123,7 @@ def test_of_three_ranks_the_one_that_sleeps_is_named(new_group, rng, driver, op,
     check(call.launch())
 
 
-def test_of_two_reports_the_one_whose_peer_has_not_reported_is_told(new_group):
+def test_the_raised_report_is_one_whose_peer_has_not_reported(new_group):
     """Rank 0 waits for rank 1, which waits for rank 2; and where each waits for another, the first one is told."""
     owner = new_group(3).workspace
     for chain, told in (((1, 2, None), 1), ((1, None, None), 0), ((2, 0, None), 0), ((1, 2, 0), 0), ((2, 2, None), 0)):
@@ -134,7 +134,7 @@ def test_of_two_reports_the_one_whose_peer_has_not_reported_is_told(new_group):
     owner.reports["magic"] = 0
 
 
-def test_the_word_is_that_of_the_block_and_the_distance(new_group, rng):
+def test_the_reported_word_belongs_to_the_block_and_the_distance_of_the_peer(new_group, rng):
     """In one shot a rank has the words of the peer right behind it first, then those of the next."""
     group = new_group(3)
     call, _ = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 64 * 3, "bfloat16"), "push_one_shot")
@@ -153,7 +153,7 @@ def test_the_word_is_that_of_the_block_and_the_distance(new_group, rng):
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_peer_that_stops_half_way(new_group, rng, algo, residual):
+def test_a_peer_that_stops_half_way_is_a_time_out_and_the_group_recovers(new_group, rng, algo, residual):
     """Rank 2 is launched with a smaller call: of its words a part comes, to places where the others expect them."""
     group = new_group(3)
     large, small = ([host[:rows] for host in random_inputs(rng, 3, (9, 264), "bfloat16")] for rows in (9, 3))
@@ -172,7 +172,7 @@ def test_a_peer_that_stops_half_way(new_group, rng, algo, residual):
 
 
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_peer_that_stops_after_a_round(new_group, rng, algo):
+def test_a_peer_that_stops_after_a_round_is_named_with_the_next_round(new_group, rng, algo):
     """The others wait in a later round, which the message names."""
     group = new_group(3, workspace_bytes=SMALL)
     packs = 128 if algo == "push_one_shot" else 192
@@ -222,7 +222,7 @@ def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
     assert timed_out(group).call.startswith("call 13 of the group, ")
 
 
-def test_a_call_that_may_be_one_of_those_that_are_forgotten(new_group, rng):
+def test_a_call_that_may_be_one_of_the_unrecorded_ones_is_named_by_a_range(new_group, rng):
     """Of the calls that are only counted some may have begun with the epoch of the report."""
     group = new_group(3, workspace_bytes=SMALL)
     hosts = random_inputs(rng, 3, 8 * 200, "bfloat16")
@@ -236,7 +236,7 @@ def test_a_call_that_may_be_one_of_those_that_are_forgotten(new_group, rng):
 
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("calls", [2**32 - 1, 2**32, 2**40 + 3])
-def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, algo, calls):
+def test_a_call_is_named_after_more_than_two_to_the_32_calls(new_group, rng, algo, calls):
     """The kernels decide by 32 bits of the epoch; the report has all."""
     group = new_group(3)
     call, _ = prepared(group, "allreduce", random_inputs(rng, 3, 2000, "bfloat16"), algo)
@@ -255,7 +255,7 @@ def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, alg
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
-def test_calls_after_the_timeout_end_at_once(new_group, rng, algo, op):
+def test_calls_after_the_time_out_end_at_once(new_group, rng, algo, op):
     group = new_group(3)
     call, _ = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), algo)
     for _ in range(4):
@@ -294,7 +294,7 @@ def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
-def test_a_cluster_whose_threads_give_up_leaves_together(residual):
+def test_threads_of_a_cluster_that_give_up_exit_together(residual):
     """A store to the shared memory of a block that has exited is a fault."""
     for seed in (1, 2):
         with df.emu.Machine(devices=2, seed=seed, race="strict") as machine:
@@ -310,7 +310,7 @@ def test_a_cluster_whose_threads_give_up_leaves_together(residual):
         assert machine.reports == []
 
 
-def test_a_timeout_in_a_graph_replay(new_group, rng):
+def test_a_time_out_in_a_graph_replay_is_raised(new_group, rng):
     group = new_group(3)
     hosts = random_inputs(rng, 3, 1000, "bfloat16")
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")

@@ -187,33 +187,33 @@ def calls_of(driver: str, emulated: int) -> int:
 
 
 @pytest.mark.parametrize("n", ranks(2, 4))
-def test_calls_of_all_kinds_without_a_wait(driver, rng, n):
+def test_calls_of_all_kinds_without_synchronisation_are_exact(driver, rng, n):
     stress(driver, n, rng, MANY if driver == "cuda" else FEW, calls_of(driver, 24))
 
 
 @pytest.mark.parametrize("n", ranks(2, 4))
-def test_the_same_with_warps_that_fall_behind_at_random(driver, rng, n):
+def test_calls_of_all_kinds_are_exact_if_warps_fall_behind_at_random(driver, rng, n):
     """By up to 4 us before they read the epoch, after they have sent, and before they clear what they have taken."""
     stress(driver, n, rng, MANY if driver == "cuda" else FEW[:6], calls_of(driver, 12), "warps-that-fall-behind")
 
 
 @pytest.mark.gpu
 @pytest.mark.gpus(2)
-def test_calls_that_move_bytes_between_sums(driver, rng):
+def test_calls_that_move_bytes_between_sums_are_exact(driver, rng):
     """With foreign words, and warps that fall behind: the kinds of MANY that most others do not have."""
     stress(driver, 2, rng, (*FEW, *MOVES), calls_of(driver, 0) // 4, "warps-that-fall-behind")
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(2))
-def test_the_same_under_the_race_detector(driver, rng, seed):
+def test_calls_of_all_kinds_have_no_race(driver, rng, seed):
     with df.emu.Machine(devices=2, seed=seed, race="strict", delay_stores=seed % 2 == 1) as machine:
         stress(machine, 2, rng, FEW, calls_of(driver, 10))
         assert machine.reports == []
 
 
 @pytest.mark.emulated
-def test_a_call_that_is_wrong_is_found_by_its_number(rng):
+def test_a_wrong_call_is_reported_by_its_number(rng):
     """Sums in the order of the distance are wrong by a bit now and then, and on rank 0 right."""
     with pytest.raises(AssertionError, match="rank 1: .* calls were wrong, first number"):
         stress("emu", 3, rng, ((FLOAT, (900,), PUSH[0]),), 4, "order-of-distance")

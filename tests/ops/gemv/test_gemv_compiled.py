@@ -61,7 +61,7 @@ def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) 
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), [*SHAPES, (1, 7166, "bfloat16"), (3, 1001, "bfloat16")])
-def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
+def test_kernels_spill_nothing_and_have_the_parameters_of_the_host(m, k, weight):
     image = compiled(m, k, weight)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", image.log) == [("0", "0")]
     info = image.kernels["gemv_partial_norm"]
@@ -80,7 +80,7 @@ def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, ac
 
 
 @pytest.mark.parametrize(("k", "weight"), [(256, "bfloat16"), (1024, "bfloat16"), (1024, "float8_e4m3fn")])
-def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
+def test_kernels_with_a_warp_per_row_spill_nothing(monkeypatch, k, weight):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     log = compiled.__wrapped__(1, k, weight).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
@@ -141,7 +141,7 @@ def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied)
 
 @pytest.mark.parametrize("n", [1, 2, 5, 131, 132, 133, 500, 2112, 40000])
 @pytest.mark.parametrize("part", [0, 1, 3, 4])
-def test_blocks_have_all_rows_and_nearly_as_many_each(n, part):
+def test_rows_are_distributed_evenly_over_blocks(n, part):
     n_normed = n * part // 4
     shares = Shares.of(n, n_normed, 132)
     assert 1 <= shares.grid <= min(132, n)
