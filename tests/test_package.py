@@ -113,7 +113,7 @@ def test_importing_loads_no_driver_and_nothing_heavy() -> None:
 
 
 def _listed(module: ModuleType) -> set[str]:
-    """The names that a type checker finds in a module: those that its text imports `as` themselves."""
+    """The names that a type checker finds in a module: those that it imports with `as` under the same name."""
     path = Path(module.__file__ or "")
     nodes = ast.parse((path.with_suffix(".pyi") if path.name == "__init__.py" else path).read_text()).body
     aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]

@@ -41,7 +41,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def served():
-    """Variables for ranks that another launcher starts."""
+    """Environment variables for ranks that another launcher starts."""
     with Machine(devices=2, served=True) as machine, Server(machine) as server:
         yield {"DRVFUSE_DRIVER": "emu", "DRVFUSE_EMU_MACHINE": server.address}
         assert not machine.reports

@@ -55,7 +55,7 @@ def test_a_launch_makes_its_context_current_and_queries_each_stream_once(counted
 
 @pytest.mark.emulated
 def test_a_prepared_launch_makes_few_python_calls():
-    """What a prepared launch does besides the bare one, which is what it costs: at most so many calls of functions."""
+    """A prepared launch costs a bounded number of Python calls more than the bare launch."""
     emulator, own = Path(df.emu.__file__).parent, Path(df.__file__).parent
 
     def counted(call):

@@ -29,7 +29,7 @@ def times(rows, scale=1.0):
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`play(script)`: what two processes that run the script after `_HEAD` give."""
+    """`play(script)`: the records of two processes that run `_HEAD` and then the script."""
     monkeypatch.setattr(peers, "_GRACE", 0.3)
 
     def run(script: str, seconds: float = 60.0) -> dict[peers.Key, peers.Figures]:

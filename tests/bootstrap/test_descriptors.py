@@ -47,7 +47,7 @@ def opened() -> set[str]:
 
 
 def contents(received: dict[int, list[int]]) -> dict[int, list[str]]:
-    """What the received descriptors refer to; closes them."""
+    """The texts in the memory of the received descriptors, which are then closed."""
     texts = {rank: [os.pread(one, 100, 0).decode() for one in its] for rank, its in received.items()}
     for its in received.values():
         for descriptor in its:
@@ -161,7 +161,7 @@ def test_a_missing_or_ended_rank_leaves_no_descriptor_open(boards, files):
 
 
 def test_connections_of_other_programs_are_ignored(boards, files, monkeypatch):
-    """Whoever finds the name, but not the token, may connect; its descriptors are closed."""
+    """A process that knows the socket's name but not the token can connect, and its descriptors are closed."""
     send = descriptors._send
 
     def with_a_stranger(address, token, rank, given):

@@ -30,14 +30,14 @@ ADVICE = "The ranks that are left can connect as a new group"
 
 @pytest.fixture
 def job(request, monkeypatch):
-    """`job(rank, size)`: the place of a rank of a job of this test's own."""
+    """`job(rank, size)`: the place of a rank in a job that belongs to this test."""
     monkeypatch.delenv("DRVFUSE_SECRET", raising=False)
     port = f"{os.getpid()}/{request.node.nodeid}"
     return lambda rank, size=3, **more: find_place(rank, size, environment={"MASTER_PORT": port, **more})
 
 
 def at_once(*calls):
-    """The results of the calls, each on a thread of its own; an error in place of one that raised."""
+    """Run each call on a thread of its own. Return the results; a call that raised has its exception."""
 
     def caught(call):
         try:
@@ -189,7 +189,7 @@ def test_a_wrong_secret_is_an_error_on_both_sides(job):
 
 
 def test_a_server_that_does_not_know_the_secret_is_refused(job):
-    """An impostor at the port of rank 0 answers any rank that it is welcome."""
+    """A program without the secret listens at the port of rank 0 and accepts every rank."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         address = Address("g", b"0123456789abcdef", "nowhere", (("127.0.0.1", listener.getsockname()[1]),))
         future = pool.submit(join, job(1, 2), address, time.monotonic() + 5, 5)
@@ -342,7 +342,7 @@ def test_the_others_name_a_process_that_ends_at_once(act, how):
 
 @pytest.mark.parametrize("child", [False, True])
 def test_the_others_name_a_killed_rank_0_at_once(child):
-    """Though it served the board, and though a child of it may live on with copies of its sockets."""
+    """Rank 0 served the board, and a child process may still hold copies of its sockets."""
     act = "if not os.fork(): time.sleep(2); os._exit(0)\n" if child else ""
     processes = start(range(2), 2, f"{os.getpid()}-zero-{child}", 0, act + "os.kill(os.getpid(), 9)")
     output, begin = processes[1].stdout.readline(), time.monotonic()

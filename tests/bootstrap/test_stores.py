@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class OurStore:
-    """The documented Protocol, for threads."""
+    """A store that implements the documented Protocol for threads."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -43,7 +43,8 @@ class OurStore:
 
 
 class TorchStore:
-    """What torch documents: `wait` raises when keys do not come in time, `get` waits as long as `timeout`."""
+    """A store as torch documents it: `wait` raises if keys are missing after its time-out, `get` waits up to
+    `timeout`."""
 
     def __init__(self) -> None:
         self.inner, self.timeout = OurStore(), timedelta(seconds=300)
@@ -75,7 +76,7 @@ class TorchGroup:
 
 
 def meet_all(size: int, stores, timeout: float = 10, ranks=None, known: bool = True):
-    """Every rank's board, or the error that it got."""
+    """The board of every rank, or the exception that it raised."""
 
     def one(rank: int):
         try:
@@ -88,7 +89,7 @@ def meet_all(size: int, stores, timeout: float = 10, ranks=None, known: bool = T
 
 
 def speak(boards) -> None:
-    """Every rank hears every other one; then all close."""
+    """Every rank gathers the values of all ranks; then all boards are closed."""
     with ThreadPoolExecutor(len(boards)) as pool:
         values = list(pool.map(lambda board: board.gather("speak", bytes([board.rank])), boards))
     assert values == [[bytes([rank]) for rank in range(len(boards))]] * len(boards)
@@ -188,7 +189,7 @@ def test_an_exception_of_a_store_is_raised_on_rank_0_with_its_name():
 
 def test_two_groups_connecting_by_one_store_at_once_is_an_error():
     class Crossed(OurStore):
-        """Another rank 0 puts up its notice when this group's has been read."""
+        """Another rank 0 writes its notice to the store after the notice of this group has been read."""
 
         def get(self, key: str, timeout: float) -> bytes:
             value = super().get(key, timeout)

@@ -171,7 +171,7 @@ def interruptible():
 
 
 def test_a_held_interrupt_takes_effect_at_the_end_of_its_block(interruptible):
-    """Inside the block it could leave a lock of the pool taken, and the process would never exit."""
+    """An interrupt inside the block could leave a lock of the pool taken, and the process would never exit."""
     steps = []
     with pytest.raises(KeyboardInterrupt):
         with _interrupts_held():
@@ -216,7 +216,7 @@ def test_a_killed_worker_ends_the_check_with_a_message_and_status_2():
 
 
 def _wait_for_workers(pid: int) -> list[str]:
-    """The processes that a check with several jobs has started, as soon as there is one."""
+    """Wait until a check with several jobs has started a worker. Return the ids of its workers."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     while not (workers := [child for child in children.read_text().split() if _works(child)]):
         time.sleep(0.05)
@@ -224,7 +224,7 @@ def _wait_for_workers(pid: int) -> list[str]:
 
 
 def _works(pid: str) -> bool:
-    """Not so multiprocessing's tracker of resources, which is a child too."""
+    """True for a worker. The resource tracker of multiprocessing is a child process too."""
     try:
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:

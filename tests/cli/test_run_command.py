@@ -49,7 +49,8 @@ def start(tmp_path):
 
 @pytest.fixture
 def run(start):
-    """`run(...)` as `start`, to its end: exit status, lines of stdout, lines of stderr."""
+    """`run(...)` takes the arguments of `start` and waits. Returns the exit status and the lines of stdout and
+    stderr."""
 
     def complete(*arguments, **environment):
         process = start(*arguments, **environment)
@@ -135,7 +136,7 @@ def test_the_first_failure_is_named_and_other_ranks_may_still_raise(run, act, st
 
 
 def test_ranks_that_do_not_exit_are_killed():
-    """By SIGTERM after the grace, by SIGKILL if they do not heed it; a rank's own children get it too."""
+    """Ranks get SIGTERM after the grace period and SIGKILL if they ignore it, and so do their child processes."""
     code = f"""
         import os, sys
         sys.path.insert(0, {str(ROOT)!r})
@@ -254,7 +255,7 @@ def test_wrong_usage_starts_no_process(words, text):
 
 @pytest.fixture
 def machine():
-    """A machine of two devices that this process serves, and its address."""
+    """A machine of two devices, served by this process, and its address."""
     with Machine(devices=2, served=True) as one, Server(one) as server:
         yield one, server.address
 

@@ -61,7 +61,7 @@ def three(machine: df.emu.Machine) -> Iterator[Ranks]:
 
 
 def descriptors() -> list[str]:
-    """Of memory, those that are open in this process, but for the ends of pipes that the emulated driver keeps."""
+    """The open descriptors of memory of this process, without the pipes that the emulated driver keeps."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -292,7 +292,7 @@ def test_a_rank_that_exits_during_the_set_up_is_named(machine: df.emu.Machine, t
 
 
 def test_a_workspace_of_another_group_is_refused(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if descriptors had been mixed up: rank 2 signs with another group's number."""
+    """Rank 2 writes the number of another group into its workspace, as if descriptors had been mixed up."""
     numbers = iter(range(100, 200))
     real = agreement.agree
 

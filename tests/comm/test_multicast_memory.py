@@ -70,7 +70,8 @@ def test_a_multicast_buffer_has_an_address_per_rank_and_a_multicast_address(
 def test_a_store_to_the_multicast_address_reaches_every_rank(
     machine: df.emu.Machine, rng: np.random.Generator, devices: list[int]
 ) -> None:
-    """At any place of any buffer: a reduction reads all ranks' parts, and a store writes them, and nothing else."""
+    """At any offset of any buffer, a reduction reads the parts of all ranks and a store writes them and nothing
+    else."""
     count = 64
     with local(machine, devices) as group:
         module = df.compile(SOURCE, driver=machine, arch=group[0].device.arch)
@@ -112,7 +113,7 @@ def test_an_unbound_rank_is_found_at_the_first_multicast_access(
 
 
 def test_a_buffer_is_released_in_reverse_order_of_its_set_up(machine: df.emu.Machine) -> None:
-    """The object goes before the memory that is bound to it."""
+    """The multicast object is released before the memory that is bound to it."""
     with local(machine, 2) as group:
         group.symmetric(UNIT, multicast=True).close()
         names = [call.split("(")[0] for call in df.last_calls(11)]

@@ -54,7 +54,7 @@ def group(machine: df.emu.Machine) -> Iterator[df.Group]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays(machine: df.emu.Machine, group: df.Group) -> Iterator[None]:
-    """No test leaves anything allocated, and after each the group has multicast memory if it is asked for."""
+    """A group of three devices. After each test nothing is left allocated, and the group can make multicast memory."""
     before = machine.held()
     yield
     machine.injected.clear()
@@ -74,7 +74,7 @@ def own_machine() -> Iterator[df.emu.Machine]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between attempts, which take no time here."""
+    """The pauses between attempts, in seconds; the tests do not wait for them."""
     found: list[float] = []
     monkeypatch.setattr("drvfuse.comm.multicast.time.sleep", found.append)
     return found
@@ -99,7 +99,7 @@ def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
 
 @pytest.mark.parametrize("function", RANKS)
 def test_a_failing_call_leaves_nothing_on_any_rank(machine: df.emu.Machine, group: df.Group, function: str) -> None:
-    """Each call of each rank with each code that stays: one typed error, which names call, rank and code."""
+    """Every driver call of every rank fails with every permanent code: one typed error names call, rank and code."""
     before = machine.held()
     for (place, rank), code in itertools.product(enumerate(RANKS[function]), (1, 2, 401, 800, 801, 999)):
         machine.inject(function, code, after=place)
@@ -135,7 +135,7 @@ def test_a_set_up_that_is_not_ready_is_retried_by_all_ranks_a_bounded_number_of_
 def test_a_set_up_waits_for_a_late_rank(
     group: df.Group, machine: df.emu.Machine, pauses: list[float], counted_calls: Callable[..., list[str]]
 ) -> None:
-    """Every attempt is a whole one: all ranks begin anew, with another object."""
+    """Every attempt is complete: all ranks begin again with a new multicast object."""
     machine.inject(BIND, 802, device=0, times=4)  # of rank 1
     buffers: list[df.SymmetricBuffer] = []
     counts = Counter(counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True))))
@@ -223,7 +223,7 @@ def test_the_agreed_failure_does_not_depend_on_the_order_of_ranks() -> None:
 
 
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:
-    """Each rank binds right behind its own add, before the devices of the others are there."""
+    """Each rank binds right after it has added its own device, before the others have added theirs."""
 
     def both(team: multicast.Team, item: df.Multicast) -> None:
         for rank, device in team.places.items():
@@ -236,7 +236,7 @@ def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_the_vote(group: df.Group, patch: pytest.MonkeyPatch) -> None:
-    """Rank 1 fails to add its device and goes on as if it had not."""
+    """Rank 1 fails to add its device and continues as if the call had succeeded."""
     original = multicast.step_of
 
     @contextlib.contextmanager
@@ -274,7 +274,7 @@ def test_a_bind_before_all_devices_are_added_is_caught(
 def test_an_unbind_of_another_range_is_caught(
     own_machine: df.emu.Machine, monkeypatch: pytest.MonkeyPatch, change: tuple[int, int]
 ) -> None:
-    """The emulated driver refuses it, and its report says how the range was bound."""
+    """The emulated driver refuses the unbind, and its report states the range that was bound."""
     original = objects._unbind
     shift, cut = change
 

@@ -85,7 +85,7 @@ print(json.dumps(found))
 
 
 def child(overrides: dict[str, bool], **added: str) -> dict[str, Any]:
-    """What the program finds with those variables added to the environment, and those settings in its code."""
+    """The output of the program with these environment variables and these settings in its code."""
     assert not any(os.environ.get(name) for name in added), "a test adds vetoes and changes none"
     command = [sys.executable, "-c", PROGRAM, json.dumps(overrides)]
     done = subprocess.run(command, env={**os.environ, **added}, capture_output=True, text=True, timeout=100)
@@ -118,7 +118,7 @@ def test_code_can_forbid_multicast_and_cannot_lift_a_veto_of_the_environment() -
 
 
 def test_settings_that_enable_multicast_do_not_forbid_it() -> None:
-    """The same names with values that forbid nothing; then the program goes as far as the stand-in lets it."""
+    """With values that forbid nothing, the program reaches the driver call that the stand-in refuses."""
     allowing = {"NCCL_NVLS_ENABLE": "2", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0", "NVSHMEM_DISABLE_NVLS": "false"}
     if any(os.environ.get(name) for name in (*allowing, "DRVFUSE_MULTICAST")):
         pytest.skip("this site has a veto")
@@ -135,7 +135,7 @@ def test_an_ambiguous_setting_forbids_multicast(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_refusal_of_the_test_suite_holds_without_a_veto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process a CUDA gate that could create an object refuses to, whatever the environment allows."""
+    """In this process the gate of a CUDA driver refuses to create an object even if the environment allows it."""
     if os.environ.get("DRVFUSE_TEST_MULTICAST") == "1":
         pytest.skip("the owner of this machine allows multicast objects")
     monkeypatch.setattr("drvfuse.runtime.multicast_support.vetoes", list)

@@ -34,7 +34,7 @@ ALGOS = ("one_stage", "push_one_shot")
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
-    """Three ranks whose first call, which may compile, is made; the next ones wait for a short time."""
+    """Three ranks after their first call, which may have compiled; later calls have a short time-out."""
     with connected(3) as ranks:
         for algo in ALGOS:
             ranks.each(lambda group, algo=algo: allreduce(group, algo))
@@ -53,7 +53,7 @@ def work(ranks: Ranks) -> None:
 
 
 def call_and_wait(group: df.Group, algo: str = "auto") -> None:
-    """A rank that is late raises in the call already what another one has reported."""
+    """A late rank raises the error that another rank has reported as soon as it makes its call."""
     allreduce(group, algo)
     group.synchronize()
 
@@ -90,7 +90,7 @@ def test_every_rank_raises_including_the_one_that_did_not_call(ranks: Ranks, alg
 
 @pytest.mark.parametrize("first", [False, True])
 def test_calls_that_differ_between_ranks_are_named_on_all_ranks(first: bool) -> None:
-    """Rank 2 sums other elements; with `check_calls` a kernel in front finds it."""
+    """Rank 2 sums a different number of elements; with `check_calls` a preceding kernel detects it."""
     with config.override(check_calls=first), connected(3) as ranks:
         work(ranks)
 
@@ -198,7 +198,7 @@ def test_a_rank_that_exits_between_calls_is_named_at_once(ranks: Ranks) -> None:
 
 
 def test_a_reset_waits_for_a_rank_that_is_still_in_a_call(ranks: Ranks) -> None:
-    """Rank 0 has seen nothing, and comes late; rank 2's call gives up meanwhile."""
+    """Rank 0 is late and has seen no error; meanwhile the call of rank 2 times out."""
 
     def call(group: df.Group) -> None:
         if group[0].index == 0:
@@ -308,7 +308,7 @@ def test_a_rank_may_be_left_out_of_a_split_and_the_parent_may_be_closed_first() 
 
 
 def test_groups_and_their_subgroups_call_in_turns() -> None:
-    """Every pair of ranks, and pairs within fours."""
+    """Groups of every pair of ranks, and of pairs within groups of four."""
     with connected(4, max_blocks=2) as ranks:
         halves = ranks.each(lambda group: group.split(group[0].index // 2))
         alone = together([lambda half=half: half.split(half[0].index) for half in halves])
@@ -355,7 +355,7 @@ def test_a_failure_in_one_subgroup_leaves_the_other_working(ranks: Ranks) -> Non
 
 
 def test_a_group_fills_its_devices_until_another_one_is_opened_on_any_of_them(rng: np.random.Generator) -> None:
-    """The grids of all ranks change together, and stay as they are then."""
+    """The grids of all ranks become smaller together and stay so."""
     hosts = [rng.standard_normal(1000).astype(np.float32) for _ in range(3)]
 
     def call(group: df.Group) -> tuple[int, np.ndarray]:

@@ -40,7 +40,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def inputs(rng: np.random.Generator, shape: Any) -> list[np.ndarray]:
-    """Of sums that are exact in any order."""
+    """The inputs have sums that are exact in any order."""
     return [(np.round(rng.uniform(-8, 8, shape) * 64) / 64).astype(np.float32) for _ in range(3)]
 
 
@@ -151,7 +151,7 @@ def test_a_device_without_multicast_is_named_by_its_rank():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_staging_memory_is_freed_when_all_ranks_close_the_group(rng, together):
-    """A rank that closes alone keeps it, as kernels of the others might still access its memory."""
+    """A rank that closes the group alone keeps its staging memory, as kernels of other ranks might still access it."""
     hosts = inputs(rng, 64)
     with connected(3) as ranks:
 

@@ -105,7 +105,7 @@ def every_algorithm(rank: int, size: int) -> None:
 
 
 def many_calls(rank: int, size: int, calls: int) -> None:
-    """Of several kinds and sizes, by launches, prepared calls and graphs, without a synchronisation in between."""
+    """Calls of several kinds and sizes, plain, prepared and in graphs, without synchronisation in between."""
     with df.Group.connect(**SMALL) as group:
         own = group[0]
         rounds = [hosts_of(size, 64 + 32 * number, seed=number) for number in range(4)]

@@ -41,7 +41,7 @@ def store(number: int) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Of the entries that are there, all of them whole, and of nothing else."""
+    """The numbers of the entries in the folder. Fails if an entry is incomplete or another file is there."""
     found = [cache.load(entry) for entry in folder.iterdir()]
     assert all(entry is not None and entry[1] == {"data": DATA} for entry in found)
     return sorted(entry[0]["number"] for entry in found if entry is not None)

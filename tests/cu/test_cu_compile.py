@@ -67,7 +67,7 @@ def label(spec: CollectiveKernel) -> str:
 
 
 def compiled(spec: CollectiveKernel, arch="sm_90a") -> Image:
-    """With what ptxas says of it in the log."""
+    """Compile a kernel to a cubin, with the resource usage that ptxas prints in the log."""
     return spec.specialisation.compile(arch, ("--ptxas-options=-v",))
 
 
@@ -213,7 +213,7 @@ def test_inline_assembly_is_only_in_cu_ptx():
 
 
 def test_each_ptx_instruction_has_one_wrapper():
-    """But for the two forms of the wait on an mbarrier, of which each architecture has one."""
+    """The exceptions are the two forms of the wait on an mbarrier, one for each architecture."""
     text = "\n".join(path.read_text() for path in sorted((CU / "ptx").glob("*.cuh")))
     forms = re.findall(r'asm(?: volatile)?\(\s*((?:"[^"\n]*"\s*)+)', text)
     assert len(forms) > 40

@@ -145,7 +145,7 @@ def test_kernels_have_the_parameters_of_the_host_and_pdl_instructions(spec):
 
 
 def disassembler() -> str | None:
-    """Where nvdisasm is: on the path, or in the package of this name."""
+    """The path of nvdisasm, on PATH or in its Python package; None without it."""
     folder = Path(sysconfig.get_path("purelib")) / "nvidia"
     return shutil.which("nvdisasm") or next((str(path) for path in sorted(folder.glob("*/bin/nvdisasm"))), None)
 
@@ -153,7 +153,7 @@ def disassembler() -> str | None:
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
 @pytest.mark.parametrize(("spec", "arch"), EVERY, ids=lambda value: value if isinstance(value, str) else label(value))
 def test_machine_code_has_multimem_loads_strong_stores_and_no_local_memory(tmp_path, spec, arch):
-    """Sums by LDGMC, stores to all by STG.STRONG.SYS, no local memory, no load in their place."""
+    """Sums are LDGMC, stores to all ranks are STG.STRONG.SYS, and there is no local memory or plain load instead."""
     file = tmp_path / "kernel.cubin"
     file.write_bytes(compiled(spec, arch).cubin)
     text = subprocess.run([disassembler(), "-c", str(file)], capture_output=True, text=True, check=True).stdout

@@ -116,7 +116,7 @@ def test_every_place_without_a_scale_is_padding(module, driver, layout):
 
 @pytest.mark.emulated
 def test_the_padding_of_tiles_is_cleared_in_16_byte_stores():
-    """Beside one row of 512 groups."""
+    """The 128x4 tiles hold the scales of a single row of 512 groups; all else is padding."""
     with df.emu.Machine(devices=1) as machine:
         device = df.device(0, driver=machine)
         module = df.compile('#include "common/quantise.cuh"' + PADDING, driver=machine, include=(str(CU),))

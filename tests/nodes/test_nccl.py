@@ -104,7 +104,7 @@ class Stand:
 
 @pytest.fixture
 def stand(monkeypatch):
-    """The stand-in, which a machine of 4 devices belongs to."""
+    """The stand-in for NCCL, with a machine of 4 devices."""
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     with df.emu.Machine(devices=4) as machine:
         stand = Stand(df.device(0, driver=machine))

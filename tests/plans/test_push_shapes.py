@@ -85,7 +85,7 @@ def check_shares(shape: PushShape, most: int) -> None:
 
 
 def check_relays(shape, work):
-    """By two shots in several rounds some rank hears of another one by way of a third, if there is one."""
+    """In several rounds of two shots, every rank learns of every other, by way of a third rank if there is one."""
     assert shape.relays == (work.algo == "push_two_shot" and shape.rounds > 1 and work.ranks > 2)
 
 
@@ -134,7 +134,7 @@ def test_plans_of_the_fused_op_cover_all_rows_and_fit_the_slots(case, most):
 @given(allreduces() | norms(), st.integers(1, 300))
 @settings(max_examples=50)
 def test_a_traced_block_has_room_for_its_phases(case, most):
-    """Per round a block sends, and later reduces or gathers, each of its units."""
+    """In each round a block sends each of its units, and later reduces or gathers it."""
     work, *size, given = case[:-1] if len(case) == 5 else case
     if work.op == "allreduce":
         shape, _ = planned(lambda nbytes: allreduce_shape(work, *size, nbytes), given)
@@ -174,7 +174,7 @@ def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_two_to_31_rows_and_more_are_refused(algo, ranks, workspace_bytes):
-    """Also those of the last round, which is as long as the others, and of the step behind it."""
+    """The limit includes the last round, which is as long as the others, and the step after it."""
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 
@@ -201,7 +201,7 @@ def test_blocks_are_counted_by_cluster():
 
 
 def test_half_a_workspace_can_be_addressed_with_32_bits():
-    """And holds half of what is given, up to that, with the greetings beside it."""
+    """Half of the given workspace, up to that limit, holds slots, with the greetings beside them."""
     for nbytes in (4096, 4351, 64 << 20, 8 << 30, 1 << 40):
         half = half_bytes(nbytes)
         assert half % 128 == 0 and half < 1 << 32

@@ -56,7 +56,7 @@ def both(ptx: str) -> dict[str, KernelInfo]:
 
 
 def test_pdl_instructions_count_if_the_kernel_reaches_them() -> None:
-    """By a call of a call, in a scope, behind a predicate; not in a comment, a name or another kernel."""
+    """Instructions count in nested calls, scopes and under predicates, but not in comments, names or other kernels."""
     functions = """
 .func inner() { .reg .pred %p<2>; { @%p1 griddepcontrol.wait; } ret; }
 .func recursive() { call.uni recursive, (); call inner, (); ret; }

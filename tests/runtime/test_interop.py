@@ -22,7 +22,7 @@ from drvfuse.runtime.stream import Stream
 
 
 class Producer:
-    """Another framework's array: DLPack only."""
+    """An array of another framework that supports DLPack only."""
 
     def __init__(self, array: Array, version: tuple[int, int] | None = (1, 1)) -> None:
         self.array, self.version, self.asked = array, version, []

@@ -95,7 +95,7 @@ def test_parts_of_memory_are_bound_at_offsets_and_unbound_as_they_were_bound(
 def test_an_address_of_another_devices_memory_is_refused(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
-    """The older form of the bind names no device, and the unbind would name the wrong one."""
+    """The older bind function names no device, and the unbind would name the wrong one."""
     memory, multicast = MappedMemory(devices[0], UNIT, devices), complete(devices)
     refused(lambda: multicast.bind_address(devices[1], memory.ptr, UNIT), "ptr", f"memory of {devices[1]!r}")
     refused(lambda: multicast.bind_address(devices[1], 1 << 40, UNIT), "ptr", f"memory of {devices[1]!r}")
@@ -261,7 +261,7 @@ def test_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devices
 
 
 def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Let the gate have those functions alone of the four that bind; what they are called with."""
+    """Leave the gate only these of the four bind functions. Return a record of their calls."""
     made: list[tuple[str, tuple[Any, ...]]] = []
 
     def missing(*args: Any) -> None:
@@ -278,7 +278,7 @@ def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> li
 def test_both_versions_of_the_bindings_bind(
     machine: df.emu.Machine, devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, newest: bool
 ) -> None:
-    """Where there is a form that names the device, it is taken; an older driver has only the plain one."""
+    """The form that names the device is used if it exists; an older driver has only the plain one."""
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
     mapped = MappedMemory(devices[0], UNIT, devices)
     plain = ["cuMulticastBindMem", "cuMulticastBindAddr"]
@@ -355,7 +355,7 @@ def test_a_teardown_continues_after_a_failing_call(machine: df.emu.Machine, devi
 
 
 def test_plain_mappings_of_bound_memory_belong_to_the_caller(machine: df.emu.Machine, devices: list[df.Device]) -> None:
-    """Memory may have an address before it is bound, and keep it behind the object."""
+    """Memory may have an address before it is bound and may keep it after the object is closed."""
     memory, addresses = PhysicalMemory(devices[0], UNIT), AddressRange(get_driver(machine), UNIT)
     with Mapping(addresses, memory, devices) as mapping:
         with complete(devices, UNIT) as multicast:

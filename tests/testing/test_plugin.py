@@ -299,7 +299,7 @@ def test_it(emu_machine):
 
 
 def test_the_plugin_does_not_affect_other_tests(pytester: pytest.Pytester) -> None:
-    """With the entry point as a wheel has it, in a process of its own."""
+    """The run has the entry point of a wheel and is a process of its own."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"drvfuse": plugin.__name__}
     site = pytester.mkdir("site")

@@ -70,7 +70,7 @@ TRACED = re.compile(
 
 
 def without_calls(source: str) -> str:
-    """The source with blanks for all that is the trace's, but the header itself, and for comments."""
+    """The source with blanks in place of comments and all trace code except the include of its header."""
     source = TRACED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     assert not re.search(r"\b(?:trace_?|trace_b)\b|TRACE|Trace", source.replace('#include "trace/trace.cuh"', ""))
     return source
@@ -93,7 +93,7 @@ def test_the_kernel_and_the_host_have_the_same_roles_and_parameters():
 
 @pytest.mark.parametrize("word", ["clock64", "globaltimer", "smid"])
 def test_each_trace_call_reads_its_clocks_once(word):
-    """Two writers: an entry, a start and an exit each; one stamp, and laps: two of `trace`, one of `trace_b`."""
+    """The kernel has two writers, each with an entry, a start and an exit, one stamp, and three laps."""
     expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 2 + 2, "smid": 2}
     assert len(re.findall(rf"mov\.u(?:32|64) \S+, %{word};", ptx(KERNEL, on=True))) == expected[word]
 

@@ -23,7 +23,7 @@ STRUCTURES = {name: getattr(structs, name) for name in structs.DECLARATIONS}
 
 
 def told_by_cpp(expressions: list[str]) -> list[int]:
-    """The values of C++ expressions in which the header's names are known, written by a kernel."""
+    """The values of C++ expressions that use names of the header, as a kernel computes them."""
     rig = Rig()
     source = f'{header()}\nextern "C" __global__ void k(u64* out) {{\n' + "".join(
         f"    out[{i}] = (u64)({expression});\n" for i, expression in enumerate(expressions)
@@ -50,7 +50,7 @@ def told_by_cpp(expressions: list[str]) -> list[int]:
 
 
 def test_structures_are_the_same_in_python_and_in_cpp() -> None:
-    """The size of each, and of each member the offset and the size."""
+    """The size of each structure, and the offset and size of each member."""
     mine = {}
     for name, structure in STRUCTURES.items():
         mine[f"sizeof({name})"] = ctypes.sizeof(structure)

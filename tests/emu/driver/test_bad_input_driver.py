@@ -59,7 +59,7 @@ def zeros(cuda: Any, nbytes: int = 64) -> Any:
 
 
 def only(machine: Machine, kind: str) -> Report:
-    """The one report of a machine, of this kind."""
+    """The only report of a machine; it must have this kind."""
     (report,) = machine.reports
     assert report.kind == kind
     return report
@@ -141,7 +141,7 @@ def test_an_image_that_is_no_module_is_refused(machine: Machine, cuda: Any, name
 
 @pytest.mark.parametrize("words", [12288, 12289])
 def test_static_shared_memory_is_at_most_48_kib(machine: Machine, cuda: Any, words: int) -> None:
-    """Rounded up to 16 bytes. NVRTC says it where it makes a cubin, and else the assembler of the driver."""
+    """The size is rounded up to 16 bytes. On a GPU, NVRTC or the assembler of the driver reports the excess."""
     primary(cuda)
     line = f"__shared__ int s[{words}]; s[threadIdx.x] = *p; __syncthreads(); p[1] = s[31 - threadIdx.x];"
     status = code(cuda.cuModuleLoadData(ptx(f'extern "C" __global__ void k(int* p) {{ {line} }}')))

@@ -67,7 +67,7 @@ def _copy(kind: type, source: tuple[Any, ...], target: tuple[Any, ...], shape: t
 
 
 def _cut(a: np.ndarray, at: tuple[int, int, int], shape: tuple[int, int, int]) -> np.ndarray:
-    """A view of the bytes from x, y, z on, so many of each."""
+    """A view of a box of bytes: its first byte and its extents in x, y and z."""
     (x, y, z), (width, height, depth) = at, shape
     return a[z : z + depth, y : y + height, x : x + width]
 
@@ -170,7 +170,7 @@ def _attributes(order: Any) -> Any:
 
 
 def _batch(cuda: Any, *args: Any) -> Any:
-    """The CUresult of a call that tells which copy failed only to cuda.bindings 12."""
+    """The CUresult of a batch copy. Only with cuda.bindings 12 the call also returns the index of the failed copy."""
     dsts, srcs = ([types.CUdeviceptr(int(address)) for address in addresses] for addresses in args[:2])
     result = cuda.cuMemcpyBatchAsync(dsts, srcs, *args[2:])
     assert len(result) == (2 if MAJOR == 12 else 1)

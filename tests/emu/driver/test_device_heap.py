@@ -69,7 +69,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 class Kernels:
-    """Runs the kernels of SOURCE with one output array."""
+    """A device on which the kernels of SOURCE run with one output array."""
 
     def __init__(self, machine: Machine) -> None:
         self.cuda = machine.driver

@@ -104,7 +104,7 @@ def test_addresses_that_are_not_code_are_never_called(cuda: Any, pointer: Any, c
 
 
 class Nowhere:
-    """An object like those of the bindings, of which there is no memory."""
+    """An object like those of the bindings whose address is not mapped."""
 
     def getPtr(self) -> int:
         return 5
@@ -169,7 +169,7 @@ def test_host_memory_freed_before_a_queued_copy_is_reported(
 
 
 def test_huge_ranges_are_checked_without_touching_their_pages(machine: Machine, cuda: Any, pointer: Any) -> None:
-    """A range of the window, of which most is not allocated, cannot be registered; one of the program can."""
+    """A mostly unallocated range of the window cannot be registered, and a range of the program can."""
     for address in (int(pointer), int(pointer) + (1 << 30)):
         assert code(cuda.cuMemHostRegister(address, 1 << 36, 0)) != R.CUDA_SUCCESS
     assert code(cuda.cuMemHostRegister(int(pointer) + (1 << 30), 4096, 0)) == INVALID
@@ -183,7 +183,7 @@ def test_huge_ranges_are_checked_without_touching_their_pages(machine: Machine, 
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory, with the tables of its pages."""
+    """Resident bytes of this process, page tables included."""
     with open("/proc/self/status") as status:
         found = dict(line.split(":", 1) for line in status)
     return sum(int(found[key].split()[0]) for key in ("VmRSS", "VmPTE")) << 10

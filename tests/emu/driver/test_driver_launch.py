@@ -765,7 +765,8 @@ def test_blocks_that_do_not_fit_cannot_wait_for_each_other(seed: int) -> None:
 
 
 def test_a_cooperative_launch_starts_when_all_of_its_blocks_have_room() -> None:
-    """Behind a kernel that leaves room for half of it, it waits; started in part it would be first in the log."""
+    """A cooperative launch waits while another kernel leaves room for half of its blocks. A partial start would come
+    first in the log."""
     with Machine(devices=1, sm_count=2) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -899,7 +900,7 @@ def test_a_dependent_launch_waits_for_the_whole_primary(seed: int) -> None:
 
 
 def test_odd_seeds_start_dependents_early_and_even_ones_late() -> None:
-    """A primary that waits for its dependent is wrong: nothing promises that they overlap."""
+    """A primary kernel must not wait for its dependent, as nothing guarantees that they overlap."""
     assert _chain(1, gated=True) == (R.CUDA_SUCCESS, [10, 20, 11, 21, 30])
     assert _chain(0, gated=True)[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
 

@@ -54,7 +54,7 @@ def test_host_arguments_are_addresses_or_buffers(cuda: Any, rng: np.random.Gener
 
 
 def test_copies_of_no_host_memory_are_refused(cuda: Any) -> None:
-    """Pinned memory is checked where a copy would go beyond the window too, and no program has such addresses."""
+    """A copy beyond the end of pinned memory is refused as well as one beyond the window."""
     primary(cuda)
     pinned, end = ok(cuda.cuMemAllocHost(64)), 1 << 56
     device = ok(cuda.cuMemAlloc(64))

@@ -65,7 +65,8 @@ def test_a_function_that_is_newer_than_this_version_is_refused_too(
 
 
 def test_numbers_of_results_are_read_from_the_docstrings_of_the_bindings() -> None:
-    """As they are known of the emulated functions; some releases document the results of two of them apart."""
+    """The counts agree with those of the emulated functions; some releases document the results of a few functions
+    separately."""
     apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable"}
     apart.add("cuMulticastCreate")  # which the suite replaces
     known = [name for name in FUNCTIONS if name in ENTRIES and name not in apart]

@@ -254,7 +254,7 @@ def test_memory_operation_nodes_wait_and_write(cuda: Any) -> None:
 
 
 def test_every_kind_of_node_can_be_added_by_one_structure(cuda: Any) -> None:
-    """The calls of cuda-python's test_graph_poly, and the kinds that it has not."""
+    """The calls of the test test_graph_poly of cuda-python, and the kinds of nodes that it lacks."""
     g = Graphs(cuda, start=2)
     result = np.zeros(WORDS, np.uint32)
     set_ = T.CUgraphNodeParams()

@@ -166,7 +166,7 @@ def test_the_error_buffer_of_a_link_describes_the_failure(own: Machine) -> None:
 
 
 def _lz4(content: bytes) -> bytes:
-    """One block of literals and of one repetition of the last byte of each, which overlaps itself."""
+    """Compressed data: a block of literals, then an overlapping match that repeats the last byte."""
     out, at = bytearray(), 0
     while at < len(content):
         end = next(

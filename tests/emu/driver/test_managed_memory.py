@@ -256,7 +256,7 @@ def test_memory_pools_are_set_and_read_by_location(cuda: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["managed", "pinned"])
 def test_a_fill_of_host_memory_is_complete_when_it_returns(cuda: Any, kind: str) -> None:
-    """Behind what the legacy stream waits for, too."""
+    """The fill also waits for work that the legacy stream waits for."""
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(0))
     memory = int(ok(cuda.cuMemAllocManaged(PAGE, GLOBAL) if kind == "managed" else cuda.cuMemHostAlloc(PAGE, 0)))

@@ -151,7 +151,7 @@ def test_an_opened_event_shares_the_records_of_its_owner() -> None:
 
 
 def test_a_stream_waits_for_what_another_process_writes(two: Two) -> None:
-    """While the one process waits, the other one is outside, so it is no deadlock."""
+    """While one process waits, the other may still make a call, so there is no deadlock."""
     word, result = ok(two.a.cuMemAlloc(4)), []
     ok(two.a.cuMemsetD32(word, 0, 1))
     ok(two.a.cuCtxSynchronize())

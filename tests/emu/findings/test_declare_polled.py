@@ -24,7 +24,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[df.Device]:
 
 
 def _races(device: df.Device, address: int) -> bool:
-    """True if two blocks that write one word are a race there."""
+    """Whether two blocks that write the word at this address are reported as a race."""
     machine = device.driver.machine
     before = len(machine.reports)
     module = df.compile(f"// {before}\n{SOURCE}", driver=machine)

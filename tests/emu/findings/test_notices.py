@@ -87,7 +87,7 @@ class Bench:
         ok(self.cuda.cuCtxSynchronize())
 
     def run(self, name: str, threads: int, blocks: int = 1, code: Any = R.CUDA_SUCCESS) -> list[Report]:
-        """What is found when a kernel runs."""
+        """The reports of a run of a kernel."""
         kernel = ok(self.cuda.cuModuleGetFunction(self.module, name.encode()))
         values, types = (self.words,), (ctypes.c_void_p,)
         ok(self.cuda.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0))

@@ -88,7 +88,7 @@ def test_memory_of_the_detector_does_not_grow_with_the_accesses_of_a_thread(kern
 
 
 def judged(state: int, most: int) -> int:
-    """How many accesses the detector has judged: it draws a number for each. `most` + 1 if they are more."""
+    """The number of accesses that the detector has checked, at most `most` + 1. The detector numbers each one."""
     drawn = 0
     for count in range(most + 1):
         if drawn == state:

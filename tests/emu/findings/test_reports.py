@@ -39,7 +39,7 @@ def _line(mark: str) -> int:
 
 
 def _run(store: str = "", seed: int = 0, kernel: str = "message", threads: int = 1, name: str = "mine.cu") -> Machine:
-    """A machine in which two blocks passed a message."""
+    """A machine on which two blocks have exchanged a message."""
     with Machine(devices=1, race=True, seed=seed) as machine:
         device = df.device(0, driver=machine)
         arrays = [device.zeros((16,), "int32") for _ in range(3 if kernel == "message" else 1)]

@@ -91,7 +91,7 @@ def test_a_cache_policy_changes_nothing(rig: Rig, rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize(("size", "count"), [(s, n) for s in (4, 8, 16) for n in range(s + 1)])
 def test_bytes_beyond_the_source_size_are_zero(rig: Rig, rng: np.random.Generator, size: int, count: int) -> None:
-    """And what lies behind it is not read: it is outside of the allocation."""
+    """Bytes beyond the source size are not read: they lie outside of the allocation."""
     source = data(rng, 16 + count)
     copy = f"""asm volatile("cp.async.ca.shared.global [%0], [%1], {size}, %2;" :: "r"(at(s)), "l"(in + 16), "r"(n));
     WAIT_ALL"""
@@ -173,7 +173,7 @@ def test_waited_for_copies_are_complete_under_every_seed(rng: np.random.Generato
 
 
 def test_the_source_may_be_read_as_late_as_at_the_wait(rng: np.random.Generator) -> None:
-    """And under some seed it is read when the copy is issued."""
+    """Under some seed the source is already read when the copy is issued."""
     source = data(rng, 16)
     program = 'CP("ca.shared", s, in, 4) *(u32*)in = 0x01010101; COMMIT WAIT(0)'
     seen = set()
@@ -253,7 +253,7 @@ KERNEL k(const u32* in, u32* out) {
 
 
 def fault_of(rig: Rig, copy: str, *arguments: int, bytes_shared: int = 32) -> Fault:
-    """Of the copy, in a line of its own."""
+    """The fault of the copy, which is on a line of its own."""
     body = f"""{TOP}
 KERNEL k(const unsigned char* in, u32 n) {{
     __shared__ alignas(16) unsigned char s[{bytes_shared}];
@@ -327,7 +327,7 @@ def test_a_read_without_a_wait_is_found_and_its_copy_is_named(rig: Rig, instead:
 
 
 def run_on(machine: Machine, body: str, words: np.ndarray, **launch: int) -> np.ndarray:
-    """What kernel `k` makes of these words, which it gets with as many of output."""
+    """The output of kernel `k` for these input words; it has as many words as the input."""
     cuda = machine.driver
     ok(cuda.cuInit(0))
     primary(cuda)

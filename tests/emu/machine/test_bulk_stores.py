@@ -90,7 +90,8 @@ COPY = "#define COPY(i) PUT(y + 8 * i, s + 8 * i, 32)\n"
 
 @pytest.mark.parametrize("program", GROUPS)
 def test_a_wait_ends_the_groups_that_it_names(rng: np.random.Generator, program: str) -> None:
-    """With seed 0 no others, under the other seeds now and then. The kernel's end ends all."""
+    """With seed 0 a wait completes no other groups; under other seeds it sometimes does. The end of the kernel
+    completes all."""
     source, made, early = words(rng, 24), 8 * GROUPS[program], set()
     issued = 8 * program.count("COPY(")
     for seed in SEEDS:
@@ -329,7 +330,7 @@ KERNEL k(u32* x, u32* y) {
 
 
 def fault_of(rig: Rig, copy: str, target: int, **options: Any) -> Fault:
-    """Of the copy, in a line of its own."""
+    """The fault of the copy, which is on a line of its own."""
     body = f"""{TOP}
 KERNEL k(u32* y) {{
     __shared__ alignas(16) u32 s[16];

@@ -30,7 +30,7 @@ def rig0() -> Iterator[Rig]:
 
 
 def told(rig: Rig, body: str, words: int, grid: int = 4, size: int = 4, block: int = 32) -> list[int]:
-    """What a kernel of clusters of `size` blocks puts into `out`; `b` is its block."""
+    """The contents of `out` after a kernel with clusters of `size` blocks; `b` is the rank of a block."""
     source = f"{TOP}\nKERNEL k(u32* out) {{ u32 b = blockIdx.x, t = threadIdx.x, r = rank_();\n{body}\n}}"
     out = rig.array(np.full(words, 77, np.uint32))
     rig.run(source, out, grid=grid, block=block, cluster=(size, 1, 1))
@@ -235,7 +235,7 @@ def test_the_mbarrier_of_an_asynchronous_store_must_be_in_its_target_block(rig0:
 
 
 def test_an_asynchronous_store_is_illegal_in_a_launch_without_clusters(rig0: Rig) -> None:
-    """So it is on an H200. A cluster of one block is enough."""
+    """An H200 behaves in this way. A cluster of one block makes the instruction legal."""
     source = f"""{TOP}
 KERNEL k(u32* out) {{ __shared__ alignas(16) u64 m[2]; C_INIT(m, 1)
   C_EXPECT(m, 4)

@@ -82,7 +82,7 @@ def _run(
 
 
 def _outcomes(body: str, *places: int, seeds: int = 16, **options: Any) -> set[tuple[int, ...]]:
-    """What the words at `places` hold in the end, over seeds."""
+    """The final values of the words at `places`, collected over seeds."""
     found = set()
     for seed in range(seeds):
         words = _run(body, seed, **options)
@@ -343,7 +343,7 @@ def test_more_stores_than_can_be_pending_are_all_made() -> None:
 
 
 def test_a_wait_for_a_delayed_store_ends_and_a_deadlock_is_found() -> None:
-    """Threads that wait for plain stores of one another, over and over; and then for one that nobody makes."""
+    """Threads wait for plain stores of each other repeatedly, and finally for a store that never happens."""
     body = """
     KERNEL k(u32* m) {
         u32 me = blockIdx.x;

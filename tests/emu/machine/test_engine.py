@@ -557,7 +557,7 @@ def test_a_kernel_that_only_watches_the_clock_ends(rig):
 
 @pytest.mark.parametrize("words", [1, 2, 3, 8])
 def test_a_loop_that_polls_several_words_reads_its_clock_regularly(rig, words):
-    """Each word that is polled takes a turn, so a thread that polls several of them reads the clock late."""
+    """Each polled word takes a scheduling turn, so a thread that polls several words reads the clock late."""
     source = """
     KERNEL k(u32* flags, u32* out, u32 words, u64 limit) {
         u64 deadline = 0;

@@ -18,7 +18,7 @@ STREAMS, EACH = 3, 3
 
 
 def _log(seed: int, chained: bool = False) -> tuple[int, ...]:
-    """What kernels of several streams noted, in order. `chained`: each stream waits for all of the one before."""
+    """The order in which kernels of several streams ran. With `chained`, each stream waits for the previous one."""
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

@@ -44,7 +44,7 @@ def rig() -> Iterator[Rig]:
 
 
 def told(rig: Rig, program: str, words: int) -> list[int]:
-    """What one thread puts into `out`."""
+    """The contents of `out` after a kernel of one thread."""
     body = f"{TOP}\nKERNEL k(u32* out) {{ __shared__ u64 b[2]; u64 s = 0; u32 d; {program} }}"
     out = rig.array(np.full(words, 77, np.uint32))
     rig.run(body, out, block=1)
@@ -330,7 +330,7 @@ def test_a_producer_and_consumers_give_the_bits_of_plain_loads_under_every_seed(
 
 
 def test_a_stage_that_is_filled_too_early_is_found(rng: np.random.Generator) -> None:
-    """As wrong bytes, as too many arrivals in a phase, or as a phase that a consumer has missed for ever."""
+    """The mistake appears as wrong bytes, as too many arrivals in a phase, or as a phase that a consumer missed."""
     body = re.sub(r"if \(i >= STAGES\) AWAIT.*", "", PIPELINE)
     x = rng.integers(0, 1 << 32, 4 * 10 * 256, np.uint32)
     for seed in range(8):

@@ -47,7 +47,7 @@ COMBINE = {
 
 
 def _kernel(verb: str, form: str, vector: int, register: str, memory: str, multicast: str) -> str:
-    """Each thread loads and reduces to `memory`, or stores or reduces what is there, an element or a vector."""
+    """Each thread load-reduces an element or a vector into `memory`, or stores or reduces from there."""
     names = [f"x{i}" for i in range(vector)]
     nbytes = int(register[1:]) // 8
     value = f"{{{', '.join(names)}}}" if vector > 1 else names[0]
@@ -94,7 +94,8 @@ def _values(rng: np.random.Generator, element: str, how: str) -> Any:
 
 
 def _expected(parts: list[Any], how: str, precision: Any) -> Any:
-    """The members combined in their order, in a precision (rounding each time), and rounded once more."""
+    """The members combined in order in one precision, with a rounding at each step, and rounded to the result's
+    type."""
     dtype = parts[0].dtype
     with np.errstate(over="ignore"):
         total = parts[0].astype(precision)
@@ -362,7 +363,7 @@ def test_a_multimem_spin_that_no_store_ends_is_a_deadlock(machine: Machine, cuda
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_requested_bytes_of_both_stages_are_counted(ranks: int) -> None:
-    """One stage: each rank reduces everything. Two stages: its part, which it stores to all."""
+    """In one stage each rank reduces everything; in two stages it reduces its part and stores it to all."""
     loads = (
         'float v[4]; asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];" '
         ': "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(t.mc + 4 * i) : "memory");'

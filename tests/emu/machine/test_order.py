@@ -31,7 +31,7 @@ RANKS, CALLS = 3, 6
 
 
 class Ranks:
-    """Processes with one list in memory that all reach."""
+    """Processes that share a list in memory that all can access."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.lists, self.kernels = machine, [], []
@@ -98,14 +98,14 @@ def outcome(seed: int, pauses: np.ndarray, **order: Path) -> tuple[list[int], in
 
 @pytest.mark.parametrize("seed", [0, 1, 6])
 def test_a_replay_is_the_recorded_run(tmp_path: Path, rng: np.random.Generator, seed: int) -> None:
-    """Whatever time its threads take."""
+    """The replay is the same even if its threads take other times."""
     recorded = outcome(seed, rng.uniform(0, 0.01, (RANKS, CALLS)), record=tmp_path / "record")
     for _ in range(2):
         assert outcome(seed, rng.uniform(0, 0.01, (RANKS, CALLS)), replay=tmp_path / "record") == recorded
 
 
 def test_a_replay_ends_a_spin_at_the_recorded_time(tmp_path: Path) -> None:
-    """Virtual time that went with the wall's is in the record."""
+    """The record includes virtual time that followed wall time."""
     source = """
     extern "C" __global__ void bounded(unsigned long long* ended) {
         unsigned long long begin, now;

@@ -64,7 +64,7 @@ SECOND = 1_000_000_000
 
 
 class Rank:
-    """A process with a context on a device, and what it calls there."""
+    """A process with a context on a device, and the calls that tests make in it."""
 
     def __init__(self, machine: Machine, name: str, device: int = 0) -> None:
         self.process = machine.process(name)
@@ -167,7 +167,7 @@ def test_ranks_wait_for_one_another_many_times(machine: Machine, pair: tuple[Ran
 
 
 def test_a_team_waits_for_another_process(machine: Machine, pair: tuple[Rank, Rank]) -> None:
-    """For longer than the setting `emu_host_wait`, too, as that process may still add its device."""
+    """The wait may exceed the setting `emu_host_wait`, as the other process may still add its device."""
     machine.host_wait = 0.0
     prop = object_prop(2)
     prop.handleTypes = int(DESCRIPTOR)

@@ -244,7 +244,8 @@ def test_a_closed_machine_keeps_no_descriptor_open() -> None:
 def test_a_multicast_object_is_made_by_several_processes(
     machine: Machine, pair: tuple[Process, Process], rng: np.random.Generator
 ) -> None:
-    """Each adds its device, binds memory of its own and maps the object; a store of one reaches the memory of both."""
+    """Each process adds its device, binds its own memory and maps the object; a store of one reaches the memory of
+    both."""
     prop = object_prop(2)
     prop.handleTypes = int(DESCRIPTOR)
     a, b = (process.driver for process in pair)
@@ -312,7 +313,7 @@ class SharedFile:
 def test_processes_register_memory_of_one_file(
     pair: tuple[Process, Process], rng: np.random.Generator, offset: int
 ) -> None:
-    """By mappings of their own, at addresses that the driver tells, with bounds to the byte."""
+    """Each process has its own mapping, at an address that the driver returns, with bounds exact to the byte."""
     nbytes, values = 200_000, ints(rng)
     one = SharedFile(2 * nbytes)
     other = SharedFile(2 * nbytes, one.descriptor)
@@ -392,7 +393,7 @@ def test_copies_take_either_address_of_registered_memory(
 def test_private_memory_is_mapped_to_the_device_on_request(
     pair: tuple[Process, Process], rng: np.random.Generator
 ) -> None:
-    """What lies beside it in its pages keeps its bytes, may be registered too, and all of it stays what it was."""
+    """Other data in the same pages keeps its bytes and can be registered too, and the mapping is unchanged."""
     cuda, room = pair[0].driver, ints(rng, 3000 + 1024)
     skipped = (0xE00 - room.ctypes.data) % 4096 // 4  # the second range lies in the last page of the first
     whole = room[skipped : skipped + 3000]
@@ -455,7 +456,7 @@ def test_memory_registered_without_the_flag_is_not_on_the_device(pair: tuple[Pro
 
 
 def test_memory_beyond_the_end_of_its_file_is_not_mapped(pair: tuple[Process, Process]) -> None:
-    """A kernel that used it would end the whole process."""
+    """A kernel that accessed such memory would end the whole process."""
     file = os.memfd_create("short")
     os.ftruncate(file, 8192)
     memory = mmap.mmap(file, 8192)

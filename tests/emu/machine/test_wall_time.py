@@ -11,7 +11,7 @@ from drvfuse.emu.machine.wall_time import WallTime
 
 
 class Wall:
-    """A clock, in seconds, and what was passed on of it."""
+    """A wall clock in seconds, and the times that were passed on from it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
         self.now, self._cost = 100.0, cost

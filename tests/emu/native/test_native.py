@@ -27,7 +27,7 @@ KERNEL k(int* out, float scale) {
 
 @pytest.fixture(autouse=True)
 def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each load asks the disk."""
+    """Disable the cache in memory, so that each load goes to the disk."""
     monkeypatch.setattr(loader, "_last", loader._last.__wrapped__)
 
 
@@ -132,7 +132,7 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
 
 
 def test_threads_that_start_at_once_load_one_runtime():
-    """In a process of its own, as the runtime is loaded once: two would publish the functions of the later one."""
+    """A separate process is needed, as a process loads the runtime once. Of two runtimes the later one would win."""
     program = """
 import threading, time
 from drvfuse.emu.native import loader

@@ -110,7 +110,7 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
 
 
 def test_an_occupied_address_is_named_in_the_error(served):
-    """Those of the machine itself are, in the process that holds it."""
+    """The records of the machine itself are refused only in the process that holds it."""
     with pytest.raises(DriverUnavailable, match=f"needs the addresses 0x{served.machine.window.base:x} to"):
         emu.AttachedMachine(served.address)
 
@@ -153,7 +153,7 @@ def test_clients_are_served_after_the_server_ran_out_of_files(served, monkeypatc
 
 
 def test_a_second_ctrl_c_does_not_kill_a_client(served):
-    """The two messages may come as one piece."""
+    """The server may receive the two messages together."""
     with addresses.connect(served.address, "address") as made:
         channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
         channel.receive(made)
@@ -166,7 +166,7 @@ def test_a_second_ctrl_c_does_not_kill_a_client(served):
 
 
 def test_an_early_or_late_interrupt_affects_only_its_own_call():
-    """It comes by another connection than the call, so either may be first."""
+    """The interrupt and the call arrive by different connections, so either may be first."""
     line = Line(1, SimpleNamespace(), SimpleNamespace())
     line._thread = threading.get_ident()
     for interrupted, expected in ((1, False), (4, True)):

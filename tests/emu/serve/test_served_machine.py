@@ -107,7 +107,7 @@ def test_a_client_receives_the_findings_of_the_machine(pool):
 
 
 def race_for_a_word(rank: int, size: int) -> int:
-    """Who comes first depends on the processes, but for a run that repeats another one."""
+    """The order of the processes varies from run to run, except in a replay."""
     cuda, peer = attached(), meet(rank)
     word = ok(cuda.cuMemAlloc(4))
     ok(cuda.cuMemsetD32(word, 0, 1))
@@ -276,7 +276,7 @@ def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
 
 
 def run_a_graph(rank: int, size: int) -> Any:
-    """Pageable memory on both ends, a host function, memory of the graph; captured, and of nodes."""
+    """Captured graphs and graphs of nodes have pageable memory at both ends, a host function and memory nodes."""
     g = Graphs(attached())
     cuda, rng = g.cuda, np.random.default_rng(rank)
     source, result = np.zeros(WORDS, np.uint32), np.zeros((2, WORDS), np.uint32)
@@ -371,7 +371,8 @@ def test_a_callback_does_not_block_other_clients(pool):
 
 
 def copy_in_a_signal_handler(rank: int, size: int) -> Any:
-    """A signal comes while a call waits; its handler calls the driver. While rank 1 is outside, no wait is hopeless."""
+    """A signal arrives while a call waits, and its handler calls the driver. Rank 1 makes no call meanwhile, so the
+    wait is not a deadlock."""
     cuda, peer = attached(), meet(rank)
     if rank == 1:
         return peer.recv(1) == b"."

@@ -172,7 +172,7 @@ def test_properties_and_access_lists_arrive_as_they_were_sent(cuda: Any) -> None
 
 @pytest.mark.parametrize("kind", ["plain", "pinned", "pool"])
 def test_attributes_of_pointers_arrive_as_they_were_sent(machine: Machine, cuda: Any, kind: str) -> None:
-    """The same values, of the same types, as without a way between."""
+    """Results have the values and types of a direct call."""
     plain = machine.driver
     pointer = {
         "plain": lambda: ok(cuda.cuMemAlloc(64)),

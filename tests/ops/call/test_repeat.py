@@ -57,7 +57,7 @@ def each(group: df.Group, *values: float, shape: Any = (3, 64), dtype: Any = BF1
 
 
 def repeats(owner: Any) -> list[Any]:
-    """The calls that an owner keeps."""
+    """The calls that a group or device keeps for repetition."""
     return [repeat for idle in owner.part(Repeats)._plans.values() for repeat in idle]
 
 

@@ -44,7 +44,7 @@ def test_any_number_of_rows_has_the_bits_of_the_reference(device, rng, few, rows
     indirect=["few"],
 )
 def test_any_number_of_columns_has_the_bits_of_the_reference(device, rng, few, shape):
-    """Teams of several warps, several packs a thread, lanes without a pack."""
+    """The shapes give teams of several warps, several packs per thread, and lanes without a pack."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
@@ -65,7 +65,7 @@ def test_groups_of_128_columns_have_the_bits_of_the_reference(device, rng, few, 
     indirect=["few"],
 )
 def test_gradients_are_added_to_the_given_one_with_the_bits_of_the_reference(device, rng, few, shape, count):
-    """The bits of adding them before."""
+    """The results have the bits of adding the gradients before the call."""
     values = case(rng, shape)
     hosts = [values.g, *(rng.standard_normal(shape).astype(np.float32).astype(BF16) for _ in range(count - 1))]
     x, s_x, w, _ = place(device, values)
@@ -80,7 +80,7 @@ def test_gradients_are_added_to_the_given_one_with_the_bits_of_the_reference(dev
 
 @pytest.mark.parametrize("few,first", [(MANY, 48), (FEW, 51)], indirect=["few"])
 def test_gradients_to_add_may_be_slices_of_wider_arrays(device, rng, few, first):
-    """Of 16-byte rows, and of rows that are aligned to an element only."""
+    """The slices have rows aligned to 16 bytes, or to an element only."""
     values = case(rng, (33, 96))
     wide = [rng.standard_normal((33, 200)).astype(np.float32).astype(BF16) for _ in range(3)]
     x, s_x, w, _ = place(device, values)
@@ -119,7 +119,7 @@ def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
 
 
 def counted(rng, rows, columns, count, blocks):
-    """Counters of a launch on as many multiprocessors, and the bytes that its polls have read."""
+    """The counters of a launch on `sm_count` multiprocessors, and the bytes that its polls read."""
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=blocks) as machine:
         device = df.device(0, driver=machine)
@@ -166,7 +166,7 @@ def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
 
 
 def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device, rng):
-    """Words that a launch has left are gone when a launch that uses as many, or fewer or more, needs their place."""
+    """A launch clears its words before another launch, with any number of words, needs their place."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
     space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
     for rows in (150, 20, 150, 20, 20, 150):

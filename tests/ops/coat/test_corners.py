@@ -133,7 +133,7 @@ def test_rows_may_begin_at_any_address(device, rng, first):
 
 
 def test_slices_of_batches_have_the_bits_of_the_reference(device, rng):
-    """Rows at one distance over all batches are taken; a slice of the rows of each batch is not."""
+    """Batches with a single row stride are accepted; a slice of the rows of each batch is refused."""
     wide = case(rng, (3, 11, 192))
     x, s_x, _, g = place(device, wide)
     cut = Case(wide.x[..., 48:144], wide.s_x[..., 3:9], wide.w[48:144], wide.g[..., 48:144])
@@ -186,7 +186,7 @@ def test_partially_overlapping_outputs_are_refused(device, rng):
 
 @pytest.mark.parametrize("shape", [(33, 100), (3, 11, 97)])
 def test_nothing_is_written_outside_the_outputs_of_ragged_rows(device, rng, shape):
-    """Nor round the workspace."""
+    """Nothing is written outside the workspace either."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     rows, columns = values.x.size // shape[-1], shape[-1]
@@ -272,7 +272,7 @@ def test_many_rows_have_the_bits_of_the_reference(device, rng, shape):
 
 @pytest.mark.gpu
 def test_the_backward_of_more_than_two_to_the_31_elements_has_the_bits_of_the_reference(device, rng):
-    """Every row alike but for its rstd; dw is of that sum."""
+    """All rows are equal except for rstd, so that dw has a known sum."""
     rows, columns = 524800, 4096
     one = case(rng, (1, columns))
     x = device.array(np.tile(one.x.view(np.uint8), (rows, 1)).view(one.x.dtype))

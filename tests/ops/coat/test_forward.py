@@ -17,12 +17,12 @@ from drvfuse.reference import coat_rmsnorm
 
 @pytest.fixture(autouse=True)
 def no_tiles_in_registers(monkeypatch):
-    """The kernels for few and many rows do any number of them."""
+    """The kernels for few and many rows take any number of rows, as no plan has tiles in registers."""
     monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
 
 
 def many_rows(device: df.Device) -> int:
-    """So many that blocks keep their own rows; ragged."""
+    """A number of rows for which blocks keep their rows; it is no multiple of the tile."""
     return 8 * device.sm_count + 37
 
 
@@ -61,7 +61,7 @@ def test_results_do_not_depend_on_how_many_columns_a_block_keeps(device, rng, mo
 @pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
 @pytest.mark.parametrize("columns", [3000, 4096])
 def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rng, monkeypatch, columns, changes):
-    """The blocks of a team leave one another their sums of squares. The largest |y| is in the last chunk, in the first
+    """The blocks of a team exchange their sums of squares. The largest |y| is in the last chunk, in the first
     batch that its warp has."""
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
@@ -97,7 +97,7 @@ def test_many_rows_of_other_types_and_groups_have_the_bits_of_the_reference(devi
 @pytest.mark.emulated
 @pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
 def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, rows, columns, tile):
-    """Where each warp has at most one, and two."""
+    """The shapes give each warp at most one tile, and two."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 100)
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=2) as machine:
@@ -168,7 +168,7 @@ def decided(rstd: np.ndarray, values: Case) -> bool:
 
 
 def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, driver, rng):
-    """The largest |y| goes over the boundary in steps of an ulp: an estimate does not do, and both sides are met."""
+    """The largest |y| crosses the boundary in steps of an ulp, where an estimate cannot decide the scale."""
     values = case(rng, (40, 96), w="float32")
     values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
     values.x[7, 6:] = 0
@@ -198,7 +198,7 @@ def test_weights_outside_the_range_of_the_estimate_have_the_bits_of_the_referenc
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(30, 96), (37, 512), (37, 640)], ids=["few", "many", "shared"])
 def test_blocks_exchange_their_values_without_a_race_under_many_schedules(rng, driver, shape):
-    """No race under any schedule, and launches that follow one another in a workspace do not mistake one's words."""
+    """No schedule has a race, and consecutive launches in one workspace do not confuse their words."""
     for seed in range(3):
         with df.emu.Machine(devices=1, sm_count=4, seed=seed, race="strict", delay_stores=True) as machine:
             device = df.device(0, driver=machine)
@@ -220,7 +220,7 @@ def test_blocks_share_columns_only_if_the_workspace_holds_their_sums(driver):
 
 @pytest.mark.emulated
 def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
-    """Nor is then their rstd kept, which several blocks would write to global memory and read there."""
+    """Their rstd is not kept either: several blocks would have to pass it through global memory."""
     values = case(rng, (17, 44544))
     with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
         device = df.device(0, driver=machine)
@@ -242,7 +242,8 @@ def test_one_block_takes_rows_of_more_segments_than_it_can_keep_sums_of(rng, dri
 
 @pytest.mark.emulated
 def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
-    """x and its scales once, qy and qy_t once; beyond that weights, each thread's epoch, and words of the blocks."""
+    """x, its scales, qy and qy_t move once. The rest are weights, the epoch that each thread reads, and words of the
+    blocks."""
     rows, columns = 512, 640
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)

@@ -28,7 +28,7 @@ PAYS = HeldRows.pays
 
 @pytest.fixture(scope="module", autouse=True)
 def any_number_of_rows():
-    """The kernel does any number of rows that fits, not only those for which it is the quickest."""
+    """The kernel takes any number of rows that fits, not only those for which it is the fastest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldRows, "pays", staticmethod(lambda rows: True))
         yield
@@ -150,7 +150,7 @@ def test_rows_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
 
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
 def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, rng, shape):
-    """The largest |y| goes over the boundary in steps of an ulp: an estimate does not do, and both sides are met."""
+    """The largest |y| crosses the boundary in steps of an ulp, where an estimate cannot decide the scale."""
     values, row, column = case(rng, shape, w="float32"), shape[0] - 1, shape[1] - 7
     values.x[row, column], values.s_x[row] = 384, values.s_x.max()
     values.x[row, :column] = values.x[row, :column].astype(np.float32) / 16
@@ -167,7 +167,7 @@ def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, rng, sha
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
 @pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21, np.nan, np.inf])
 def test_weights_outside_the_range_of_the_estimate_have_the_bits_of_the_reference(device, rng, shape, weight):
-    """Of all columns, and of one block's."""
+    """The weights of all columns, or of the columns of one block."""
     for columns in (slice(None), slice(shape[1] - 16, None)):
         values = case(rng, shape)
         values.w[columns] = (values.w[columns].astype(np.float32) * np.float32(weight)).astype(BF16)
@@ -211,7 +211,7 @@ def test_a_captured_call_replays_and_leaves_its_workspace_unchanged(device, rng)
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(1, 2048), (16, 4096)])
 def test_each_byte_is_read_and_written_once(rng, driver, shape):
-    """x and its scales once, weights once a warp; qy, qy_t, rstd and the scale once, and nothing else."""
+    """x and its scales are read once, weights once per warp; qy, qy_t, rstd and the scale are written once."""
     rows, columns = shape
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)

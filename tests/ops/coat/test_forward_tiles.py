@@ -107,7 +107,7 @@ def test_other_types_and_groups_have_the_bits_of_the_reference(device, rng, kind
 
 
 def test_nans_and_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(device, rng, kind):
-    """The blocks of a strip evaluate its rows exactly, and all blocks meet once more."""
+    """The blocks of a strip then evaluate their rows exactly, and all blocks synchronise once more."""
     values = case(rng, (100, 1040))
     values.w[3] = 1e30
     run(device, values)
@@ -126,7 +126,7 @@ def test_outputs_may_begin_at_any_address_and_nothing_outside_them_is_written(de
 
 @pytest.mark.emulated
 def test_each_byte_is_read_and_written_once(rng, driver, kind):
-    """Beyond x, its scales, weights and outputs: the epoch, and the words that blocks leave and read."""
+    """Beyond x, its scales, weights and outputs, a launch moves the epoch and the words that blocks exchange."""
     rows, columns = 128, 1024
     with df.emu.Machine(devices=1, sm_count=32) as machine:
         device = df.device(0, driver=machine)

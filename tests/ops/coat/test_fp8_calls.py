@@ -69,7 +69,7 @@ def test_calls_on_two_streams_at_once_have_the_bits_of_the_reference(device, val
 
 
 def test_a_capture_allocates_nothing(device, arrays):
-    """Neither memory nor a module, of calls that were made before."""
+    """Calls that were made before need neither memory nor a module."""
     x, s_x, w, g = arrays
     out = outputs(device)
     back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))

@@ -49,7 +49,7 @@ def check_add(device, a, b, fp8, results, QB=16) -> None:
 
 
 def check_both(one, add, norm) -> None:
-    """The results of one launch are those of the two."""
+    """The single launch has the results of the two launches."""
     total, (x, s_x), (qy, s_y, (_, rstd, _)) = one
     pairs = ((total, add[0]), (x, add[1][0]), (s_x, add[1][1]), (qy, norm[0]), (s_y, norm[1]), (rstd, norm[2][1]))
     for name, (found, expected) in zip(("sum", "x", "s_x", "qy", "s_y", "rstd"), pairs, strict=True):

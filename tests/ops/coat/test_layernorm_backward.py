@@ -14,7 +14,7 @@ from drvfuse.reference import coat_layernorm, coat_rmsnorm
 
 
 def saved(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """A mean and rstd for each row, of no particular rows."""
+    """A random mean and rstd for each row."""
     return rng.standard_normal(rows, np.float32), (0.5 + rng.random(rows, np.float32)).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ ROWS = {
 
 
 def use(monkeypatch, name: str, **changes) -> None:
-    """All calls go by the plan of that name; results do not depend on it."""
+    """Make all calls use the plan of that name; results do not depend on the plan."""
 
     def plan(limits, rows, columns, QB, affine):
         if name in TILES:
@@ -42,7 +42,7 @@ def use(monkeypatch, name: str, **changes) -> None:
     ("name", "affine"), [*((name, True) for name in (*TILES, *ROWS)), ("tiles-4-1", False), ("rows", False)]
 )
 def test_every_plan_gives_the_same_bits(device, rng, monkeypatch, name, affine):
-    """Several strips and segments, the last of each in part."""
+    """The shape has several strips and segments, of which the last ones are partial."""
     use(monkeypatch, name)
     Forward(device, case(rng, (133, 1200)), affine, eps=1e-6).check()
 
@@ -119,7 +119,7 @@ def test_launches_have_no_race(rng, monkeypatch, name, affine):
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
 def test_x_is_read_once(rng, monkeypatch, name):
-    """And its scales once for each 16 columns; two outputs, a mean and a rstd are written."""
+    """Its scales are read once for each 16 columns; two outputs, mean and rstd are written."""
     use(monkeypatch, name)
     rows, columns = 64, 640
     with df.emu.Machine(devices=1) as machine:
@@ -162,7 +162,8 @@ def guess_is_off(values: Case) -> float:
 
 
 def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Case:
-    """Five equal rows whose mean is so far from 0 that the guess at rstd is off by `least` to `most` 2^-24."""
+    """Five equal rows whose mean is so far from 0 that the kernel's estimate of rstd is off by `least` to `most`
+    2^-24."""
     values = case(rng, (1, 640), w="float32")
     values = values._replace(s_x=np.ones_like(values.s_x))
     while not least <= guess_is_off(values) <= most:

@@ -65,7 +65,7 @@ class Op:
         return df.coat.fp8_division(self.tall, 16, "E4M3", **options)
 
     def give_up(self, **options):
-        """A launch of which a block does not do its part; it ends."""
+        """A launch in which one block skips its part; the launch ends by its time-out."""
         with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
             self.run(**options)
         self.device.synchronize()
@@ -104,7 +104,7 @@ def test_an_absent_block_is_an_error_once_and_the_next_call_works(op):
 
 @pytest.mark.emulated
 def test_a_block_that_writes_no_column_sums_is_the_only_finding(rng):
-    """Nor does the launch behind it, which waits for none, read what was never written."""
+    """The following launch, which does not wait, does not read uninitialised words either."""
     values = case(rng, (261, 656))
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
@@ -187,7 +187,7 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(op, space):
 
 @pytest.mark.emulated
 def test_launches_on_two_streams_may_overlap_except_in_one_workspace(rng):
-    """They read the same arrays, whose own stream makes neither wait."""
+    """Both launches read the same arrays, whose own stream orders neither of them."""
     values = case(rng, (528, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     found = []
@@ -214,7 +214,7 @@ def test_launches_on_two_streams_may_overlap_except_in_one_workspace(rng):
 
 
 def test_a_new_stream_with_a_reused_handle_waits_for_the_work_of_the_old_stream(backward, device, counted_calls):
-    """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
+    """Workspaces are kept by stream handle, and a driver may reuse the handle of a destroyed stream."""
     earlier = df.Stream(device)
     backward.run(stream=earlier)
     earlier.close()

@@ -90,7 +90,7 @@ def test_naive_copies_inputs_that_only_their_own_device_can_access(open_group, r
 
 @pytest.fixture(scope="module")
 def islands():
-    """Three emulated devices of which 0 and 1 are peers, and 2 is nobody's."""
+    """Three emulated devices, of which 0 and 1 are peers and 2 has no peer."""
     with df.emu.Machine(devices=3, peers=lambda a, b: {a, b} <= {0, 1}) as machine:
         group = df.Group.local(3, driver=machine, workspace_bytes=8192, max_blocks=4)
         yield group
@@ -170,7 +170,7 @@ def close_to(counted: int, expected: int, slack: int) -> bool:
 
 
 def is_expected(counts: tuple[int, int], prepared, slack: int) -> bool:
-    """(Local, remote) bytes. Polls of push algorithms read until the words are there, so often as it takes."""
+    """(Local, remote) bytes. Polls of push algorithms are not counted, as they read until their words arrive."""
     local, remote = prepared.traffic
     slack = slack if prepared.algo in PULL else counts[0]
     return close_to(counts[0], local, slack) and close_to(counts[1], remote, 2_000)

@@ -21,7 +21,7 @@ def hosts_of(rng, n, shapes, dtype="bfloat16"):
 
 
 def placed(group, hosts):
-    """By rank, of hosts by tensor."""
+    """Arrays by rank, from host arrays by tensor."""
     return [list(of_rank) for of_rank in zip(*(place(group, of_tensor) for of_tensor in hosts), strict=True)]
 
 

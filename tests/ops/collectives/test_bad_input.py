@@ -35,7 +35,8 @@ def xs(group, hosts):
 
 @pytest.fixture
 def refused(group, hosts, xs):
-    """`refused(call, argument)`: it raises ArgumentError for that argument; inputs and group are as before."""
+    """`refused(call, argument)`: the call raises ArgumentError for that argument and leaves inputs and group
+    unchanged."""
 
     def check(call, argument, text=""):
         with pytest.raises(ArgumentError) as caught:
@@ -56,7 +57,7 @@ def fused(group, xs, **changes):
 
 
 def test_arrays_of_a_closed_buffer_are_refused(group, xs):
-    """An array of a symmetric buffer that is closed is memory of nobody, on its own device too."""
+    """An array of a closed symmetric buffer has no memory, on its own device too."""
     buffer = group.symmetric(4 * 32 * 2)
     gone = buffer.arrays(SHAPE, "bfloat16")
     buffer.close()
@@ -114,7 +115,7 @@ def test_arrays_in_host_memory_are_refused(group, hosts, xs, refused):
 
 
 class Strided:
-    """Somebody else's array, every second column."""
+    """An array of another library with every second column."""
 
     def __init__(self, array):
         self.array = array

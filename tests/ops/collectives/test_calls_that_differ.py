@@ -41,7 +41,7 @@ def launch(calls_of_rank):
 
 
 def differ(group, kind, odd):
-    """Rank `odd` makes the other calls."""
+    """Launch calls of which rank `odd` makes different ones. Return one call of each kind."""
     usual, other = DIFFERENCES[kind](Differing(group))
     launch([other if rank == odd else usual for rank in range(group.size)])
     return usual[0], other[0]
@@ -306,7 +306,7 @@ def test_a_group_of_one_process_compares_nothing(new_group):
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_sends_one_word_to_each_peer(algo):
-    """By the emulator's counts: 8 bytes to each peer, by one request."""
+    """The emulator counts 8 bytes to each peer, in one access."""
     moved = []
     with df.emu.Machine(devices=4) as machine, df.Group.local(4, driver=machine, max_blocks=4) as group:
         xs = [rank.zeros((9, 264), "bfloat16") for rank in group]

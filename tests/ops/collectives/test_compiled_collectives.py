@@ -59,7 +59,7 @@ FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how man
 
 
 class Chosen(Exception):
-    """What a call would be compiled for, and the threads of a block."""
+    """Raised with the specialisation that a call would compile and the threads of a block."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def compiled(groups, monkeypatch):
 
 
 def registers_of(image):
-    """Of the one kernel, which has neither a stack nor spills."""
+    """The number of registers of the only kernel of an image. Fails if the kernel has a stack or spills."""
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", image.log) == [
         ("0", "0", "0")
     ]

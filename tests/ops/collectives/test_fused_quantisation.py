@@ -78,7 +78,7 @@ def test_every_algorithm_is_exact_for_few_rows_many_rows_and_chunks(open_group, 
 
 @pytest.mark.gpus(3)
 def test_fp4_codes_with_the_bits_of_the_sentinel_arrive(open_group, rng):
-    """Eight codes of -6 are a word of ones, which in a slot means that nothing is there yet."""
+    """Eight codes of -6 form a word of ones, which is the sentinel for a word that has not arrived."""
     signs = np.where(rng.random((7, COLUMNS // 8)) < 0.6, -1.0, 1.0).repeat(8, axis=1)
     hosts = [(scale * signs).astype(np.float32).astype(df.dtypes.get("bfloat16").numpy) for scale in (2, -1, 0.5)]
     hosts[0][3, 70], hosts[1][4, :20], hosts[2][5, 100] = np.nan, 0, np.inf

@@ -140,7 +140,7 @@ FREES = ("cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemFree", "cuGraph
 
 
 def frees() -> list[str]:
-    """The calls in the record that free something or wait; the record is cleared."""
+    """Names of the recorded driver calls that free memory or wait. Clears the record."""
     found = [entry[0] for entry in calls.ring if entry[0].startswith(FREES)]
     calls.ring.clear()
     return found
@@ -149,7 +149,7 @@ def frees() -> list[str]:
 @pytest.mark.emulated
 @pytest.mark.parametrize("how", ["close", "collect"])
 def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
-    """Kernels of the group may run still, and they cannot be waited for."""
+    """Kernels of the group may still run and cannot be waited for."""
     with df.emu.Machine(devices=2) as machine:
         group = df.Group.local(2, driver=machine, max_blocks=4)
         hosts = random_inputs(rng, 2, 640, "bfloat16")

@@ -13,7 +13,7 @@ from drvfuse.ops.call import faults
 
 
 def _check(op: str, algo: str, seed: int) -> None:
-    """Three calls back to back on three devices, the last with other inputs."""
+    """Three consecutive calls on three devices, the last one with different inputs."""
     with (
         df.emu.Machine(devices=3, seed=seed, delay_stores=True) as machine,
         df.Group.local(3, driver=machine, max_blocks=3, workspace_bytes=1 << 16) as group,

@@ -21,7 +21,7 @@ SEVERAL = 2 if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else 3
 
 
 def words(rng: np.random.Generator, shape: int | Sequence[int], dtype: str = "uint8") -> np.ndarray:
-    """Random bytes, of which every fourth word of four is 0xFFFFFFFF, as that of a slot which nothing has come to."""
+    """Random bytes; every fourth word is 0xFFFFFFFF, the sentinel of an empty slot."""
     element = dtypes.get(dtype).numpy
     nbytes = int(np.prod(shape)) * element.itemsize
     found = rng.integers(0, 2**32, -(-nbytes // 4), np.uint32)
@@ -43,7 +43,7 @@ def several(open_group) -> df.Group:
 
 
 def exchange_table(rng: np.random.Generator, n: int, most: int = 9) -> list[list[int]]:
-    """Numbers of rows, of which some are none."""
+    """Numbers of rows, some of which are 0."""
     return (rng.integers(0, most, (n, n)) * (rng.random((n, n)) < 0.8)).tolist()
 
 
@@ -78,7 +78,7 @@ def test_any_number_of_bytes_arrives_at_any_address(several, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_ragged_splits_arrive(several, rng, algo):
-    """Some ranks have no rows, or none for some others."""
+    """Some ranks have no rows, or no rows for some of the other ranks."""
     group, n = several, SEVERAL
     for columns in (1, 6, 8, 600):
         rows = [int(rng.integers(0, 6)) for _ in range(n)]
@@ -184,7 +184,7 @@ def test_a_group_of_one_rank_copies_its_own_bytes(open_group, rng, algo):
 
 @pytest.mark.gpus(3)
 def test_a_broadcast_by_relays_arrives(new_group, rng):
-    """Of every size and root, at odd addresses, in one round and in several, and between sums in the same slots."""
+    """Broadcasts of every size and root at odd addresses take one round or several, between sums in the same slots."""
     group = new_group(3, workspace_bytes=1 << 13)
     ones = [np.full(520, rank, np.float32) for rank in range(3)]
     for root in range(3):

@@ -29,7 +29,7 @@ CALLS = [(op, algo) for op in ("all_gather", "broadcast", "all_to_all") for algo
 @pytest.mark.parametrize(("op", "algo"), CALLS)
 @pytest.mark.parametrize("missing", [0, 2])
 def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo, missing):
-    """Also one without bytes for the rank that waits, or whose bytes another one passes on."""
+    """The missing rank may have no bytes for the waiting rank, or its bytes may come by way of another rank."""
     group = new_group(3)
     with short_spins(driver):
         hosts, call = prepared(group, op, algo)

@@ -74,7 +74,7 @@ KINDS = pytest.mark.parametrize(("n", "dtype"), [(3, "float16"), (3, "bfloat16")
 @forms
 @KINDS
 def test_ragged_counts_have_the_bits_of_the_reference(open_group, rng, n, dtype, algo, where):
-    """Of 16-bit types some are no whole words, and a pack of the last rank's range may have one element."""
+    """Some counts of 16-bit types are no whole words, and the last pack of a range may have one element."""
     group = open_group(n)
     for count in (1, 2, 3, 7, 8 * n + 1, 8 * n + 6, 1029):
         check_exact(group, exact_inputs(rng, n, count, dtype), algo, where)
@@ -104,7 +104,7 @@ def test_the_bound_excludes_a_lost_rank_and_includes_other_orders(rng):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_seed_decides_the_order_of_the_sum_and_two_stages_give_all_ranks_the_same(rng, dtype):
-    """Of 8 ranks in float32 the orders give different bits; one stage shows that to ranks, two stages do not."""
+    """The orders of 8 float32 summands give different bits; ranks may differ in one stage and not in two."""
     hosts = cancelling_inputs(rng, 8, 512, dtype)
     seen = set()
     for seed in range(3):

@@ -66,7 +66,7 @@ def test_a_group_of_one_gpu_is_refused(machine, op):
 @pytest.mark.parametrize("value", ["0", "False", None, 1, np.bool_(True)], ids=repr)
 @pytest.mark.parametrize("op", OPS)
 def test_use_multimem_must_be_a_bool(group, refused, op, value):
-    """The text of a setting that says no would be true of a condition."""
+    """The string "no" would be true as a condition."""
     xs = [rank.zeros((4, 64), "bfloat16") for rank in group]
     refused(lambda: call(op, group, xs, use_multimem=value), "use_multimem", "True or False")
     refused(lambda: group.symmetric(64, multicast=value), "multicast", "True or False")

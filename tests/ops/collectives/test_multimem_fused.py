@@ -118,7 +118,7 @@ def test_every_dtype_and_mode_has_the_bits_of_the_reference(
 @places
 @pytest.mark.parametrize("residual", [False, True])
 def test_ragged_and_odd_columns_have_the_bits_of_the_reference(open_group, rng, residual, where):
-    """Of 24 columns an FP8 row is not on 16 bytes; others end in a part of a pack."""
+    """FP8 rows of 24 columns are not aligned to 16 bytes; other rows end in a partial pack."""
     group = open_group(3)
     for columns in (1, 7, 9, 24, 263, 1001):
         added = random_inputs(rng, 1, (5, columns), "bfloat16")[0] if residual else None

@@ -83,7 +83,7 @@ def test_other_dtypes_are_exact(open_nodes, rng, dtype):
 
 @pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
 def test_several_nodes_have_no_race_by_the_model_of_ptx(rng, model):
-    """Call after call, without what hardware orders beyond the model, or with stores that arrive late."""
+    """Consecutive calls run under the strict profile of the race detector, or with delayed stores."""
     with (
         df.emu.Machine(devices=4, **model) as machine,
         df.Group.local(4, driver=machine, nodes=2, max_blocks=3, workspace_bytes=1 << 14) as group,
@@ -355,7 +355,7 @@ def test_wrong_nodes_are_refused_by_the_constructor(machine, refused):
 @pytest.mark.parametrize("order", ["fixed", "engine"])
 @pytest.mark.parametrize("staged", [False, True])
 def test_kernels_move_the_bytes_that_prepared_reports(machine, open_nodes, staged, order):
-    """Without the exchange, whose copies no kernel makes."""
+    """The bytes of the exchange are not counted, as no kernel copies them."""
     group = open_nodes(4, 2, node_order=order)
     elements = 24_000
     xs, memory = [rank.zeros(elements, "bfloat16") for rank in group], []

@@ -232,7 +232,7 @@ def test_a_call_says_how_many_ranks_take_part(ranks_of, rng):
 
 
 def test_repeated_calls_exchange_nothing_through_the_board(ranks_of, rng, counted_calls, monkeypatch):
-    """Beside the launch one query of the capture; nothing is asked of the other ranks."""
+    """A call queries the capture state and launches; it asks the other ranks for nothing."""
     hosts = random_inputs(rng, 2, 256, "float32")
     ranks = ranks_of(2)
     state = ranks.each(lambda group: _arrays(group, hosts))

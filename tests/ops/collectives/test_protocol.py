@@ -82,7 +82,7 @@ def test_results_are_right_under_many_schedules(rng, seed, private):
 @pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(4))
 def test_staging_is_not_overwritten_by_the_next_call(rng, seed):
-    """A rank that is through with a call must not fill its staging area while a peer still reads the last call's."""
+    """A rank that has finished a call must not fill its staging area while a peer still reads the data of that call."""
     with (
         df.emu.Machine(devices=3, seed=seed) as machine,
         df.Group.local(3, driver=machine, max_blocks=2, workspace_bytes=1 << 16) as group,

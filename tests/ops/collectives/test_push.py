@@ -22,7 +22,7 @@ SMALL = 16 << 10  # bytes of a workspace whose slots hold a part of what the tes
 
 
 def epochs(group: df.Group) -> list[int]:
-    """The word of every rank, in units; what the warps add sums to whole units."""
+    """The epoch of every rank in units; the shares that warps add sum to whole units."""
     group.synchronize()
     words = [
         int(df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device).numpy()[0])
@@ -47,7 +47,7 @@ def gamma_of(columns: int, dtype: Any = BF16) -> np.ndarray:
 
 
 def fused(group: df.Group, hosts: list[np.ndarray], algo: str, **options: Any) -> Any:
-    """A prepared call with results of its own, and the reference's."""
+    """A prepared call with its own results, and the results of the reference."""
     columns = hosts[0].shape[-1]
     gamma = gamma_of(columns, hosts[0].dtype)
     residual = options.pop("residual", None)
@@ -104,7 +104,7 @@ def test_fused_calls_of_an_odd_and_an_even_number_of_rounds_are_exact(new_group,
 @pytest.mark.gpus(4)
 @pytest.mark.parametrize("residual", [False, True])
 def test_ranks_without_rows_take_part(new_group, rng, residual):
-    """Rows 1 to 3 of a two-shot call have owners; the others own nothing, and every peer hears of them too."""
+    """Only some ranks own rows of a two-shot call of 1 to 3 rows; the others still signal every peer."""
     group = new_group(4, workspace_bytes=1 << 16)
     calls = []
     for rows in (1, 2, 3, 1, 4, 1, 1):
@@ -144,7 +144,7 @@ WORDS = {
 @pytest.mark.parametrize("dtype", WORDS)
 @pytest.mark.parametrize("algo", PUSH)
 def test_inputs_with_the_bits_of_the_sentinel_arrive(open_group, rng, algo, dtype):
-    """All of 0xFFFFFFFF, and mixed with numbers and other NaNs: a NaN result is canonical, a number is exact."""
+    """Inputs are 0xFFFFFFFF only, or mixed with numbers and other NaNs: NaN results are canonical and numbers exact."""
     group, kind = open_group(2), dtypes.get(dtype).numpy
     bits = np.array(WORDS[dtype], f"uint{8 * kind.itemsize}")
     full = np.full(1029, bits[0]).view(kind)
@@ -246,7 +246,7 @@ def test_few_blocks_loop_over_the_work(open_group, rng, algo, blocks):
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("rows", [520, 2 * 512 + 1])
 def test_blocks_that_send_rows_ahead_are_exact(open_group, rng, rows):
-    """Of many rows a cluster sends one ahead of the one that it sums."""
+    """With many rows, a cluster sends one row ahead of the row that it sums."""
     group = open_group(2, workspace_bytes=1 << 17)
     hosts = random_inputs(rng, 2, (rows, 64), "bfloat16")
     work = Work("allreduce_rmsnorm_fp8", "push_two_shot", 2, 2, 1)
@@ -258,7 +258,7 @@ def test_blocks_that_send_rows_ahead_are_exact(open_group, rng, rows):
 
 @pytest.mark.gpus(2)
 def test_blocks_that_send_packs_ahead_are_exact(open_group, rng):
-    """Of half a million packs a block sends two units ahead; ragged, and in several rounds."""
+    """With half a million packs, a block sends two units ahead; counts are ragged and take several rounds."""
     group = open_group(2, workspace_bytes=6 << 20, max_blocks=16)
     hosts = random_inputs(rng, 2, (1 << 22) + 8 * 300 + 3, "bfloat16")
     shape = allreduce_shape(Work("allreduce", "push_two_shot", 2, 2, 2), hosts[0].size, 6 << 20)
@@ -310,7 +310,8 @@ def test_graph_replays_between_eager_calls_are_exact(new_group, rng, algo):
 
 @pytest.mark.gpus(2)
 def test_the_first_use_of_the_slots_may_be_in_a_capture(new_group, rng):
-    """They are filled then, beside the capture, and further when a larger call comes, while a graph may be replayed."""
+    """The slots are initialised outside of the capture, and more of them when a larger call follows, possibly during a
+    replay."""
     group = new_group(2)
     small, large = (random_inputs(rng, 2, count, "bfloat16") for count in (1000, 200_000))
     xs, ys = place(group, small), garbage(group, 1000, "bfloat16")
@@ -371,7 +372,7 @@ class _Opened:
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, fault):
-    """By two shots in several rounds a rank may hear of a peer's clears only in what a third rank made of its words."""
+    """In several rounds of two shots, a rank may learn of a peer's clears only through the results of a third rank."""
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
     with (
         faults.in_kernels(fault),
@@ -392,7 +393,7 @@ def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, 
 
 @pytest.mark.emulated
 def test_a_scale_that_is_not_cleared_gives_wrong_results():
-    """Where words arrive in order a stale scale does no harm, so no result shows it."""
+    """If words arrive in order, a stale scale does no harm and no result shows it."""
     for fault in ("", "scale-not-cleared"):
         with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, workspace_bytes=SMALL) as group:
             with faults.in_kernels(fault):
@@ -410,7 +411,8 @@ def test_a_scale_that_is_not_cleared_gives_wrong_results():
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_after_one_with_a_partial_last_round_is_exact(algo, op):
-    """It uses the slots of the last round but one, and knows that they are clear by what came in the last round."""
+    """The call uses the slots of the round before the last, which are known to be clear by the data of the last
+    round."""
     with (
         df.emu.Machine(devices=2, seed=1, race="strict") as machine,
         df.Group.local(2, driver=machine, workspace_bytes=4096, max_blocks=2) as group,

@@ -36,7 +36,7 @@ def check(group, rng, shape, dtype="bfloat16", splits=None, algo="auto", **optio
     ],
 )
 def test_bits_are_those_of_the_all_reduce(open_group, rng, n, algo):
-    """Parts that begin within a pack, that are smaller than one, that are empty, and that a unit does not hold."""
+    """Parts begin within a pack, are smaller than a pack, are empty, or are larger than a unit."""
     group = open_group(n)
     check(group, rng, (5, 7), splits=UNEVEN[n], algo=algo)
     for shape in ((37,), (3, 1045), (1, 5), (n, 3), (0, 4)):
@@ -61,7 +61,7 @@ def test_the_reference_splits_as_numpy_does(rng):
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, algo):
-    """Also rounds of which some ranks have no part left, and those of odd and even number, one call after another."""
+    """Consecutive calls have odd and even numbers of rounds, in some of which some ranks have no part left."""
     group = new_group(3, workspace_bytes=4096)
     for count, splits in ((2999, None), (901, [901, 0, 0]), (1701, [0, 1700, 1]), (5, None), (1500, [400, 700, 400])):
         check(group, rng, (count,), splits=splits, algo=algo)
@@ -69,7 +69,7 @@ def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, a
 
 @pytest.mark.gpus(3)
 def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
-    """Here small ones, in one round and in several, in place and beside calls of other kinds."""
+    """Small parts are used here, in one round and in several, in place and between calls of other kinds."""
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):
         group = new_group(3, workspace_bytes=workspace_bytes, max_blocks=1)

@@ -17,7 +17,7 @@ FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how man
 
 
 class Chosen(Exception):
-    """What a call would be compiled for, and the threads of a block."""
+    """Raised with the specialisation that a call would compile and the threads of a block."""
 
 
 @pytest.fixture(scope="module")

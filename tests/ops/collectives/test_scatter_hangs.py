@@ -43,7 +43,7 @@ def prepared(group, rng, op, algo):
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize(("op", "algo"), CALLS)
 def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo, missing):
-    """Also one without rows, and also by such a one. The group works again after a reset."""
+    """The missing rank, or the one that reports it, may own no rows. The group works again after a reset."""
     group = new_group(3)
     with short_spins(driver):
         call, results = prepared(group, rng, op, algo)

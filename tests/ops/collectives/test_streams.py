@@ -35,7 +35,7 @@ def others(group):
 
 
 class DLPackOnly:
-    """An array of another library that tells no current stream."""
+    """An array of another library without a current stream."""
 
     def __init__(self, array: df.Array) -> None:
         self.array = array
@@ -289,7 +289,7 @@ def test_a_launch_on_foreign_streams_records_one_event_per_rank(group, hosts):
 
 @pytest.mark.emulated
 def test_a_foreign_arrays_stream_that_is_closed_after_prepare_orders_nothing(hosts):
-    """DLPack names no stream here, so the contents are ordered on the device's own one, which is closed then."""
+    """DLPack names no stream here, so the contents are ordered on the device's own stream, which is then closed."""
     with df.emu.Machine(devices=3) as machine:  # which is not used again
         group = df.Group.local(3, driver=machine, max_blocks=4)
         xs = [DLPackOnly(x) for x in place(group, hosts)]

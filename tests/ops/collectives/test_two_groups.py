@@ -33,7 +33,7 @@ def call_of(group, hosts, algo="push_one_shot", level=EARLY):
 
 
 def triggers(call):
-    """Whether the launches of all ranks trigger at once."""
+    """Whether the launches of all ranks trigger their dependents early."""
     (found,) = {ready.parameters.call.early_trigger for ready in call._ready}
     return bool(found)
 
@@ -139,7 +139,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
 
 @pytest.mark.emulated
 def test_no_group_is_opened_while_some_ranks_are_still_to_be_launched(machine, rng):
-    """It would wait for the early launch, and that for the other rank until it is given up."""
+    """Opening a group would wait for the early launch, which waits for the other rank until its time-out."""
     hosts = random_inputs(rng, 2, 100, "bfloat16")
     first = opened(machine, [0, 1])
     call, ys = call_of(first, hosts)

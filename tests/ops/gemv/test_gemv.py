@@ -66,7 +66,7 @@ def test_rows_of_a_single_warp_have_the_bits_of_the_reference(device, rng, monke
 
 
 def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
-    """Beyond 4096 columns it comes to its words several times."""
+    """Beyond 4096 columns the last block polls its words in several passes."""
     values = case(rng, 1, 4103, 8, 4100)
     check(run(device, values), expected(values))
 
@@ -92,7 +92,7 @@ def test_norms_with_several_packs_per_lane_have_the_bits_of_the_reference(device
 
 @pytest.mark.emulated
 def test_rows_are_loaded_where_shared_memory_is_too_small_for_copies(rng):
-    """A device that can copy, with 99 KiB of it."""
+    """The device supports bulk copies and has 99 KiB of shared memory."""
     values = case(rng, 1, 12, 6144, 7, weight="float32")
     with df.emu.Machine(devices=1, sm_count=3, arch="sm_120a") as machine:
         check(run(df.device(0, driver=machine), values), expected(values))
@@ -143,7 +143,7 @@ def test_scales_of_fp8_weights_have_the_bits_of_the_reference(device, rng, scale
 
 
 def test_bits_depend_neither_on_the_grid_nor_on_other_rows(device, rng, driver):
-    """The same rows alone, among others, in another place and on another number of multiprocessors."""
+    """The same rows are computed alone, among others, at other addresses and on other numbers of multiprocessors."""
     values = case(rng, None, 60, 1800, 0)
     whole = run(device, values)[1].numpy()
     for first, count in ((0, 1), (17, 5), (30, 30)):
@@ -158,7 +158,7 @@ def test_bits_depend_neither_on_the_grid_nor_on_other_rows(device, rng, driver):
 
 
 def test_additions_have_the_documented_order():
-    """Values of which every other order gives another sum."""
+    """The values have a different sum in every other order."""
     act = np.ones((1, 1024), np.float32)
     weight = np.ones((1, 1024), np.float32)
     weight[0, 0] = 2**24  # swallows the three ones behind it in its pack: each is half a step and a tie
@@ -167,7 +167,7 @@ def test_additions_have_the_documented_order():
 
 
 def test_fma_of_the_oracle_is_exact():
-    """Against rational arithmetic, at ties that a second rounding would break the wrong way."""
+    """The reference is compared with rational arithmetic at ties that a second rounding would break wrongly."""
     from fractions import Fraction
 
     rng = np.random.default_rng(5)

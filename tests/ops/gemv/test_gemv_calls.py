@@ -67,7 +67,7 @@ def test_a_first_call_cannot_be_captured(device, arrays):
 
 
 def test_consecutive_calls_may_change_their_size(device, rng):
-    """Words of an earlier call, of another shape, are never taken for this one's."""
+    """Words of an earlier call of another shape are never taken for words of the current call."""
     cases = [
         case(rng, m, n, 264, n_normed) for m, n, n_normed in ((8, 90, 80), (None, 9, 8), (1, 200, 199), (3, 30, 9))
     ]
@@ -100,7 +100,7 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
     ("level", "m"), [(df.PDLLevel.ON, M), (df.PDLLevel.OVERLAP_AT_BEGINNING, M), (df.PDLLevel.ON, 1)]
 )
 def test_a_dependent_launch_waits_for_a_late_producer_of_act(device, driver, rng, monkeypatch, level, m):
-    """The kernel in front triggers at once and writes act at its end; each call reads what was written for it."""
+    """The preceding kernel triggers at once and writes act at its end; each call reads its own act."""
     if m == 1:
         monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
     steps = [case(rng, m, N, K, NORMED) for _ in range(4)]
@@ -128,7 +128,7 @@ def test_a_dependent_launch_waits_for_a_late_producer_of_act(device, driver, rng
 @pytest.mark.emulated
 @pytest.mark.parametrize(("delay", "k"), [(False, 4104), (True, 4104), (True, 1000)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay, k):
-    """Blocks, warps and launches in other orders; the last block polls words that are written before and after it."""
+    """Blocks, warps and launches run in other orders; the last block polls words written before and after it starts."""
     if k == 1000:
         monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
     values = case(rng, 1, 45, k, 31)  # a block has several steps
@@ -146,7 +146,7 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay,
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng):
-    """The weight is read once; of act a block reads a row for each row of its own at most."""
+    """The weight is read once; a block reads act at most once per row of its own."""
     values = case(rng, None, 60, 1024, 40)
     with df.emu.Machine(devices=1, sm_count=6) as machine:
         check(run(df.device(0, driver=machine), values), expected(values))
@@ -189,7 +189,7 @@ def test_a_finish_counter_that_is_not_zero_is_an_error(device, values, arrays, h
 
 @pytest.mark.emulated
 def test_a_wait_without_an_end_is_reported(rng, values):
-    """A block leaves words of another launch, so that those which are waited for never come: the report names it."""
+    """A block writes words of another launch, so the expected words never arrive and the report names the block."""
     with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
         device = df.device(0, driver=machine)
         arrays = tuple(device.array(array) for array in values[:3])
@@ -238,7 +238,7 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(device, values, arra
 
 
 def test_a_launch_in_an_abandoned_workspace_is_an_error(device, values, arrays, state):
-    """Of a launch that the host does not see: the first report was read, and the words were not zeroed."""
+    """The host does not see the launch: the first report was read, and the words were not zeroed."""
     state(1, 1)
     call(arrays)
     device.synchronize()
@@ -322,7 +322,7 @@ def test_wrong_counters_streams_levels_and_memory_are_refused(device, arrays, re
 
 @pytest.mark.parametrize("argument", ["act", "weight", "gamma", "finish_counter", "normed_output", "unnormed_output"])
 def test_addresses_not_aligned_to_the_element_size_are_refused(device, refused, argument):
-    """Of other libraries' arrays, half an element from where one may begin."""
+    """Arrays of other libraries may begin half an element off their alignment."""
     shapes = {"act": (8,), "weight": (4, 8), "gamma": (3,), "normed_output": (3,), "unnormed_output": (1,)}
     arrays = {name: device.zeros(shape, "float16") for name, shape in shapes.items()}
     arrays["finish_counter"] = device.zeros(1, "int32")
@@ -386,7 +386,7 @@ def test_plans_are_of_shapes_and_alignment_and_never_of_addresses(device, rng):
 
 
 def test_host_memory_is_refused_by_name_if_no_driver_is_available(refused, monkeypatch):
-    """Of numpy alone no array names a driver."""
+    """With numpy arrays only, no array names a driver."""
 
     def unavailable(spec):
         raise DriverUnavailable("no driver")

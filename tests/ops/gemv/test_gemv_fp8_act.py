@@ -27,7 +27,7 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
     ],
 )
 def test_every_dtype_and_scale_has_the_bits_of_the_reference(device, rng, m, k, act, weight, scales, act_scales):
-    """The results are bfloat16 unless an output says another type."""
+    """Results are bfloat16 unless an output has another dtype."""
     values = case(rng, m, 43, k, 30, act, weight, scales=scales, act_scales=act_scales)
     check(run(device, values), expected(values))
 
@@ -47,7 +47,7 @@ def test_without_scales_the_result_is_that_of_scales_of_one(device, rng):
 
 
 def test_scales_of_groups_are_multiplied_by_sums_of_packs():
-    """In any other place, as with act or at the end, these sums would differ in their last bits."""
+    """Applied at any other place, with act or at the end, the scales would change the last bits of these sums."""
     rng = np.random.default_rng(3)
     act, weight = numbers(rng, (2, 384), E4M3), numbers(rng, (5, 384), "bfloat16")
     scales = rng.uniform(0.5, 2, (2, 3)).astype(np.float32)
@@ -101,7 +101,7 @@ def test_a_bias_without_a_norm_has_the_bits_of_the_reference(device, biased):
 
 
 def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
-    """FP8 rows and their scales as they are, in a chain of dependent launches."""
+    """FP8 rows and their scales are used as they are, in a chain of dependent launches."""
     if driver == "cuda":
         group = df.Group.local(1, driver="cuda")
     else:
@@ -132,7 +132,7 @@ def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
 
 @pytest.mark.parametrize("columns", [128, 64])
 def test_the_product_reads_the_outputs_of_the_norm_on_one_device(device, rng, columns):
-    """Scales of groups of columns, in a chain of dependent launches."""
+    """The rows have scales of groups of columns, and the launches form a dependent chain."""
     x, norm = device.array(numbers(rng, (3, 512), "bfloat16")), device.array(numbers(rng, (512,), "bfloat16"))
     values = case(rng, 3, 20, 512, 12, weight=E4M3, scales="group")
     given = {"weight_scales": device.array(values.scales), "pdl_level": df.PDLLevel.ON}

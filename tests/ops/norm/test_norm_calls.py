@@ -93,7 +93,7 @@ def test_a_dependent_launch_waits_for_a_late_producer(device, driver, rng, level
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(2, 8192), (ROWS, 2048)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, shape):
-    """Two rows are held by clusters of two blocks, many by blocks that have several."""
+    """Two rows are held by clusters of two blocks; of many rows, a block holds several."""
     of = call(rng, shape, norm="layer", beta=True, special=False)
     wanted = expected(of)
     for seed in range(6):
@@ -104,7 +104,7 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, shape):
 
 @pytest.mark.emulated
 def test_each_byte_is_read_and_written_once(rng):
-    """Beyond the tensors: gamma, which each block reads."""
+    """Beyond the tensors, each block reads gamma."""
     of = call(rng, (ROWS, COLUMNS), residual="bfloat16", quantisation=Q.per_group(), special=False)
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         found = run(df.device(0, driver=machine), of)

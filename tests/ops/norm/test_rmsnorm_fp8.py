@@ -78,7 +78,7 @@ def test_results_are_allocated(device, rng):
 
 
 def test_arrays_may_begin_at_any_address(device, rng):
-    """Of 16-bit elements at odd ones: packs are read and written element by element."""
+    """Arrays of 16-bit elements may begin at an odd element; packs are then read and written element by element."""
     of = call(rng, (9, 128), quantisation=Q.per_group(64), residual="bfloat16")
     arrays, given = {}, {}
     for name, values in of.arrays.items():
@@ -122,7 +122,7 @@ def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, name, others)
 
 @pytest.mark.parametrize("made", [Q.per_row(), Q.per_group(64)], ids=str)
 def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng, made):
-    """Squares that vanish: an element of 0 makes the maximum of its group NaN, but not that of its row."""
+    """If the squares underflow, an element of 0 makes the maximum of its group NaN, but not that of its row."""
     of = call(rng, (3, 1024), quantisation=made)
     of.arrays["inputs"][:] = (1e-30 * rng.integers(-1, 2, (3, 1024))).astype(of.arrays["inputs"].dtype)
     of.arrays["inputs"][:, 64:128] = of.arrays["inputs"].dtype.type(1e-30)
@@ -137,7 +137,7 @@ def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng
 
 
 def test_a_row_has_the_same_bits_in_any_batch(device, rng):
-    """Alone a row is held by a cluster, among many by a block."""
+    """A single row is held by a cluster, and one of many rows by a block."""
     many = call(rng, (19, 8192), special=False)
     one = many._replace(arrays=many.arrays | {"inputs": many.arrays["inputs"][6:7]})
     found, alone = run(device, many), run(device, one)
