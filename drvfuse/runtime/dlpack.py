@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack capsules: making them from arrays and reading those of others, with ctypes.
 
-Layouts are those of dlpack.h 1.x. A capsule that is read is kept alive and never renamed, so its own destructor still
-calls its deleter. Memory behind a capsule of drvfuse that is dropped unconsumed is freed at the next allocation or
-synchronisation. Memory of the emulated driver is announced as an "extension device": it is not CUDA memory, and a
-framework that took it for that would crash.
+The layouts are those of dlpack.h 1.x. A capsule that drvfuse reads is kept alive and not renamed, so its own destructor
+still calls its deleter. If a capsule of drvfuse is dropped and nobody has consumed it, its memory is freed at the next
+allocation or synchronisation. Memory of the emulated driver has the device type "extension": it is not CUDA memory, and
+a framework that used it as CUDA memory would crash.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import ArgumentError
 from .array import Array
+from .device import Device
 from .driver import Driver
 from .lifetime import retire
 from .stream import LEGACY, Stream
@@ -75,7 +77,7 @@ _exported: dict[int, Any] = {}  # address of the managed tensor -> what must liv
 _capsules: dict[int, list[Any]] = {}  # address -> [its capsule], until that is consumed or dropped
 
 
-# The default keeps the callback whole when the module's globals are cleared at interpreter exit.
+# The default argument keeps the dictionary when the module's globals are cleared at interpreter exit.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
     exported.pop(address, None)
@@ -89,17 +91,17 @@ _ALONE = _references([object()])
 
 
 def _reclaim(driver: Driver, address: int) -> None:
-    """Drop what a capsule holds if it can no longer be consumed; else check again at the next flush.
+    """Free the tensor of a capsule that only this module still references; else check again at the next flush.
 
-    The capsule has no destructor: one written in Python would lose the exception of a consumer that drops the capsule
-    while it raises, as numpy does for device memory. So this module holds a reference to the capsule itself.
+    The capsule has no destructor: a destructor written in Python would lose the exception of a consumer that drops the
+    capsule while it raises, as numpy does for device memory. So this module keeps a reference to every capsule.
     """
     holder = _capsules.get(address)
     if holder is None:
         return
     alone = _references(holder) == _ALONE
     if not any(_is_valid(holder[0], name) for name in _NAMES.values()):
-        del _capsules[address]  # consumed, so its consumer calls the deleter
+        del _capsules[address]  # the consumer of the capsule calls the deleter
     elif alone:
         del _capsules[address]
         _exported.pop(address, None)
@@ -122,14 +124,18 @@ def export(
     """`Array.__dlpack__`: a capsule whose memory is ready for work queued on the consumer's `stream`.
 
     `stream` is a handle, 1 or None for the legacy default stream, 2 for the per-thread one, -1 for no ordering. The
-    consumer drops its tensor when its work on the memory is ordered before later work of the array's stream: the
-    consumer's stream may be gone by then, so the free is not ordered after it.
+    consumer must order its work on the memory before later work of the array's stream, and then may drop its tensor:
+    the free is not ordered after the consumer's stream, which may be destroyed by then.
     """
     array.require_open()
     if dl_device is not None and tuple(dl_device) != device_of(array):
         raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
     if copy:
         raise BufferError("drvfuse does not export copies")
+    if stream is None and array.device.driver.name == "emu":
+        # torch 2.13 loses its own error for an unknown device, and raises SystemError.
+        why = "a consumer that can use it passes stream=; .numpy() copies it to the host"
+        raise BufferError(f"{array!r} is in the memory of an emulated device, which other libraries cannot use: {why}")
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
@@ -167,7 +173,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Description:
-    """The description of an array in a capsule or array interface. `strides` count elements; None is C-contiguous."""
+    """An array as a capsule or array interface describes it. `strides` count elements; None stands for C-contiguous."""
 
     ptr: int
     shape: tuple[int, ...]
@@ -185,24 +191,27 @@ class Description:
         return all(n == 1 or s == e for n, s, e in zip(self.shape, self.strides, expected, strict=True))
 
 
-def read(capsule: Any) -> Description:
-    """The description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
+def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
+    """The description of a capsule that has not been consumed, for errors that of `argument`.
+
+    The memory lives as long as the capsule object does.
+    """
     for versioned, name in _NAMES.items():
         if _is_valid(capsule, name):
             kind: Any = _ManagedVersioned if versioned else _Managed
             managed = kind.from_address(_get_pointer(capsule, name))
             break
     else:
-        raise ArgumentError("DLPack capsule", repr(capsule), "an unconsumed dltensor or dltensor_versioned")
+        raise ArgumentError(argument, repr(capsule), "an unconsumed dltensor or dltensor_versioned")
     if versioned and managed.major != VERSION[0]:
-        raise ArgumentError("DLPack capsule", f"of version {managed.major}.{managed.minor}", "of version 1")
+        raise ArgumentError(argument, f"of DLPack version {managed.major}.{managed.minor}", "of version 1")
     tensor = managed.tensor
     count = tensor.ndim
     return Description(
         ptr=(tensor.data or 0) + tensor.byte_offset,
         shape=tuple(tensor.shape[:count]),
         strides=tuple(tensor.strides[:count]) if tensor.strides else None,
-        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, f"{argument}.dtype"),
         device_type=tensor.device.type,
         device_index=tensor.device.index,
         read_only=bool(versioned and managed.flags & _READ_ONLY),
@@ -210,7 +219,7 @@ def read(capsule: Any) -> Description:
 
 
 class _ExchangeApi(ctypes.Structure):
-    """DLPackExchangeAPI: a version and a link to an older table, then five functions; the last gives the stream."""
+    """DLPackExchangeAPI: a version, a link to an older table, and five functions; the last returns the stream."""
 
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -224,8 +233,13 @@ class _ExchangeApi(ctypes.Structure):
 _CurrentStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
+def library_of(obj: Any) -> str:
+    """The package that defines the type of an array, such as "torch"."""
+    return type(obj).__module__.partition(".")[0]
+
+
 def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
-    """The handle of the stream that `obj`'s framework works on now, by whatever the framework offers; else None."""
+    """The handle of the current stream of the framework of `obj`; None if the framework does not tell it."""
     capsule = getattr(type(obj), "__dlpack_c_exchange_api__", None)
     if capsule is not None and _is_valid(capsule, b"dlpack_exchange_api"):
         table = _ExchangeApi.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))
@@ -233,9 +247,20 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
             handle = ctypes.c_void_p()
             if _CurrentStream(table.current_work_stream)(device_type, device_index, ctypes.byref(handle)) == 0:
                 return handle.value or 0
-    package = type(obj).__module__.partition(".")[0]
-    if package == "torch":
+    library = library_of(obj)
+    if library == "torch":
         return int(sys.modules["torch"].cuda.current_stream(device_index).cuda_stream)
-    if package == "cupy":
+    if library == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream(device_index).ptr)
     return None
+
+
+def on_device(obj: Any, where: Device) -> AbstractContextManager[object]:
+    """A context manager that makes `where` the current device of `obj`'s library, where alone torch exports tensors.
+
+    torch restores its own current device lazily, so a current context of the driver does not always tell it.
+    """
+    if library_of(obj) == "torch":
+        current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)
+        return current
+    return where.use()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Broadcast by pushing to ranks that pass the bytes on, of three ranks or more: no link carries more than the array once.
 //
-// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round has a
-// relay: the rank 1 + u mod (ranks - 1) behind the root. The root sends the unit to its relay alone, which stores it, and
-// sends it to all ranks but the root.
+// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
+// has a relay: the rank 1 + u mod (ranks - 1) behind the root. The root sends the unit to its relay alone, which stores
+// it, and sends it to all ranks but the root.
 //
 // Grid. One dimension, the same on every rank. Blocks beyond the units copy the root's input to its output.
 //
@@ -12,7 +12,8 @@
 // same unit. So nobody waits in a circle: the root waits for keys that need no data, a relay for the root and for keys
 // that need no data, and the others for the relay. A relay sends a key of its own, found from the words.
 //
-// Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then undefined.
+// Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then
+// undefined.
 #include "collectives/moves.cuh"
 
 // What a thread has of a unit, and what its rank does with it.
@@ -38,18 +39,18 @@ __device__ __forceinline__ void send_to(const Pushing& push, const Slots& slots,
 __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push, Trace& trace, const Unit& unit,
                                           int behind_root) {
     const bool root = behind_root == 0, relays = behind_root == unit.relay;
-    u32 own[4] = {};
+    u32 own[1][4] = {};
     bool exists = false;
     if (root) {
         const Spot from = source_of(p, 1, unit.index);
         exists = from.left > 0;
-        if (exists) load_bytes(own, from.at, from.left);
+        load_packs(own, [&](int) { return from; });
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
         // A relay has not yet received the bytes for the others; the words that it sends to the root need no bytes.
         if (!relays || distance == RANKS - behind_root)
-            send_to(push, unit.slots, distance, exists && distance == unit.relay, own);
+            send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }
     trace.lap(TraceRole::push);
     push.join();
@@ -67,16 +68,16 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     for (int k = 0; k < PEERS; ++k) {
         if (k + 1 == source) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) own[i] = words[k][i] ^ keys[k][0];
+            for (int i = 0; i < 4; ++i) own[0][i] = words[k][i] ^ keys[k][0];
         }
     }
     if (relays) {
 #pragma unroll
         for (int distance = 1; distance < RANKS; ++distance) {
-            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own);
+            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own[0]);
         }
     }
-    if (!root && to.left > 0) store_bytes(to.at, own, to.left);
+    if (!root) store_packs([&](int) { return to; }, own);
     trace.lap(TraceRole::store);
 }
 

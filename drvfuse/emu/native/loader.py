@@ -154,14 +154,24 @@ def _published(name: str, functions: tuple[str, ...]) -> NativeModule:
 def _load(ptx: str, raw: bool) -> NativeModule:
     key = hashlib.sha256(_identity() + (b"raw" if raw else b"") + ptx.encode()).hexdigest()
     entry = cache.entry_path("runtime.o" if raw else "module.o", key)
-    found = cache.load(entry) if entry is not None else None
-    if found is None:
-        description, native = _build(ptx, raw)
-        if entry is not None:
+    if entry is None:
+        return _open(*_build(ptx, raw))
+    return _open(*(_cached(entry) or _cached_by_one_process(entry, ptx, raw)))
+
+
+def _cached(entry: Path) -> tuple[dict[str, Any], bytes] | None:
+    found = cache.load(entry)
+    return None if found is None else (json.loads(found[1][_DESCRIPTION]), found[1][_OBJECT])
+
+
+def _cached_by_one_process(entry: Path, ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
+    """Build a missing entry, or wait for the process that is building it."""
+    with cache.building(entry) as waited:
+        found = _cached(entry) if waited else None
+        if found is None:
+            description, native = found = _build(ptx, raw)
             cache.store(entry, {}, {_DESCRIPTION: json.dumps(description).encode(), _OBJECT: native})
-    else:
-        description, native = json.loads(found[1][_DESCRIPTION]), found[1][_OBJECT]
-    return _open(description, native)
+    return found
 
 
 def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:

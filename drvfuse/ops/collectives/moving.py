@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ArgumentError, Unsupported, kind_of
 from ...plans import moves
-from ..call import operands, options, results
+from ...plans.traffic import Traffic
+from ..call import operands, results
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
-from ..call.tracing import CallTrace
-from ..call.turns import GroupTurns
-from . import plan
-from .compared import compared
+from . import collective_call, plan
+from .call_options import CallOptions
 from .copies import Copies
 from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -37,35 +37,29 @@ class MovePart:
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
+    arrangement: moves.Arrangement | None = None
+    """Of scales that do not arrive as they lie."""
 
 
-class MoveOptions:
-    """The options that all three ops have, checked; the group is open and on one node."""
+def options(
+    op: str,
+    group: Group,
+    algo: str,
+    pdl_level: PDLLevel,
+    max_num_blocks: int | None,
+    trace: Trace | None,
+    more: Sequence[str] = (),
+) -> CallOptions:
+    """The checked options of `op`, whose group is on one node. `more` are its algorithms besides `ALGORITHMS`.
 
-    def __init__(
-        self,
-        group: Group,
-        op: str,
-        algo: str,
-        pdl_level: PDLLevel,
-        max_num_blocks: int | None,
-        trace: Trace | None,
-        more: Sequence[str] = (),
-    ) -> None:
-        """`more` are the op's algorithms besides those that all three ops have."""
-        options.open_group(group)
-        self.group, self.op = group, op
-        self.algo = options.one_of("algo", algo, (*ALGORITHMS, *more))
-        self.pdl = options.pdl_level(pdl_level)
-        self.blocks = options.block_limit(max_num_blocks, group.max_blocks)
-        self.trace = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
-        self.alone = group.max_blocks_alone if max_num_blocks is None and trace is None else self.blocks
-        if group.link is not None:
-            raise Unsupported(
-                f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node"
-            )
-        if algo != "auto":
-            plan.require_peers(group, algo)
+    Raises Unsupported for a group over several nodes, and for an algorithm that the devices cannot run.
+    """
+    checked = CallOptions.of(op, group, algo, (*ALGORITHMS, *more), pdl_level, max_num_blocks, trace)
+    if group.link is not None:
+        raise Unsupported(f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node")
+    if algo != "auto":
+        plan.require_peers(group, algo)
+    return checked
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
@@ -90,17 +84,17 @@ def outputs(
     dtype: DType,
     queues: Sequence[Stream],
     why: str,
+    alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """Arrays, given or new, at any address, as operands and as what the caller gets. A list has a shape for each local
-    rank."""
+    """Arrays, given or new, as operands and as what the caller gets. A list has a shape for each local rank."""
     targets = []
     if given is not None:
-        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=1, writable=True)
+        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
     return results.of_ranks(group, argument, given, targets, shape, dtype, queues)
 
 
 def prepare(
-    common: MoveOptions,
+    common: CallOptions,
     text: str,
     parts: Sequence[MovePart],
     queues: Sequence[Stream],
@@ -110,46 +104,35 @@ def prepare(
     root: int | None = None,
     in_place_hazard: bool = False,
 ) -> Prepared[R]:
-    """The call. `text` says of it, besides the algorithm, all that must be equal on all ranks. `same`: a rank's bytes
-    are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an input that
-    are still to be read.
+    """The call. `text` describes everything that must be equal on all ranks, besides op and algorithm. `same`: a rank's
+    bytes are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an
+    input that are still to be read.
     """
-    group = common.group
-    work = moves.MoveWork(tuple(part.table for part in parts), same, root)
-    call = MoveCall(common, parts, work, in_place_hazard, "", False)
-    schedule: Schedule | None = None
-    ready: list[Ready] = []
-    if work.nbytes:
-        algos = call.algorithms()
+    work = moves.MoveWork(tuple(part.table for part in parts), same, root, parts[-1].arrangement)
+    described = MoveCall(text, common, parts, work, in_place_hazard, common.algo, False)
 
-        def scheduled(algo: str) -> tuple[MoveCall, Schedule, list[Ready]]:
-            chosen = replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
-            return chosen, *chosen.schedule()
+    def make(algo: str) -> MoveCall:
+        staged = work.nbytes > 0 and algo not in moves.PUSH and not described.direct(algo)
+        return replace(described, algo=algo, staged=staged)
 
-        call, schedule, ready = plan.first_that_fits(algos, scheduled)
-    else:
-        call = replace(call, algo=common.algo)
-    schedule, ready = compared(group, f"{common.op} {call.name} {text}", schedule, ready)
-    return Prepared(
-        common.op,
-        GroupTurns(group),
+    return collective_call.prepare(
+        common,
+        described.algorithms() if work.nbytes else [common.algo],
+        make,
+        MoveCall.schedule if work.nbytes else None,
         result,
-        [[part.sources[position] for part in parts] for position in range(len(group))],
-        [[part.targets[position] for part in parts] for position in range(len(group))],
-        schedule,
+        [[part.sources[position] for part in parts] for position in range(len(common.group))],
+        [[part.targets[position] for part in parts] for position in range(len(common.group))],
         queues,
-        ready,
-        algo=call.algo,
-        traffic=lambda: moves.traffic(work, call.algo, call.staged),
-        trace=common.trace,
     )
 
 
 @dataclass(frozen=True)
 class MoveCall:
-    """A call by one algorithm."""
+    """A call by one algorithm; `described` is what must be equal on all ranks besides op and algorithm."""
 
-    common: MoveOptions
+    described: str
+    common: CallOptions
     parts: Sequence[MovePart]
     work: moves.MoveWork
     in_place_hazard: bool
@@ -158,7 +141,17 @@ class MoveCall:
 
     @property
     def name(self) -> str:
-        return f"{self.algo} staged" if self.staged else self.algo
+        """The name of the algorithm in `Prepared.algo`."""
+        return self.algo
+
+    @property
+    def text(self) -> str:
+        """A description of everything that must be equal on all ranks."""
+        staged = " staged" if self.staged else ""
+        return f"{self.common.op} {self.algo}{staged} {self.described}"
+
+    def traffic(self) -> Traffic:
+        return moves.traffic(self.work, self.algo, self.staged)
 
     def algorithms(self) -> list[str]:
         """The algorithms to try in turn, where the workspace is too small for the first."""
@@ -171,17 +164,17 @@ class MoveCall:
             return ["naive"]
         best = ("pull", "put") if self.work.root is not None else ("put", "pull")  # measured: docs/performance.md
         behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
-        return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
+        staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
+        return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
-        if self.in_place_hazard:
+        if self.in_place_hazard or (algo == "put" and self.work.arrangement is not None):
             return False
         if algo == "naive":
             return True
         far = [operand for part in self.parts for operand in (part.targets if algo == "put" else part.sources)]
-        own = [operand for part in self.parts for operand in (part.sources if algo == "put" else part.targets)]
-        aligned = self.work.aligned and all(operand.ptr % 16 == 0 for operand in (*far, *own))
+        aligned = self.work.aligned(algo) and all(operand.ptr % 16 == 0 for operand in far)
         return aligned and plan.readable_by_peers(self.common.group, far)
 
     def schedule(self) -> tuple[Schedule, list[Ready]]:
@@ -214,11 +207,14 @@ class MoveCall:
         same = work.same and (
             self.algo == "push" or (self.algo == "pull" and self.staged)
         )  # only where kernels differ by it
-        kernel = MoveKernel(self.algo, group.size, same, self.staged, plan.compares(group))
+        arrangement = work.arrangement
+        kernel = MoveKernel(self.algo, group.size, same, self.staged, arrangement is not None, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:
             for target, table in zip((parameters.rows, parameters.scales), work.tables, strict=False):
                 target.tailor(table, rank)
+            if arrangement is not None:
+                parameters.arrangement.tailor(arrangement, rank)
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)
@@ -226,7 +222,7 @@ class MoveCall:
             made = plan.push(group, kernel, pushed, common.blocks, common.alone, parameters)
             return replace(made, tailor=tailor)
         chunk = moves.staged_chunk(work, self.algo, group.workspace.payload_bytes) if self.staged else 0
-        shape = moves.barrier_shape(work, common.blocks)
+        shape = moves.barrier_shape(work, common.blocks, self.staged)
         return plan.Plan(
             kernel,
             shape.blocks,
