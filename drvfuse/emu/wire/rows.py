@@ -21,8 +21,9 @@ _MASK = (1 << 64) - 1
 
 
 class Side(NamedTuple):
-    """One end of a copy of layers of rows: the address that is given and how it is written in the structure (a path of
-    fields), whether it may be host memory, how far behind it the first byte is, and how far apart rows and layers are.
+    """The source or the destination of a copy of layers of rows: the given address and its place in the structure (a
+    path of fields), whether it may be host memory, the offset of the first byte, and the distances between rows and
+    layers.
     """
 
     base: int

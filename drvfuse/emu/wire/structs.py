@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structures that driver calls read and write, as <cuda.h> lays them out.
 
-They travel as their bytes. What a pointer in one of them points to travels behind it, where the call reads it
-(CUlaunchConfig, the copies of rows); other pointers are of no use to the emulated driver.
+They are sent as their bytes. If the call reads the memory to which a pointer of a structure points (CUlaunchConfig, the
+copies of rows), that memory follows in the message. The emulated driver does not use other pointers.
 """
 
 from __future__ import annotations

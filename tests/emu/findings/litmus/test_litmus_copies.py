@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 at_shared(const void* p) { return (u32)__cvta_gen
 #define WAIT_ALL asm volatile("cp.async.wait_all;" ::: "memory");
 """
 NOT_WAITED = "has not waited for this copy"
-EARLY = "nothing orders the read before this copy: no barrier.*was to find.*cp.async.wait_group.*and a barrier"
+EARLY = "nothing orders the read before this copy: no barrier.*was meant to find.*cp.async.wait_group.*and a barrier"
 
 
 def add(name: str, body: str, drive: Any, **verdict: Any) -> None:

@@ -115,7 +115,7 @@ if (T(at.b)) { LATE(1) $second
 """
 )
 NOT_WAITED = "no wait for the mbarrier"
-EARLY = r"nothing orders the read before this copy: no barrier.*was to find.*mbarrier.*\(mbarrier.try_wait\)"
+EARLY = r"nothing orders the read before this copy: no barrier.*was meant to find.*mbarrier.*\(mbarrier.try_wait\)"
 READ, SOURCE = "READS(s + 15)", "ST(weak, x + 15, 1)"
 for name, before, first, barrier, second, after, races in (
     ("all-wait", "", "", "AWAIT(b, 0)", "", READ, ""),
