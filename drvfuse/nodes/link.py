@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import config
-from ..errors import CaptureError, ExchangeTimeout
+from ..errors import CaptureError, ExchangeTimeout, Unsupported
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import Undo
-from .exchange import Exchange, Gather, Member, Part
+from .exchange import Exchange, Gather, Member, Part, Pieces
 from .layout import Nodes
 
 if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream
 
-PROGRESS_DTYPE = np.dtype([("begun", "<u8"), ("ended", "<u8")])
-"""`struct Progress` of cu/collectives/nodes.cuh, one for each local rank."""
+PROGRESS_DTYPE = np.dtype([(name, "<u8") for name in ("begun", "ended", "sending", "received")])
+"""`struct Progress` of cu/collectives/progress.cuh, one for each local rank."""
 _POLLS_PER_TIMEOUT = 16
 
 
@@ -61,12 +61,31 @@ class NodeLink:
 
     def exchange(self, parts: Sequence[Part]) -> None:
         """Let the engine exchange `parts`, on their streams."""
-        self.bound = config.get("spin_timeout")
-        if self.engine.watched and self._watchdog is None:
-            self._watchdog = _Watchdog(self)
+        self._watch()
         parts = [part for part in parts if part.count]
         if parts:
             (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
+
+    def _watch(self) -> None:
+        """Watch the exchange that is queued next, if the engine's work is watched."""
+        self.bound = config.get("spin_timeout")
+        if self.engine.watched and self._watchdog is None:
+            self._watchdog = _Watchdog(self)
+
+    def require_all_to_all(self, op: str) -> None:
+        """Raise Unsupported where the engine cannot move the bytes of a call of `op`."""
+        if not hasattr(self.engine, "all_to_all"):
+            raise Unsupported(
+                f"{op} over several nodes needs an engine with the method all_to_all "
+                f"(drvfuse.nodes.exchange.Exchange), and {self.engine.name} has none: add it, name another engine by "
+                "exchange=, or call the op on the groups that group.split(group.node) makes"
+            )
+
+    def move(self, parts: Sequence[Pieces]) -> None:
+        """Let the engine move the pieces of all local ranks, on their streams. For a watched engine the caller queues
+        what counts `Progress.sending` in front of it and `Progress.received` behind it."""
+        self._watch()
+        self.engine.all_to_all(parts)
 
     def captured(self, graph: Graph) -> None:
         """Note that the graph holds an exchange: it can no longer be launched once the engine has been connected
@@ -131,16 +150,15 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[int, float]] = {}  # local rank -> the exchange that it is in, and when that was noticed
+        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and when that was noticed
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
-            for position, (ended, begun) in enumerate(
-                zip(words["ended"].tolist(), words["begun"].tolist(), strict=True)
-            ):
-                if begun <= ended:
+            for position, (begun, ended, sending, received) in enumerate(words.tolist()):
+                exchange = begun, sending
+                if begun <= ended and sending <= received:
                     since.pop(position, None)
-                elif since.setdefault(position, (begun, now))[0] != begun:
-                    since[position] = (begun, now)
+                elif since.setdefault(position, (exchange, now))[0] != exchange:
+                    since[position] = (exchange, now)
                 elif now - since[position][1] > bound:
                     self._link.give_up(position, bound)
                     return

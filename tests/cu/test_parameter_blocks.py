@@ -160,7 +160,7 @@ BLOCKS = [
         "Params",
         _FUSED | _NODES | _NORMED,
     ),
-    Block(PROGRESS_DTYPE, "collectives/nodes.cuh", "Progress", _COLLECTIVE),
+    Block(PROGRESS_DTYPE, "collectives/progress.cuh", "Progress", {}),
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two kernels of a call over several nodes share (docs/nodes.md): where the partial sums of the nodes lie, and
-// how the host learns that an exchange takes too long.
+// What the kernels before and behind an exchange of partial sums share (docs/nodes.md): where those of the nodes lie.
+// progress.cuh says what they tell the host.
 //
 // Partial sums are float32, in packs of as many elements as a pack of the input has. Those of the part that a rank owns
 // lie in its payload, node by node, `stride` bytes apart. `node_sums` writes those of its own node, the exchange the
 // others. In the order "engine" there is one place, which the exchange adds up.
-//
-// Progress. An exchange may wait for ever, and no kernel of ours runs meanwhile. So the last block of `node_sums` stores
-// the epoch that it leaves to `progress->begun`, in pinned host memory, and the kernel behind the exchange stores the one
-// that it finds, the same, to `progress->ended`. While `begun` is ahead the rank is in an exchange, in replays of a graph
-// too.
 #pragma once
 #include "collectives/kernel.cuh"
-
-struct Progress {
-    u64 begun;
-    u64 ended;
-};
+#include "collectives/progress.cuh"
 
 struct NodeCall {
     char* sums;  // node_sums: of the own node; else of node 0
