@@ -13,7 +13,7 @@ from drvfuse.comm import workspace
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
 from drvfuse.ops.call.specialisation import CU
-from drvfuse.ops.collectives import kernels
+from drvfuse.ops.collectives import params
 from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.plans import collectives as plans
 
@@ -76,7 +76,7 @@ def test_kernel_compiles_with_pdl_and_its_parameter_block(spec):
     image = compiled(spec)
     info = image.kernels[spec.name]
     assert [param.kind for param in info.params] == ["bytes"]
-    assert info.param_bytes == ctypes.sizeof(kernels.parameters(spec.op, spec.algo))
+    assert info.param_bytes == ctypes.sizeof(params.parameters(spec.op, spec.algo))
     assert info.has_pdl_wait and info.has_pdl_trigger
     assert info.max_threads == plans.MAX_THREADS
 

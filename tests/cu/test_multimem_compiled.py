@@ -16,7 +16,7 @@ import pytest
 from drvfuse import dtypes
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.collectives import kernels
+from drvfuse.ops.collectives import params
 from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.plans import collectives as plans
 
@@ -138,7 +138,7 @@ def test_no_stack_no_spills_and_registers_for_a_whole_block(spec, arch):
 @pytest.mark.parametrize("spec", VARIANTS, ids=label)
 def test_parameters_and_pdl(spec):
     info = compiled(spec).kernels[spec.name]
-    assert info.param_bytes == ctypes.sizeof(kernels.parameters(spec.op, spec.algo, multimem=True))
+    assert info.param_bytes == ctypes.sizeof(params.parameters(spec.op, spec.algo, multimem=True))
     assert info.has_pdl_wait and info.has_pdl_trigger
     before, wait, _ = compiled(spec).ptx.partition("griddepcontrol.wait")
     assert wait and not re.search(r"\b(?:ld|st)\.(?:global|acquire|release|relaxed)|multimem\.|\batom|\bred\b", before)

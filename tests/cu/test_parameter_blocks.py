@@ -24,7 +24,9 @@ from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
 from drvfuse.ops.collectives.allreduce_many import MOST_TENSORS, AllreduceManyParams, ManyCall
 from drvfuse.ops.collectives.fused_params import FormParams, params_of
-from drvfuse.ops.collectives.kernels import (
+from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.norm_form import NormForm
+from drvfuse.ops.collectives.params import (
     AllreduceMultimemParams,
     AllreduceNodesParams,
     AllreduceParams,
@@ -40,8 +42,6 @@ from drvfuse.ops.collectives.kernels import (
     NodeSumsParams,
     PushCall,
 )
-from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
-from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.collectives.scatter_kernels import (
     FusedScatterParams,
     FusedScatterPushParams,

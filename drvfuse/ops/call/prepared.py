@@ -32,11 +32,8 @@ class Schedule(Protocol):
     @property
     def launches(self) -> Sequence[Sequence[Launch]]: ...
 
-    def launch_all(self, streams: Sequence[Stream]) -> None:
-        """Queue the work of every local rank."""
-
-    def launch_one(self, position: int, stream: Stream) -> None:
-        """Queue the work of one local rank."""
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        """Queue the work of the local ranks at these positions, all or one, on their streams."""
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing.
@@ -62,12 +59,9 @@ class Direct:
         """
         require_one_side(captures)
 
-    def launch_all(self, streams: Sequence[Stream]) -> None:
-        for rank, stream in enumerate(streams):
-            self.launches[rank][0](stream)
-
-    def launch_one(self, position: int, stream: Stream) -> None:
-        self.launches[position][0](stream)
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        for index, stream in enumerate(streams):
+            self.launches[positions[index]][0](stream)
 
 
 def require_one_side(captures: Sequence[int | None]) -> None:
@@ -112,10 +106,7 @@ def submit(
         turns.begin(positions, call)
     enter_launches()
     try:
-        if alone:
-            schedule.launch_one(positions[0], streams[0])
-        else:
-            schedule.launch_all(streams)
+        schedule.launch(positions, streams)
     except BaseException:
         turns.abandon()
         raise

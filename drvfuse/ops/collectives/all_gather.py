@@ -68,7 +68,7 @@ def all_gather(
     `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
     the order of the streams and the errors. A group of several nodes is Unsupported.
     """
-    common = moving.MoveOptions(group, "all_gather", algo, pdl_level, max_num_blocks, trace)
+    common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if gathered_scales is not None and scales is None:
         raise ArgumentError("gathered_scales", "given", "None, as there are no scales")
     counts = None if splits is None else moving.lengths("splits", splits, group.size)

@@ -49,7 +49,7 @@ def all_to_all(
 
     The other arguments, alignment and errors are those of `all_gather`.
     """
-    common = moving.MoveOptions(group, "all_to_all", algo, pdl_level, max_num_blocks, trace)
+    common = moving.options("all_to_all", group, algo, pdl_level, max_num_blocks, trace)
     ranks = range(group.size)
     if splits is None:
         sources = operands.rows_of_ranks(group, "inputs", inputs, None)

@@ -24,12 +24,12 @@ from ..call.prepared import Direct, Prepared, Schedule
 from ..call.results import of_ranks
 from ..call.specialisation import Specialisation
 from ..call.streams import Streams, resolve_streams
-from ..call.tracing import CallTrace
-from ..call.turns import GroupTurns
 from . import plan
-from .allreduce import AllreduceCall
-from .compared import compared
-from .kernels import INPUT_DTYPES, PUSH, AllreducePushParams, CollectiveKernel
+from .allreduce_call import AllreduceCall
+from .call_options import CallOptions
+from .collective_call import prepare
+from .kernels import INPUT_DTYPES, PUSH, CollectiveKernel
+from .params import AllreducePushParams
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -71,12 +71,7 @@ def allreduce_many(
     `allreduce` of all bytes together. `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors are as for
     `allreduce`. Raises Unsupported for a group over several nodes.
     """
-    options.open_group(group)
-    options.one_of("algo", algo, ALGORITHMS)
-    pdl = options.pdl_level(pdl_level)
-    blocks = options.block_limit(max_num_blocks, group.max_blocks)
-    traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
-    alone = group.max_blocks_alone if max_num_blocks is None and traced is None else blocks  # a trace is of one grid
+    common = CallOptions.of("allreduce_many", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
 
     bare = _is_bare(group, tensors)
     columns = _by_tensor(group, "tensors", tensors, bare)
@@ -110,34 +105,17 @@ def allreduce_many(
         written.append(made[0])
         values.append(made[1])
 
-    schedule: Schedule | None = None
-    ready: list[Ready] = []
-    call = _Call(group, first.dtype, tuple(map(tuple, shapes)), algos[0], blocks, alone, pdl, traced)
-    if nbytes:
-        inputs, results = _addresses(sources), _addresses(written)
-
-        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
-            chosen = replace(call, algo=algo)
-            return chosen, *chosen.schedule(inputs, results)
-
-        call, schedule, ready = plan.first_that_fits(algos, scheduled)
-    schedule, ready = compared(group, call.text, schedule, ready)
+    inputs, results = _addresses(sources), _addresses(written)
     returned = [list(of_rank) for of_rank in zip(*values, strict=True)]
-    return Prepared(
-        "allreduce_many",
-        GroupTurns(group),
+    return prepare(
+        common,
+        algos,
+        lambda algo: _Call(common, first.dtype, tuple(map(tuple, shapes)), algo),
+        (lambda call: call.schedule(inputs, results)) if nbytes else None,
         returned[0] if bare else returned,
-        [list(of_rank) for of_rank in zip(*sources, strict=True)],
-        [list(of_rank) for of_rank in zip(*written, strict=True)],
-        schedule,
+        list(zip(*sources, strict=True)),
+        list(zip(*written, strict=True)),
         queues,
-        ready,
-        algo=call.algo,
-        traffic=lambda: (
-            traffic.reading_sources(call.algo, group.size, nbytes, False)
-            + traffic.writing_results(call.algo, group.size, nbytes)
-        ),
-        trace=traced,
     )
 
 
@@ -223,57 +201,57 @@ class InTurn:
         for schedule in self._schedules:
             schedule.check(captures, alone)
 
-    def launch_all(self, streams: Sequence[Stream]) -> None:
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         for schedule in self._schedules:
-            schedule.launch_all(streams)
-
-    def launch_one(self, position: int, stream: Stream) -> None:
-        for schedule in self._schedules:
-            schedule.launch_one(position, stream)
+            schedule.launch(positions, streams)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class _Call:
-    """The properties of one call, of at least one element, that are the same on every rank."""
+    """The properties of one call that are the same on every rank."""
 
-    group: Group
+    options: CallOptions
     dtype: DType
     shapes: tuple[tuple[int, ...], ...]
     algo: str
-    blocks: int
-    alone: int
-    pdl: PDLLevel
-    trace: CallTrace | None
+
+    @property
+    def name(self) -> str:
+        """The name of the algorithm in messages and in `Prepared.algo`."""
+        return self.algo
 
     @property
     def text(self) -> str:
         """A description of everything that must be equal on all ranks."""
         return f"allreduce_many {self.algo} of {list(self.shapes)} {self.dtype}"
 
+    def traffic(self) -> traffic.Traffic:
+        ranks, nbytes = self.options.group.size, sum(map(math.prod, self.shapes)) * self.dtype.itemsize
+        read = traffic.reading_sources(self.algo, ranks, nbytes, False)
+        return read + traffic.writing_results(self.algo, ranks, nbytes)
+
     def schedule(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[Schedule, list[Ready]]:
-        """The schedule for the addresses of each tensor by local rank."""
+        """The launches for tensors at these addresses, by tensor and local rank, with at least one element."""
         counts = list(map(math.prod, self.shapes))
         some = [t for t, count in enumerate(counts) if count]
         counts = [counts[t] for t in some]
         if self.algo == "naive":
             calls = [self._naive(count, inputs[t], outputs[t]) for t, count in zip(some, counts, strict=True)]
             return InTurn([schedule for schedule, _ in calls]), [one for _, ready in calls for one in ready]
-        key = ("allreduce_many", self.algo, self.dtype.name, tuple(counts), self.blocks, self.alone)
-        none: list[list[int]] = [[] for _ in self.group]
-        ready = plan.take(self.group, key, lambda: self._plan(counts), none, [0] * len(none), self.pdl, self.trace)
+        group, common = self.options.group, self.options
+        key = ("allreduce_many", self.algo, self.dtype.name, tuple(counts), common.blocks, common.alone)
+        none: list[list[int]] = [[] for _ in group]
+        ready = plan.take(group, key, lambda: self._plan(counts), none, [0] * len(none), common.pdl, common.trace)
         for position, one in enumerate(ready):
             one.point("many.inputs", *(inputs[t][position] for t in some))
             one.point("many.outputs", *(outputs[t][position] for t in some))
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, count: int, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        call = AllreduceCall(
-            self.group, self.dtype, (count,), "naive", False, self.blocks, self.alone, self.pdl, None, self.trace, None
-        )
-        return call.schedule(inputs, outputs)
+        return AllreduceCall(self.options, self.dtype, (count,), "naive", False, None, None).schedule(inputs, outputs)
 
     def _plan(self, counts: Sequence[int]) -> plan.Plan:
-        group, itemsize = self.group, self.dtype.itemsize
+        group, itemsize = self.options.group, self.dtype.itemsize
         width = plans.PACK_BYTES // itemsize
         first = list(itertools.accumulate((-(-count // width) for count in counts), initial=0))
         spec = ManyKernel(
@@ -291,4 +269,4 @@ class _Call:
         parameters = AllreduceManyParams(count=total, columns=1, chunk_packs=shape.chunk)
         parameters.many.counts[: len(counts)] = counts
         parameters.many.first[:] = [*first, *[_BEYOND] * (MOST_TENSORS - len(first))]
-        return plan.push(group, spec, shape, self.blocks, self.alone, parameters)
+        return plan.push(group, spec, shape, self.options.blocks, self.options.alone, parameters)

@@ -48,7 +48,7 @@ def broadcast(
 
     The other arguments, alignment and errors are those of `all_gather`.
     """
-    common = moving.MoveOptions(group, "broadcast", algo, pdl_level, max_num_blocks, trace, (RELAY,))
+    common = moving.options("broadcast", group, algo, pdl_level, max_num_blocks, trace, (RELAY,))
     if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:
         raise ArgumentError("root", repr(root), f"a rank of the group, 0 to {group.size - 1}")
     sources = operands.of_ranks(group, "inputs", inputs, alignment=1)

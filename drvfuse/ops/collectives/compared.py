@@ -10,7 +10,8 @@ from ... import config
 from ..call import faults
 from ..call.planned import PlanCache, Planned, Ready
 from ..call.prepared import Direct, Schedule
-from .kernels import CheckParams, check_call
+from .kernels import check_call
+from .params import CheckParams
 from .plan import call_of_rank
 
 if TYPE_CHECKING:
@@ -33,15 +34,10 @@ class ComparedFirst:
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         (self._schedule or self._alone).check(captures, alone)
 
-    def launch_all(self, streams: Sequence[Stream]) -> None:
-        self._alone.launch_all(streams)
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        self._alone.launch(positions, streams)
         if self._schedule is not None:
-            self._schedule.launch_all(streams)
-
-    def launch_one(self, position: int, stream: Stream) -> None:
-        self._alone.launch_one(position, stream)
-        if self._schedule is not None:
-            self._schedule.launch_one(position, stream)
+            self._schedule.launch(positions, streams)
 
 
 def compared(

@@ -40,10 +40,7 @@ class Copies:
                 sources = [(operand.ptr, operand.array.nbytes) for operand in part.sources]
                 naive.require_access(self._group, *map(list, zip(*sources, strict=True)))
 
-    def launch_one(self, position: int, stream: Stream) -> None:
-        raise NotImplementedError("check() has refused it")
-
-    def launch_all(self, streams: Sequence[Stream]) -> None:
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         captured = streams[0].capture_id() is not None
         naive.meet(self._met, streams)
         for part in self._parts:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import ArgumentError
 from ..call.epilogue import Epilogue
 from ..call.epilogue_parameters import EpilogueParameters
+from ..call.operands import Operand
 from .kernels import BY_OWNER
 
 if TYPE_CHECKING:
@@ -30,3 +32,10 @@ def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
     parameter.
     """
     return BoundEpilogue.of([rank.device for rank in group.ranks], epilogue)
+
+
+def read_by(sources: Sequence[Operand], epilogue: BoundEpilogue | None) -> Sequence[Operand]:
+    """All arrays that a call reads on the local ranks: its inputs and those of its epilogue."""
+    if epilogue is None:
+        return sources
+    return [*sources, *(operand for of_rank in epilogue.operands for operand in of_rank)]

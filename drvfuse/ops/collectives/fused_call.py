@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fused call of at least one row: its schedule and its launches, by algorithm."""
+"""One fused call: its schedule and its launches, by algorithm."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from ...plans import collectives as plans
 from ...plans import nodes as shares
 from ...plans import push, traffic
 from ...plans.quantisation import Quantisation
-from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
-from ..call.tracing import CallTrace
 from . import multimem, naive, nodes, plan
+from .call_options import CallOptions
 from .fused_params import params_of
-from .kernels import CollectiveKernel, FusedMultimemParams, FusedNodesParams, FusedParams, FusedPushParams
+from .kernels import CollectiveKernel
 from .norm_form import NormForm
+from .params import FusedMultimemParams, FusedNodesParams, FusedParams, FusedPushParams
 
 if TYPE_CHECKING:
-    from ...comm.group import Group
     from ...dtypes import DType
 
 
@@ -44,12 +43,16 @@ class Addresses(NamedTuple):
     normed_output: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class FusedCall:
-    """What is the same on every rank of one fused call of at least one row. Heads count as rows, but for those of
-    `form.head`."""
+    """What is the same on every rank of one fused call. `shape` is that of the inputs.
 
-    group: Group
+    Rows and their columns are those of the kernel (`FusedRows`). `counts` are the rows of each rank where they are
+    split among the ranks, and `rows` is the largest of them; else it is empty.
+    """
+
+    options: CallOptions
+    shape: tuple[int, ...]
     dtype: DType
     quantisation: Quantisation
     rows: int
@@ -59,14 +62,10 @@ class FusedCall:
     residual: bool
     gamma_dtype: DType
     form: NormForm
-    blocks: int
-    alone: int
-    pdl: PDLLevel
     numbers: tuple[float, float]
-    trace: CallTrace | None
     multimem: multimem.Placement | None
+    counts: tuple[int, ...]
 
-    op: ClassVar[str] = "allreduce_rmsnorm_fp8"
     kind: ClassVar[type[CollectiveKernel]] = CollectiveKernel
 
     @property
@@ -96,28 +95,29 @@ class FusedCall:
     @property
     def clusters(self) -> bool:
         """Whether the blocks of a cluster may share a row. Heads need no sum over a row."""
-        return plan.capability(self.group) >= push.CLUSTER_CAPABILITY and not self.form.head
+        return plan.capability(self.options.group) >= push.CLUSTER_CAPABILITY and not self.form.head
 
     @property
     def residual_dtype(self) -> DType:
         return self.form.residual or self.dtype
 
-    def text(self, shape: Sequence[int]) -> str:
-        """A description of everything that must be equal on all ranks, whose inputs have that shape."""
-        options = [f"{self.op} {self.name} of {shape} {self.dtype} to {self.out_dtype}"]
+    @property
+    def text(self) -> str:
+        """A description of everything that must be equal on all ranks."""
+        options = [f"{self.options.op} {self.name} of {self.shape} {self.dtype} to {self.out_dtype}"]
         options += [f"{name}={np.float32(value)!s}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
         options.append(f"quantised {self.quantisation}")
         options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
         if self.gamma_dtype != self.dtype:
             options.append(f"gammas {self.gamma_dtype}")
         options += self.form.text(self.dtype)
-        if (self.form.head or self.columns) != shape[-1]:
+        if (self.form.head or self.columns) != self.shape[-1]:
             options.append(f"heads of {self.form.head or self.columns}")
         return ", ".join(options)
 
     def traffic(self) -> traffic.Traffic:
         elements = self.rows * self.columns
-        nbytes, ranks = elements * self.dtype.itemsize, self.group.layout.inside
+        nbytes, ranks = elements * self.dtype.itemsize, self.options.group.layout.inside
         result = self.rows * (self.output_bytes + self.scale_bytes)
         if self.form.normed:
             result += nbytes
@@ -130,8 +130,8 @@ class FusedCall:
             total += traffic.writing_results(name, ranks, result)
             if name == "push_two_shot":
                 total += traffic.sending_words(ranks, self.rows * self._padding())
-        joined = self.group.link
-        return total if joined is None else traffic.of_nodes(self.group.nodes, total, elements, joined.places)
+        joined = self.options.group.link
+        return total if joined is None else traffic.of_nodes(self.options.group.nodes, total, elements, joined.places)
 
     def _padding(self) -> int:
         """By how much a row of results and its scales grow when they are sent in whole packs and words."""
@@ -140,19 +140,20 @@ class FusedCall:
         return sent - own + self.scale_bytes // self.scales_dtype.itemsize * 4 - self.scale_bytes
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+        """The launches for at least one row, by local rank."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        if self.group.link is not None:
+        if self.options.group.link is not None:
             return self._across_nodes(arrays)
-        table = plan.sources(self.group, inputs, self.multimem is not None)
+        table = plan.sources(self.options.group, inputs, self.multimem is not None)
         ready = self._ready([table] * len(arrays), arrays, self.rows)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
-        row_bytes, group = self.columns * self.dtype.itemsize, self.group
+        row_bytes, group = self.columns * self.dtype.itemsize, self.options.group
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
         slot = min(slot, self.rows * row_bytes)
         chunks, every = [], []
@@ -167,7 +168,7 @@ class FusedCall:
         return naive.Naive(group, inputs, slot, chunks), every
 
     def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
-        group, width = self.group, plans.PACK_BYTES // self.dtype.itemsize
+        group, width = self.options.group, plans.PACK_BYTES // self.dtype.itemsize
         row_packs = -(-self.columns // width)
         result = plans.left_bytes(self._kernel().work, self.columns)
         share = shares.Share(row_packs, width, result, group.layout.inside, nodes.link(group).places, self.staged)
@@ -176,7 +177,7 @@ class FusedCall:
             part = [self._from_row(of_rank, chunk.first) for of_rank in arrays]
             tensor = nodes.Tensor(self.dtype, self.columns, row_packs)
             inputs = [of_rank.input for of_rank in part]
-            before = nodes.sums(group, tensor, chunk, inputs, self.blocks, self.pdl, self.trace)
+            before = nodes.sums(group, tensor, chunk, inputs, self.options.blocks, self.options.pdl, self.options.trace)
             after = self._ready([[]] * len(part), part, chunk.items, chunk.first)
             nodes.point(group, after, chunk)
             steps.append(nodes.Step.of(group, chunk, before, after))
@@ -199,7 +200,8 @@ class FusedCall:
     def _key(self, rows: int) -> tuple[object, ...]:
         """All that the plan for so many rows depends on besides the group."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
-        options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
+        common = self.options
+        options = (self.staged, self.residual, common.blocks, common.alone, self.multimem is not None)
         return ("fused", self.algo, types, rows, self.columns, *options)
 
     def _ready(
@@ -207,7 +209,8 @@ class FusedCall:
     ) -> list[Ready]:
         """Launches for `rows` rows from `first` on, at `arrays`; `table[i]` are the addresses that rank i sums."""
         inputs = [own.input for own in arrays]
-        found = plan.take(self.group, self._key(rows), lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
+        group, pdl, trace = self.options.group, self.options.pdl, self.options.trace
+        found = plan.take(group, self._key(rows), lambda: self._plan(rows), table, inputs, pdl, trace)
         fields = Addresses._fields[1 : None if self.form.has_more else -2]
         for one, own in zip(found, arrays, strict=True):
             for field, address in zip(fields, own[1:], strict=False):
@@ -221,18 +224,18 @@ class FusedCall:
 
     def _kernel(self) -> CollectiveKernel:
         """The kernel, without the fields that follow from the number of rows."""
-        across = self.group.link is not None
+        across = self.options.group.link is not None
         return self.kind(
             op="allreduce_rmsnorm_fp8",
             algo="one_stage" if self.algo == "naive" else self.algo,
             dtype=self.dtype,
-            ranks=self.group.layout.inside,
+            ranks=self.options.group.layout.inside,
             out_dtype=self.out_dtype,
             ragged=plans.ragged(self.columns, self.dtype.itemsize),
             staged=self.staged and not across,
             nodes=across,
             local=self.algo == "naive",
-            compares=plan.compares(self.group) and self.algo != "naive" and not across,
+            compares=plan.compares(self.options.group) and self.algo != "naive" and not across,
             residual=self.residual,
             gamma_dtype=self.gamma_dtype,
             scales_dtype=self.scales_dtype,
@@ -241,13 +244,13 @@ class FusedCall:
         )
 
     def _plan(self, rows: int) -> plan.Plan:
-        group, spec = self.group, self._kernel()
+        common, spec = self.options, self._kernel()
 
         def parameters(kind: type[FusedParams], chunk: int) -> FusedParams:
             return params_of(kind, self.form)(rows=rows, chunk_rows=chunk, columns=self.columns)
 
         if spec.pushes:
-            nbytes, clusters = group.workspace.payload_bytes, self.clusters
+            nbytes, clusters = common.group.workspace.payload_bytes, self.clusters
             pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
             spec = replace(
                 spec,
@@ -258,13 +261,14 @@ class FusedCall:
                 depth=pushed.depth,
                 relays=pushed.relays,
             )
-            return plan.push(group, spec, pushed, self.blocks, self.alone, parameters(FusedPushParams, pushed.chunk))
-        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, self.blocks)
+            made = parameters(FusedPushParams, pushed.chunk)
+            return plan.push(common.group, spec, pushed, common.blocks, common.alone, made)
+        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
         spec = replace(spec, packs=shape.packs)
         if spec.nodes:
             largest = -(-rows // spec.ranks)
             return plan.pull(spec, shape, rows, largest, parameters(FusedNodesParams, largest))
-        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)
+        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, common.group.workspace.payload_bytes)
         if self.multimem is not None:
             self.multimem.make_staging()
         return plan.pull(

@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from .kernels import FusedParams
 from .norm_form import NormForm
+from .params import FusedParams
 
 
 class FormParams(FusedParams):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reduce-scatter with norm of at least one row: its schedule and its launches, by algorithm."""
+"""One reduce-scatter with norm: its schedule and its launches, by algorithm."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from ..call.prepared import Direct, Schedule
 from . import naive, plan
 from .fused_call import Addresses, FusedCall
 from .fused_params import params_of
-from .kernels import CollectiveKernel, FusedParams
+from .kernels import CollectiveKernel
+from .params import FusedParams
 from .scatter_kernels import ROW_FORMS, FusedScatterParams, FusedScatterPushParams, RowParts, ScatterKernel
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class FusedScatterCall(FusedCall):
-    """What is the same on every rank. `counts` are the rows of each rank, and `rows` is the largest of them; `algo` is
-    that of the all-reduce by which each rank sums its rows (`ROW_FORMS`)."""
+    """What is the same on every rank; `algo` is the all-reduce's by which each rank sums its rows (`ROW_FORMS`)."""
 
-    counts: tuple[int, ...]
-
-    op: ClassVar[str] = "reduce_scatter_rmsnorm_fp8"
     kind: ClassVar[type[CollectiveKernel]] = ScatterKernel
 
     @property
@@ -39,9 +36,10 @@ class FusedScatterCall(FusedCall):
         """The number of rows in front of each rank's rows, and the total at the end."""
         return list(itertools.accumulate(self.counts, initial=0))
 
-    def text(self, shape: Sequence[int]) -> str:
-        """A description of everything that must be equal on all ranks, whose inputs have that shape."""
-        return f"{FusedCall.text(self, shape)}, splits {list(self.counts)}"
+    @property
+    def text(self) -> str:
+        """A description of everything that must be equal on all ranks."""
+        return f"{super().text}, splits {list(self.counts)}"
 
     def traffic(self) -> traffic.Traffic:
         rows = sum(self.counts)
@@ -50,19 +48,20 @@ class FusedScatterCall(FusedCall):
         written = rows * (self.output_bytes + self.scale_bytes)
         written += nbytes if self.form.normed else 0
         written += 2 * elements * self.residual_dtype.itemsize if self.residual else 0
-        return scatter.traffic(self.name, self.group.size, nbytes, self.staged) + traffic.Traffic(written, 0)
+        return scatter.traffic(self.name, self.options.group.size, nbytes, self.staged) + traffic.Traffic(written, 0)
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+        """The launches for at least one row, by local rank."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        table = plan.sources(self.group, inputs, False)
+        table = plan.sources(self.options.group, inputs, False)
         ready = self._ready([table] * len(arrays), arrays, self.rows)
-        self._have_rows(ready, [self.counts[rank.index] for rank in self.group])
+        self._have_rows(ready, [self.counts[rank.index] for rank in self.options.group])
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
-        group, row_bytes, starts = self.group, self.columns * self.dtype.itemsize, self.starts
+        group, row_bytes, starts = self.options.group, self.columns * self.dtype.itemsize, self.starts
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
         step = min(slot // row_bytes, self.rows)
         slot = step * row_bytes
@@ -86,30 +85,30 @@ class FusedScatterCall(FusedCall):
 
     def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
         """Write to the launches how many rows each rank has, in this launch and in all."""
-        for rank, one, count in zip(self.group, ready, counts, strict=True):
+        for rank, one, count in zip(self.options.group, ready, counts, strict=True):
             one.parameters.rows = count
             if self.form.has_more:
                 one.parameters.all_rows = self.counts[rank.index]
 
     def _key(self, rows: int) -> tuple[object, ...]:
         """Everything that the plan depends on besides the group."""
-        return (*FusedCall._key(self, rows), self.counts)
+        return (*super()._key(rows), self.counts)
 
     def _plan(self, rows: int) -> plan.Plan:
-        group, spec = self.group, self._kernel()
+        common, spec = self.options, self._kernel()
         parts = RowParts(most=rows)
         parts.starts[: len(self.counts) + 1] = self.starts
 
         def parameters(kind: type[FusedParams], chunk: int) -> FusedParams:
             return params_of(kind, self.form)(chunk_rows=chunk, columns=self.columns, parts=parts)
 
-        nbytes = group.workspace.payload_bytes
+        nbytes = common.group.workspace.payload_bytes
         if spec.pushes:
             pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, self.clusters)
             packs, threads, cluster = pushed.packs, pushed.threads, pushed.cluster
             spec = replace(spec, packs=packs, threads=threads, cluster=cluster, exact=pushed.exact)
             made = parameters(FusedScatterPushParams, pushed.chunk)
-            return plan.push(group, spec, pushed, self.blocks, self.alone, made)
-        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, self.blocks)
-        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, nbytes // group.size)
+            return plan.push(common.group, spec, pushed, common.blocks, common.alone, made)
+        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
+        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, nbytes // common.group.size)
         return plan.pull(replace(spec, packs=shape.packs), shape, rows, chunk, parameters(FusedScatterParams, chunk))

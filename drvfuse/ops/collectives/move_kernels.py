@@ -11,7 +11,7 @@ from ...plans import moves
 from ...trace import layout
 from ..call import faults
 from ..call.specialisation import Specialisation
-from .kernels import Call, PushCall
+from .params import Call, PushCall
 
 ALGOS = ("push", "pull", "put")
 ALGORITHMS = ("auto", *ALGOS, "naive")

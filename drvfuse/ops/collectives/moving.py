@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ArgumentError, Unsupported, kind_of
 from ...plans import moves
-from ..call import operands, options, results
+from ...plans.traffic import Traffic
+from ..call import operands, results
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
-from ..call.tracing import CallTrace
-from ..call.turns import GroupTurns
-from . import plan
-from .compared import compared
+from . import collective_call, plan
+from .call_options import CallOptions
 from .copies import Copies
 from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
 
@@ -39,33 +38,25 @@ class MovePart:
     table: moves.Moves
 
 
-class MoveOptions:
-    """The options that all three ops have, checked; the group is open and on one node."""
+def options(
+    op: str,
+    group: Group,
+    algo: str,
+    pdl_level: PDLLevel,
+    max_num_blocks: int | None,
+    trace: Trace | None,
+    more: Sequence[str] = (),
+) -> CallOptions:
+    """The checked options of `op`, whose group is on one node. `more` are its algorithms besides `ALGORITHMS`.
 
-    def __init__(
-        self,
-        group: Group,
-        op: str,
-        algo: str,
-        pdl_level: PDLLevel,
-        max_num_blocks: int | None,
-        trace: Trace | None,
-        more: Sequence[str] = (),
-    ) -> None:
-        """`more` are the op's algorithms besides those that all three ops have."""
-        options.open_group(group)
-        self.group, self.op = group, op
-        self.algo = options.one_of("algo", algo, (*ALGORITHMS, *more))
-        self.pdl = options.pdl_level(pdl_level)
-        self.blocks = options.block_limit(max_num_blocks, group.max_blocks)
-        self.trace = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
-        self.alone = group.max_blocks_alone if max_num_blocks is None and trace is None else self.blocks
-        if group.link is not None:
-            raise Unsupported(
-                f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node"
-            )
-        if algo != "auto":
-            plan.require_peers(group, algo)
+    Raises Unsupported for a group over several nodes, and for an algorithm that the devices cannot run.
+    """
+    checked = CallOptions.of(op, group, algo, (*ALGORITHMS, *more), pdl_level, max_num_blocks, trace)
+    if group.link is not None:
+        raise Unsupported(f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node")
+    if algo != "auto":
+        plan.require_peers(group, algo)
+    return checked
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
@@ -100,7 +91,7 @@ def outputs(
 
 
 def prepare(
-    common: MoveOptions,
+    common: CallOptions,
     text: str,
     parts: Sequence[MovePart],
     queues: Sequence[Stream],
@@ -110,46 +101,35 @@ def prepare(
     root: int | None = None,
     in_place_hazard: bool = False,
 ) -> Prepared[R]:
-    """The call. `text` says of it, besides the algorithm, all that must be equal on all ranks. `same`: a rank's bytes
-    are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an input that
-    are still to be read.
+    """The call. `text` describes everything that must be equal on all ranks, besides op and algorithm. `same`: a rank's
+    bytes are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an
+    input that are still to be read.
     """
-    group = common.group
     work = moves.MoveWork(tuple(part.table for part in parts), same, root)
-    call = MoveCall(common, parts, work, in_place_hazard, "", False)
-    schedule: Schedule | None = None
-    ready: list[Ready] = []
-    if work.nbytes:
-        algos = call.algorithms()
+    described = MoveCall(text, common, parts, work, in_place_hazard, common.algo, False)
 
-        def scheduled(algo: str) -> tuple[MoveCall, Schedule, list[Ready]]:
-            chosen = replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
-            return chosen, *chosen.schedule()
+    def make(algo: str) -> MoveCall:
+        staged = work.nbytes > 0 and algo not in moves.PUSH and not described.direct(algo)
+        return replace(described, algo=algo, staged=staged)
 
-        call, schedule, ready = plan.first_that_fits(algos, scheduled)
-    else:
-        call = replace(call, algo=common.algo)
-    schedule, ready = compared(group, f"{common.op} {call.name} {text}", schedule, ready)
-    return Prepared(
-        common.op,
-        GroupTurns(group),
+    return collective_call.prepare(
+        common,
+        described.algorithms() if work.nbytes else [common.algo],
+        make,
+        MoveCall.schedule if work.nbytes else None,
         result,
-        [[part.sources[position] for part in parts] for position in range(len(group))],
-        [[part.targets[position] for part in parts] for position in range(len(group))],
-        schedule,
+        [[part.sources[position] for part in parts] for position in range(len(common.group))],
+        [[part.targets[position] for part in parts] for position in range(len(common.group))],
         queues,
-        ready,
-        algo=call.algo,
-        traffic=lambda: moves.traffic(work, call.algo, call.staged),
-        trace=common.trace,
     )
 
 
 @dataclass(frozen=True)
 class MoveCall:
-    """A call by one algorithm."""
+    """A call by one algorithm; `described` is what must be equal on all ranks besides op and algorithm."""
 
-    common: MoveOptions
+    described: str
+    common: CallOptions
     parts: Sequence[MovePart]
     work: moves.MoveWork
     in_place_hazard: bool
@@ -158,7 +138,17 @@ class MoveCall:
 
     @property
     def name(self) -> str:
-        return f"{self.algo} staged" if self.staged else self.algo
+        """The name of the algorithm in `Prepared.algo`."""
+        return self.algo
+
+    @property
+    def text(self) -> str:
+        """A description of everything that must be equal on all ranks."""
+        staged = " staged" if self.staged else ""
+        return f"{self.common.op} {self.algo}{staged} {self.described}"
+
+    def traffic(self) -> Traffic:
+        return moves.traffic(self.work, self.algo, self.staged)
 
     def algorithms(self) -> list[str]:
         """The algorithms to try in turn, where the workspace is too small for the first."""

@@ -61,10 +61,7 @@ class Naive:
             nbytes = max(offset + nbytes for chunk in self._chunks for offset, nbytes in chunk.copies)
             require_access(self._group, self._inputs, [nbytes] * len(self._inputs))
 
-    def launch_one(self, position: int, stream: Stream) -> None:
-        raise NotImplementedError("check() has refused it")
-
-    def launch_all(self, streams: Sequence[Stream]) -> None:
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         captured = streams[0].capture_id() is not None
         meet(self._ready, streams)
         for chunk in self._chunks:

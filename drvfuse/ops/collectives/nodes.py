@@ -23,7 +23,8 @@ from ..call.planned import Ready
 from ..call.prepared import require_one_side
 from ..call.tracing import CallTrace
 from . import plan
-from .kernels import CollectiveKernel, NodeSumsParams
+from .kernels import CollectiveKernel
+from .params import NodeSumsParams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -164,10 +165,7 @@ class AcrossNodes:
         require_one_side(captures)
         self._link.engine.check_captures(captures)
 
-    def launch_one(self, position: int, stream: Stream) -> None:
-        self.launch_all([stream])
-
-    def launch_all(self, streams: Sequence[Stream]) -> None:
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         for step in self._steps:
             for launch, stream in zip(step.before, streams, strict=True):
                 launch(stream)

@@ -7,11 +7,11 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import config
 from ...comm.workspace import EPOCH_UNIT
-from ...errors import ArgumentError, Unsupported
+from ...errors import Unsupported
 from ...plans.collectives import LaunchShape, barriers, trace_counts
 from ...plans.push import PushShape, trace_phases
 from ...runtime import interop
@@ -21,13 +21,12 @@ from ..call.options import PDLLevel
 from ..call.planned import PlanCache, Planned, Ready
 from ..call.specialisation import load
 from ..call.tracing import CallTrace
-from .kernels import Call, CollectiveKernel, PushCall
+from .kernels import CollectiveKernel
 from .move_kernels import MoveKernel
+from .params import Call, PushCall
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-
-Made = TypeVar("Made")
 
 
 class Grid(NamedTuple):
@@ -82,17 +81,6 @@ def push(
     phases = trace_phases(shape, narrow.blocks)
     larger = wide if wide.blocks > narrow.blocks else None
     return Plan(kernel, narrow.blocks, shape.threads, (phases, 0), shape.rounds % 2, parameters, larger)
-
-
-def first_that_fits(algos: Sequence[str], make: Callable[[str], Made]) -> Made:
-    """What `make` gives for the first of the algorithms for which the workspace is large enough."""
-    for algo in algos[:-1]:
-        try:
-            return make(algo)
-        except ArgumentError as error:
-            if error.argument != "workspace_bytes":
-                raise
-    return make(algos[-1])
 
 
 def capability(group: Group) -> tuple[int, int]:

@@ -22,11 +22,10 @@ from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
 from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
-from ..call.tracing import CallTrace
-from ..call.turns import GroupTurns
 from . import naive, plan
-from .compared import compared
-from .epilogue_binding import BoundEpilogue, bind
+from .call_options import CallOptions
+from .collective_call import prepare
+from .epilogue_binding import BoundEpilogue, bind, read_by
 from .kernels import INPUT_DTYPES
 from .own_parts import algorithms, in_place, owned_rows
 from .scatter_kernels import ALGORITHMS, FORMS, ScatterKernel, ScatterParams, ScatterPushParams
@@ -68,12 +67,7 @@ def reduce_scatter(
     access to the inputs, and else need none) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors
     are as for `allreduce`. Raises Unsupported for a group over several nodes.
     """
-    options.open_group(group)
-    options.one_of("algo", algo, ALGORITHMS)
-    pdl = options.pdl_level(pdl_level)
-    blocks = options.block_limit(max_num_blocks, group.max_blocks)
-    traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
-    alone = group.max_blocks_alone if max_num_blocks is None and traced is None else blocks  # a trace is of one grid
+    common = CallOptions.of("reduce_scatter", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
 
     sources = operands.of_ranks(group, "inputs", inputs)
     first = sources[0]
@@ -93,62 +87,47 @@ def reduce_scatter(
             group, "outputs", outputs, shapes, dtype, why, alignment=dtype.itemsize, writable=True
         )
         starts = [parts.starts[rank.index] * dtype.itemsize for rank in group]
-        pairs = in_place(sources, targets, starts)
-        used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
-        operands.no_overlap(used, targets, pairs)
+        operands.no_overlap(read_by(sources, bound), targets, in_place(sources, targets, starts))
     received = (group.size - 1) * parts.largest * plans.PACK_BYTES
     algos = algorithms(group, algo, received, sources)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shapes, dtype, queues)
+    addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
 
-    schedule: Schedule | None = None
-    ready: list[Ready] = []
-    call = _Call(group, dtype, shape, rows, parts, algos[0], False, blocks, alone, pdl, bound, traced)
-    if nbytes:
-        addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
+    def make(algo: str) -> _Call:
+        staged = algo == "pull" and nbytes > 0 and not plan.readable_by_peers(group, sources)
+        return _Call(common, dtype, shape, rows, parts, algo, staged, bound)
 
-        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
-            chosen = replace(call, algo=algo, staged=algo == "pull" and not plan.readable_by_peers(group, sources))
-            return chosen, *chosen.schedule(addresses, results)
-
-        call, schedule, ready = plan.first_that_fits(algos, scheduled)
-    schedule, ready = compared(group, call.text, schedule, ready)
-
-    read = [[source] for source in sources]
-    if bound is not None:
-        read = [[*of_rank, *more] for of_rank, more in zip(read, bound.operands, strict=True)]
-    return Prepared(
-        "reduce_scatter",
-        GroupTurns(group),
+    return prepare(
+        common,
+        algos,
+        make,
+        (lambda call: call.schedule(addresses, results)) if nbytes else None,
         values[0] if operands.is_bare(group, inputs) else values,
-        read,
-        [[operand] for operand in written],
-        schedule,
+        [[source] for source in sources],
+        [[target] for target in written],
         queues,
-        ready,
-        algo=call.algo,
-        traffic=lambda: scatter.traffic(call.algo, group.size, nbytes, call.staged) + traffic.Traffic(nbytes, 0),
-        parameters=bound,
-        trace=traced,
+        bound,
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class _Call:
-    """The properties of one reduce-scatter, of at least one element, that are the same on every rank."""
+    """The properties of one reduce-scatter that are the same on every rank."""
 
-    group: Group
+    options: CallOptions
     dtype: DType
     shape: tuple[int, ...]
     rows: tuple[int, ...]
     parts: scatter.Parts
     algo: str
     staged: bool
-    blocks: int
-    alone: int
-    pdl: PDLLevel
     epilogue: BoundEpilogue | None
-    trace: CallTrace | None
+
+    @property
+    def name(self) -> str:
+        """The name of the algorithm in messages and in `Prepared.algo`."""
+        return self.algo
 
     @property
     def text(self) -> str:
@@ -160,10 +139,15 @@ class _Call:
             options.append("staged")
         return ", ".join(options)
 
+    def traffic(self) -> traffic.Traffic:
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        return scatter.traffic(self.algo, self.options.group.size, nbytes, self.staged) + traffic.Traffic(nbytes, 0)
+
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
+        """The launches for arrays of at least one element at these addresses, by local rank."""
         if self.algo == "naive":
             return self._naive(inputs, outputs)
-        table = plan.sources(self.group, inputs, False)
+        table = plan.sources(self.options.group, inputs, False)
         ready = self._ready([table] * len(inputs), inputs, outputs)
         return Direct([one.launch for one in ready]), ready
 
@@ -171,7 +155,7 @@ class _Call:
         """The schedule of "naive", which copies each rank's part of the others' inputs, from the pack on in which the
         part begins.
         """
-        group, parts, itemsize = self.group, self.parts, self.dtype.itemsize
+        group, parts, itemsize = self.options.group, self.parts, self.dtype.itemsize
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES)
         packs = min(slot // plans.PACK_BYTES, parts.largest)
         slot = packs * plans.PACK_BYTES
@@ -204,11 +188,12 @@ class _Call:
         """Launches of all ranks; `table[i]` are the addresses that rank i sums."""
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         columns = self.shape[-1]
-        options = (self.staged, self.blocks, self.alone, text)
+        common = self.options
+        options = (self.staged, common.blocks, common.alone, text)
         key = ("reduce_scatter", self.algo, self.dtype.name, columns, self.parts.starts, *options)
         try:
             found = plan.take(
-                self.group, key, lambda: self._plan(columns, text), table, inputs, self.pdl, self.trace, more
+                common.group, key, lambda: self._plan(columns, text), table, inputs, common.pdl, common.trace, more
             )
         except CompileError as error:
             if self.epilogue is None:
@@ -219,7 +204,7 @@ class _Call:
         return found
 
     def _plan(self, columns: int, text: str) -> plan.Plan:
-        group, parts, itemsize = self.group, self.parts, self.dtype.itemsize
+        group, parts, itemsize = self.options.group, self.parts, self.dtype.itemsize
         spec = ScatterKernel(
             op="allreduce",
             algo=FORMS[self.algo],
@@ -241,8 +226,8 @@ class _Call:
             spec = replace(spec, threads=pushed.threads, depth=pushed.depth)
             parameters = ScatterPushParams(**common, chunk_packs=pushed.chunk)
             parameters.starts[: len(parts.starts)] = parts.starts
-            return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
-        shape = plans.allreduce_launch(count, itemsize, spec.ranks, spec.algo, self.blocks)
+            return plan.push(group, spec, pushed, self.options.blocks, self.options.alone, parameters)
+        shape = plans.allreduce_launch(count, itemsize, spec.ranks, spec.algo, self.options.blocks)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes // group.size)
         pulled = ScatterParams(**common, chunk_packs=chunk)

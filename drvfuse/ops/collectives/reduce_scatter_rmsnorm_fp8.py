@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING
 
 from ...plans.quantisation import Quantisation
 from ...runtime.interop import ArrayLike
+from ..call import operands
 from ..call.op import op
 from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams
-from .allreduce_rmsnorm_fp8 import NormResult, prepared
+from . import own_parts
+from .call_options import CallOptions
+from .fused_arguments import FusedRows, NormArguments, quantisation_of
+from .fused_prepare import prepare
+from .fused_results import FusedResults, NormResult
+from .fused_scatter_call import FusedScatterCall
+from .scatter_kernels import ALGORITHMS, ROW_FORMS
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -62,29 +69,12 @@ def reduce_scatter_rmsnorm_fp8(
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """
-    return prepared(
-        group,
-        inputs,
-        gammas,
-        scatters=True,
-        splits=splits,
-        epsilon=epsilon,
-        weight_offset=weight_offset,
-        scale_ub=scale_ub,
-        residuals=residuals,
-        residual_outputs=residual_outputs,
-        norm=norm,
-        betas=betas,
-        head_columns=head_columns,
-        out_dtype=out_dtype,
-        scales_dtype=scales_dtype,
-        quantisation=quantisation,
-        outputs=outputs,
-        scales=scales,
-        normed_outputs=normed_outputs,
-        algo=algo,
-        pdl_level=pdl_level,
-        max_num_blocks=max_num_blocks,
-        streams=streams,
-        trace=trace,
-    )
+    common = CallOptions.of("reduce_scatter_rmsnorm_fp8", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
+    rows = FusedRows.of(operands.of_ranks(group, "inputs", inputs), head_columns).split(group, splits)
+    normed = NormArguments.of(group, rows, norm, gammas, betas, residuals, epsilon, weight_offset)
+    quantised = quantisation_of(rows, quantisation, out_dtype, scales_dtype, scale_ub)
+    results = FusedResults.of(group, rows, normed, quantised, outputs, scales, normed_outputs, residual_outputs)
+    received = (group.size - 1) * max(rows.counts) * rows.input_bytes
+    algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo, received, rows.inputs)]
+    bare = operands.is_bare(group, inputs)
+    return prepare(FusedScatterCall, common, rows, normed, quantised, results, algos, streams, bare)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ...comm import workspace
 from ..call.specialisation import Specialisation
-from .kernels import Call, CollectiveKernel, FusedParams, PushCall
+from .kernels import CollectiveKernel
+from .params import Call, FusedParams, PushCall
 
 ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}

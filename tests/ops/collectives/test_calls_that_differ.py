@@ -234,7 +234,7 @@ def test_compared_first_no_data_moves(new_group, kind):
     checks = [call._schedule._alone for call in (usual[0], other[0])]
     before = [view(pointer, 64, "uint32", rank.device).numpy() for rank, pointer in zip(group, slots, strict=True)]
     for rank in range(3):
-        checks[rank == 2].launch_one(rank, group[rank].stream)
+        checks[rank == 2].launch([rank], [group[rank].stream])
     error = mismatch(group)
     assert 2 in (error.rank, error.peer)
     for rank, pointer, words in zip(group, slots, before, strict=True):

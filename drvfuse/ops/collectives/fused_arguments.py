@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments that the fused ops have in common, checked: rows, norm and quantisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ... import dtypes
+from ...errors import ArgumentError, require_integer, require_kind
+from ...plans import collectives as plans
+from ...plans.quantisation import Quantisation
+from ..call import operands, options
+from ..call.operands import Operand
+from .kernels import INPUT_DTYPES, SCALES_DTYPES
+from .norm_form import NORMS
+from .own_parts import owned_rows
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...dtypes import DType
+
+Shapes = tuple[int, ...] | list[tuple[int, ...]]
+"""A shape, or a list with a shape for each local rank."""
+
+
+@dataclass(frozen=True)
+class FusedRows:
+    """The inputs of a fused op as rows.
+
+    The kernel has `rows` rows of `columns` elements. With heads it depends on their length what such a row is: a row of
+    the inputs, of which `head` columns each are normed by themselves, or one head; then `head` is 0, as without heads.
+    `normed` columns are normed together in either case.
+
+    `full` is the shape of arrays with all columns of the rows that a rank gets, and `each` the shape of arrays with one
+    value for each group of columns that are normed together. `counts` are the rows of each rank of the group, as the
+    kernel counts them; it is empty where every rank gets all rows.
+    """
+
+    inputs: list[Operand]
+    rows: int
+    columns: int
+    head: int
+    normed: int
+    full: Shapes
+    each: Shapes
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, inputs: list[Operand], head_columns: Any) -> FusedRows:
+        """All rows of these inputs, for every rank. Raises ArgumentError for their dtype or shape, or for heads that do
+        not fit them."""
+        first = inputs[0]
+        options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
+        each, normed = _rows(first, head_columns)
+        shape = first.shape
+        rows = math.prod(shape[:-1])
+        if plans.heads_in_warps(rows, shape[-1], normed, first.dtype.itemsize):
+            return cls(inputs, rows, shape[-1], normed, normed, shape, each)
+        return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
+
+    def split(self, group: Group, splits: Any) -> FusedRows:
+        """The same inputs where each rank gets its own rows: `splits[r]` for rank r, or as equal numbers as possible.
+        Raises ArgumentError for splits with another sum."""
+        assert isinstance(self.each, tuple)
+        shape = self.inputs[0].shape
+        heads = self.each[len(shape) - 1 :]  # () without heads
+        counts = owned_rows(group, math.prod(shape[:-1]), splits)
+        full: Shapes = [(counts[rank.index], shape[-1]) for rank in group]
+        each: Shapes = [(counts[rank.index], *heads) for rank in group]
+        per_row = 1 if self.head else math.prod(heads)
+        return replace(self, full=full, each=each, counts=tuple(count * per_row for count in counts))
+
+    @property
+    def dtype(self) -> DType:
+        return self.inputs[0].dtype
+
+    @property
+    def input_bytes(self) -> int:
+        """The bytes of a row of the kernel."""
+        return self.columns * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class NormArguments:
+    """The norm of a fused op: the arrays that it reads besides the inputs, by local rank, LayerNorm or RMSNorm, and
+    `numbers`: epsilon and weight offset. Without betas or residuals their lists are empty."""
+
+    gammas: list[Operand]
+    betas: list[Operand]
+    residuals: list[Operand]
+    layer: bool
+    numbers: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls,
+        group: Group,
+        rows: FusedRows,
+        norm: Any,
+        gammas: Any,
+        betas: Any,
+        residuals: Any,
+        epsilon: Any,
+        weight_offset: Any,
+    ) -> NormArguments:
+        """Check the caller's arguments of these names. Raises ArgumentError."""
+        either = dict.fromkeys((rows.dtype.name, "float32"))
+        weights = _like(group, "gammas", gammas, (rows.normed,), either)
+        added = [] if residuals is None else _like(group, "residuals", residuals, rows.full, either)
+        options.one_of("norm", norm, NORMS)
+        if betas is not None and norm != "layer":
+            raise ArgumentError("betas", "given", 'None, as norm is "rms"')
+        shifts = [] if betas is None else _like(group, "betas", betas, (rows.normed,), [weights[0].dtype.name])
+        numbers = options.real("epsilon", epsilon, least=0.0), options.real("weight_offset", weight_offset)
+        return cls(weights, shifts, added, norm == "layer", numbers)
+
+    @property
+    def arrays(self) -> list[list[Operand]]:
+        """Those arrays that there are."""
+        return [of_ranks for of_ranks in (self.gammas, self.betas, self.residuals) if of_ranks]
+
+
+def quantisation_of(
+    rows: FusedRows, quantisation: Any, out_dtype: Any, scales_dtype: Any, scale_ub: Any
+) -> Quantisation:
+    """The quantisation that the caller asked for: by the object, or per row by the three arguments behind it. Raises
+    ArgumentError for both, and for a quantisation that does not fit the rows."""
+    if quantisation is None:
+        return _per_row(rows.dtype, out_dtype, scales_dtype, scale_ub)
+    require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
+    if (out_dtype, scales_dtype, scale_ub) != ("float8_e4m3fn", "float32", math.inf):
+        expected = "None beside out_dtype, scales_dtype or scale_ub, which it has itself"
+        raise ArgumentError("quantisation", "given", expected)
+    quantisation.check(rows.normed, rows.dtype)
+    found: Quantisation = quantisation
+    return found
+
+
+def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
+    """The quantisation by row that these arguments mean for inputs of `dtype`."""
+    out = dtypes.get(out_dtype, "out_dtype")
+    options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
+    scales = dtypes.get(scales_dtype, "scales_dtype")
+    options.one_of("scales_dtype", scales.name, SCALES_DTYPES)
+    bound = options.real("scale_ub", scale_ub, least=0.0, finite=False)
+    return Quantisation.none() if out == dtype else Quantisation.per_row(out, scales, bound)
+
+
+def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
+    """The shape of the rows that are normed in inputs like `first`, heads included, and their columns."""
+    shape = first.shape
+    if head_columns is None:
+        if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:
+            raise ArgumentError(first.name, f"of shape {shape}", f"of shape [..., 1 to {plans.MAX_COLUMNS} columns]")
+        return shape[:-1], shape[-1]
+    if not shape or not shape[-1]:
+        raise ArgumentError(first.name, f"of shape {shape}", "of shape [..., columns] with at least one column")
+    needed = f"None, or a number from 1 to {plans.MAX_COLUMNS} that divides the {shape[-1]} columns"
+    columns = require_integer("head_columns", head_columns, needed, 1, plans.MAX_COLUMNS)
+    if shape[-1] % columns:
+        raise ArgumentError("head_columns", columns, needed)
+    return (*shape[:-1], shape[-1] // columns), columns
+
+
+def _like(group: Group, argument: str, value: Any, shape: Shapes, names: Iterable[str]) -> list[Operand]:
+    """Arrays of that shape, one per local rank, all of one of the dtypes of these names."""
+    found = operands.of_ranks(group, argument, value, shape, None, "as the inputs require")
+    if found[0].dtype.name not in names:
+        wanted = f"of dtype {' or '.join(names)}, as the inputs require"
+        raise ArgumentError(found[0].name, f"of dtype {found[0].dtype}", wanted)
+    return found
