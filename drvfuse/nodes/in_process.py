@@ -22,9 +22,9 @@ _FLOAT = 4
 class InProcess:
     """For tests: it needs no library, and all ranks of the group in this process, which it can split into any nodes.
 
-    `all_gather` and `all_to_all` are stream-ordered, and capturable where the streams of all ranks belong to one capture.
-    `all_reduce` goes through the host, blocks, and adds the nodes in descending order, so that tests can tell it from
-    "fixed".
+    `all_gather` and `all_to_all` are stream-ordered, and capturable where the streams of all ranks belong to one
+    capture. `all_reduce` goes through the host, blocks, and adds the nodes in descending order, so that tests can tell
+    it from "fixed".
     """
 
     name = "in process"

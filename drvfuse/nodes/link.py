@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream
 
-PROGRESS_DTYPE = np.dtype([(name, "<u8") for name in ("begun", "ended", "sending", "received")])
+PROGRESS_FIELDS = ("begun", "ended", "sending", "received")
+PROGRESS_DTYPE = np.dtype([(name, "<u8") for name in PROGRESS_FIELDS])
 """`struct Progress` of cu/collectives/progress.cuh, one for each local rank."""
 _POLLS_PER_TIMEOUT = 16
 

@@ -120,8 +120,8 @@ def all_gather(tables: Sequence[Moves], ranks: NodeRanks) -> list[Step]:
 
 
 def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
-    """The steps of a broadcast of `nbytes` from rank `root`: to the ranks of its node, each of which then sends a piece to
-    its peers; the ranks of other nodes give one another their pieces.
+    """The steps of a broadcast of `nbytes` from rank `root`: to the ranks of its node, each of which then sends a piece
+    to its peers; the ranks of other nodes give one another their pieces.
     """
     home = ranks.of[root]
     first = ranks.table({(root, rank): Move(0, 0, nbytes) for rank in ranks.nodes[home]})
@@ -146,13 +146,13 @@ def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
     )
 
 
-def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int, in_place: bool) -> list[Step]:
-    """The steps of an all-to-all. What goes to number k of another node is first brought to number k of the own node, in
-    its payload, and crosses from there: chunk by chunk, as the payload is of `payload_bytes`. Then come the rows of the
-    own node.
+def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
+    """The steps of an all-to-all. What goes to number k of another node is first copied to number k of the own node,
+    into its payload, and crosses from there, in chunks for which `payload_bytes` are enough. The rows that stay inside
+    a node are moved last.
 
-    What a rank sends to its own peers crosses from its input, but not `in_place`: there received bytes take the place
-    of such that are sent, and every chunk is in payloads before any of it is received.
+    What a rank sends to its own peers is copied to its payload too. In place received bytes replace bytes that are
+    sent, so all of a chunk must be in payloads before any of it is received.
     """
     slots = (ranks.count - 1) * ranks.inside
     away = [move.nbytes for i, row in enumerate(table) for j, move in enumerate(row) if ranks.of[i] != ranks.of[j]]
@@ -171,11 +171,8 @@ def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int, in_place: boo
                 if count <= 0:
                     continue
                 slot = ((step - 1) * ranks.inside + ranks.place(i)) * chunk
-                where, offset = Place.INPUT, at + begin
-                if i != j or in_place:
-                    staged[i, j] = Move(at + begin, slot, count)
-                    where, offset = Place.PAYLOAD, slot
-                crossings.append(Crossing(j, ranks.peer(j, step), 0, where, offset, to + begin, count))
+                staged[i, j] = Move(at + begin, slot, count)
+                crossings.append(Crossing(j, ranks.peer(j, step), 0, Place.PAYLOAD, slot, to + begin, count))
             steps.append(Inside((ranks.table(staged),), Place.INPUT, Place.PAYLOAD))
         steps.append(tuple(crossings))
     steps.append(_inside(ranks, [table], Place.INPUT))
@@ -200,8 +197,8 @@ def _moves_any(step: Inside) -> bool:
 
 
 def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
-    """What a kernel must be planned for that does the step on every node: of each pair of numbers the most that ranks of
-    these numbers move on any node.
+    """The work for which the step's kernel is planned, so that all nodes have one plan: for each pair of numbers inside
+    a node, the most that ranks of these numbers move on any node.
     """
     found = []
     for table in step.tables:
@@ -213,8 +210,8 @@ def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
 def _largest(moves: tuple[Move, ...]) -> Move:
     """As large as the largest of the moves, and aligned if all of them are."""
     some = [move for move in moves if move.nbytes] or [Move(0, 0, 0)]
-    offsets = (max(at % PACK_BYTES for at in of) for of in zip(*(move[:2] for move in some), strict=True))
-    return Move(*offsets, max(move.nbytes for move in some))
+    source, target = (max(move[end] % PACK_BYTES for move in some) for end in range(2))
+    return Move(source, target, max(move.nbytes for move in some))
 
 
 def crossing_traffic(crossings: Sequence[Crossing]) -> Traffic:

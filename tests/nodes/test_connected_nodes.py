@@ -208,3 +208,30 @@ def test_calls_are_compared_first_inside_each_node(rng):
 
         found = outcomes([lambda group=group: call(group) for group in ranks.groups])
         assert any(isinstance(error, errors.CallMismatch) for error in found[:2])
+
+
+@pytest.mark.parametrize("domain", [None, [" a", " b", " a", " b"]])
+def test_bytes_move_between_processes_of_several_nodes(rng, domain):
+    """Also between nodes whose ranks are not consecutive."""
+    options = {"nodes": 2} if domain is None else {"domain": domain}
+    with connected(4, exchange=engines(4), machine={"race": True}, workspace_bytes=8192, **options) as ranks:
+        splits = [[3, 0, 7, 1], [2, 2, 0, 5], [0, 1, 4, 4], [6, 3, 1, 0]]
+        for row in ((16,), (333,)):
+            hosts = [rng.integers(0, 256, (sum(of_rank), *row), np.uint8) for of_rank in splits]
+            rows = [len(host) for host in hosts]
+
+            def call(group, hosts=hosts, rows=rows):
+                x = group[0].array(hosts[group[0].index])
+                return df.all_gather(group, x, splits=rows).numpy(), df.all_to_all(group, x, splits=splits).numpy()
+
+            expected = reference.all_to_all(hosts, splits)
+            for rank, (gathered, exchanged) in enumerate(ranks.each(call)):
+                assert (gathered == reference.all_gather(hosts)).all()
+                assert (exchanged == expected[rank]).all()
+            same = [rng.integers(0, 256, (40, *row), np.uint8) for _ in range(4)]
+
+            def send(group, same=same):
+                return df.broadcast(group, group[0].array(same[group[0].index]), root=3).numpy()
+
+            assert all((found == same[3]).all() for found in ranks.each(send))
+        assert not ranks.machine.reports

@@ -83,7 +83,7 @@ def test_all_to_all_by_any_payload(of, payload_bytes, in_place, rng):
     outputs = inputs if in_place else [np.zeros(size, np.uint8) for size in (splits.sum(0) * 24).tolist()]
     cuts = [np.split(values, np.cumsum(row[:-1]) * 24) for values, row in zip(inputs, splits, strict=True)]
     expected = [np.concatenate([of_rank[j] for of_rank in cuts]) for j in range(n)]
-    steps = node_moves.all_to_all(moves.all_to_all(splits.tolist(), 24), NodeRanks(of), payload_bytes, in_place)
+    steps = node_moves.all_to_all(moves.all_to_all(splits.tolist(), 24), NodeRanks(of), payload_bytes)
     run(steps, of, [inputs], [outputs], payload_bytes)
     assert all((array == wanted).all() for array, wanted in zip(outputs, expected, strict=True))
 
@@ -91,13 +91,13 @@ def test_all_to_all_by_any_payload(of, payload_bytes, in_place, rng):
 def test_a_payload_without_room_for_a_pack_of_every_rank_is_refused():
     table = moves.all_to_all([[1] * 4] * 4, 24)
     with pytest.raises(ArgumentError, match="at least 32"):
-        node_moves.all_to_all(table, NodeRanks((0, 0, 1, 1)), 31, False)
+        node_moves.all_to_all(table, NodeRanks((0, 0, 1, 1)), 31)
 
 
 def test_steps_without_bytes_are_left_out():
     ranks = NodeRanks((0, 0, 1, 1))
     only_inside = [[5 if i // 2 == j // 2 else 0 for j in range(4)] for i in range(4)]
-    assert len(node_moves.all_to_all(moves.all_to_all(only_inside, 3), ranks, 4096, False)) == 1
+    assert len(node_moves.all_to_all(moves.all_to_all(only_inside, 3), ranks, 4096)) == 1
     assert len(node_moves.all_gather([moves.all_gather([0, 0, 3, 0], 8)], ranks)) == 3
     assert [type(step) for step in node_moves.broadcast(8, 0, NodeRanks((0, 1)))] == [Inside, tuple]
 
@@ -108,7 +108,7 @@ def test_a_kernel_is_planned_for_what_every_node_moves(of, data):
     n = len(of)
     splits = data.draw(st.lists(st.lists(st.integers(0, 40), min_size=n, max_size=n), min_size=n, max_size=n))
     row_bytes = data.draw(st.sampled_from([3, 16]))
-    steps = node_moves.all_to_all(moves.all_to_all(splits, row_bytes), ranks, 1 << 20, False)
+    steps = node_moves.all_to_all(moves.all_to_all(splits, row_bytes), ranks, 1 << 20)
     for step in steps:
         if isinstance(step, Inside):
             work = node_moves.work_of(step, ranks)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ArgumentError
-from ...plans import moves
+from ...plans import moves, node_moves
+from ...plans.node_moves import NodeRanks
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
@@ -17,7 +18,7 @@ from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
-from . import moving
+from . import moving, node_moving
 from .moving import MovePart
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def all_gather(
     outputs or inputs, or where these or their rows are not aligned to 16 bytes.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
-    the order of the streams and the errors. A group of several nodes is Unsupported.
+    the order of the streams and the errors. Over several nodes `algo` is used inside each node, and
+    "naive" is refused (docs/nodes.md).
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if gathered_scales is not None and scales is None:
@@ -92,7 +94,11 @@ def all_gather(
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
     result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
-    return moving.prepare(common, f"of rows of shape {text}, splits {list(counts)}", parts, queues, result, same=True)
+    described = f"of rows of shape {text}, splits {list(counts)}"
+    if group.link is not None:
+        steps = node_moves.all_gather([part.table for part in parts], NodeRanks(group.layout.of))
+        return node_moving.prepare(common, described, parts, steps, queues, result)
+    return moving.prepare(common, described, parts, queues, result, same=True)
 
 
 def _targets(
