@@ -13,7 +13,7 @@ from drvfuse.comm import workspace
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
 from drvfuse.ops.call.specialisation import CU
-from drvfuse.ops.collectives import params
+from drvfuse.ops.collectives import kernels, params
 from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.plans import collectives as plans
 
@@ -143,7 +143,7 @@ def test_fp8_compiles_for_sm_89():
 def test_epilogue_is_a_second_parameter():
     for spec in (allreduce(epilogue=EPILOGUE), allreduce("two_stage", ragged=True, epilogue=EPILOGUE)):
         sizes = [param.size for param in compiled(spec).kernels[spec.name].params]
-        assert sizes == [ctypes.sizeof(kernels.AllreduceParams), 16]
+        assert sizes == [ctypes.sizeof(params.AllreduceParams), 16]
 
 
 @pytest.mark.parametrize(

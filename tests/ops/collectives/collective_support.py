@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import dtypes, reference
+from drvfuse import config, dtypes, reference
+from drvfuse.errors import BarrierTimeout
 from drvfuse.ops.collectives.kernels import ALGOS, PULL, PUSH
 
 __all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
@@ -117,3 +118,19 @@ def helper(group: df.Group, name: str) -> Any:
 def fill_late(group: df.Group, array: df.Array, value: int, ns: int = 200_000) -> Any:
     """A launch that fills a 16-bit array with the bit pattern `value` after `ns`."""
     return helper(group, "produce").prepare(1, 32, array, array.size, value, ns)
+
+
+def launch_without(group: df.Group, missing: int, call: df.Prepared[Any]) -> BarrierTimeout:
+    """Launch the call on every rank but `missing` and reset the group. Returns the error, which names that rank."""
+    for rank in set(range(group.size)) - {missing}:
+        call.launch(rank=rank)
+    with pytest.raises(BarrierTimeout, match=f"{call.op} {call.algo} of {group.size} x") as caught:
+        group.synchronize()
+    assert caught.value.peer == missing and caught.value.rank != missing
+    group.reset()
+    return caught.value
+
+
+def short_spins(driver: str) -> Any:
+    """A block in which calls are prepared that soon give up waiting; the emulator's time is virtual."""
+    return config.override(spin_timeout=0.05 if driver == "cuda" else 0.005)
