@@ -21,9 +21,9 @@ using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
 constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
 
-// total = +0.0f + node 0 + node 1 + ... of pack `index` of the own part.
-__device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
-    const char* from = call.sums + index * SUM_BYTES;
+// total = +0.0f + node 0 + node 1 + ... of packs that load(pack, address) reads, of node 0 at `from`.
+template <typename Load>
+__device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, const char* from, const Load& load) {
     float sum[W];
     clear(sum);
 #pragma unroll 1
@@ -31,7 +31,7 @@ __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, 
         SumPack packs[NODES_AT_ONCE];
 #pragma unroll
         for (int n = 0; n < NODES_AT_ONCE; ++n) {
-            if (first + n < call.nodes) load_pack(packs[n], from + (first + n) * call.stride);
+            if (first + n < call.nodes) load(packs[n], from + (first + n) * call.stride);
         }
 #pragma unroll
         for (int n = 0; n < NODES_AT_ONCE; ++n) {
@@ -44,6 +44,12 @@ __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, 
         }
     }
     from_float(total, sum);
+}
+
+// The same of pack `index` of the own part.
+__device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
+    add_nodes(total, call, call.sums + index * SUM_BYTES,
+              [](SumPack& pack, const char* from) { load_pack(pack, from); });
 }
 
 // By the thread to which Barrier::finish has returned the new epoch.

@@ -45,6 +45,17 @@ def require_moves(group: Group, op: str, algo: str) -> None:
     link(group).require_all_to_all(op)
 
 
+def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
+    """For each local rank the addresses that it sums, of `inputs` by local rank: those of its node's ranks. None where
+    they are in other processes."""
+    layout = group.layout
+    if layout.inside == 1:
+        return [[own] for own in inputs]
+    if not group.together:
+        return [[]] * len(inputs)
+    return [[inputs[peer] for peer in layout.ranks(layout.of[rank.index])] for rank in group]
+
+
 def level_inside(pdl: PDLLevel) -> PDLLevel:
     """The level of a call's kernels but the last one, which trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
@@ -125,11 +136,11 @@ def _counters(group: Group) -> tuple[list[Launch], list[Launch]]:
 
 
 class AcrossNodes:
-    """The stages of a call. `repeatable`: no exchange is of the call's arrays (`ops.call.repeat`)."""
+    """The stages of a call. `repeatable`: no exchange has addresses of the call's arrays (`ops.call.repeat`)."""
 
-    def __init__(self, group: Group, stages: Sequence[Stage]) -> None:
+    def __init__(self, group: Group, stages: Sequence[Stage], repeatable: bool = True) -> None:
         self._link, self._stages = link(group), stages  # not the group, which keeps repeated calls
-        self.repeatable = not any(isinstance(stage, Bytes) for stage in stages)
+        self.repeatable = repeatable
         kernels = [stage.launches for stage in stages if stage.launches]
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
 

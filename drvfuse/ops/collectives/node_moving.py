@@ -124,7 +124,7 @@ class NodeMoveCall:
                 every += ready
             else:
                 stages.append(self._exchange(step))
-        return AcrossNodes(self.common.group, stages), every
+        return AcrossNodes(self.common.group, stages, repeatable=False), every
 
     def _kernel(self, step: Inside) -> MoveCall:
         """The kernel of a step, by an algorithm for which the workspace is large enough."""

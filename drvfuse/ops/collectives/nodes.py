@@ -18,7 +18,7 @@ from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.tracing import CallTrace
 from . import plan
-from .across_nodes import Kernels, Stage, Sums, level_inside, link
+from .across_nodes import Kernels, Stage, Sums, level_inside, link, sources_inside
 from .kernels import CollectiveKernel
 from .params import NodeSumsParams
 
@@ -61,12 +61,7 @@ def sums(
     trace: CallTrace | None,
 ) -> list[Ready]:
     """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i."""
-    layout = group.layout
-    table: list[Sequence[int]] = [[]] * len(inputs)
-    if layout.inside == 1:
-        table = [[own] for own in inputs]
-    elif group.together:
-        table = [[inputs[peer] for peer in layout.ranks(layout.of[rank.index])] for rank in group]
+    table = sources_inside(group, inputs)
     level = level_inside(pdl)
     key = ("node_sums", tensor.dtype.name, tensor.columns, tensor.row_packs, chunk.items, chunk.share, blocks)
     found = plan.take(group, key, lambda: _plan(group, tensor, chunk, blocks), table, inputs, level, trace)
