@@ -101,8 +101,7 @@ class AllreduceCall:
             first = chunk.first * width
             elements = min(chunk.items * width, count - first)
             own = [address + first * size for address in inputs]
-            tensor = nodes.Tensor(self.dtype, elements, chunk.items)
-            before = nodes.sums(group, tensor, chunk, own, self.options.blocks, self.options.pdl, self.options.trace)
+            before = nodes.sums_of_rows(self.options, self.dtype, elements, chunk.items, chunk, own)
             to = [address + first * size for address in outputs]
             after = self._ready([[]] * len(own), own, to, first, elements)
             nodes.point(group, after, chunk)

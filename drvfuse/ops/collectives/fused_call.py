@@ -177,9 +177,8 @@ class FusedCall:
         every: list[Ready] = []
         for chunk in shares.chunks(self.rows, share, group.workspace.payload_bytes):
             part = [self._from_row(of_rank, chunk.first) for of_rank in arrays]
-            tensor = nodes.Tensor(self.dtype, self.columns, row_packs)
             inputs = [of_rank.input for of_rank in part]
-            before = nodes.sums(group, tensor, chunk, inputs, self.options.blocks, self.options.pdl, self.options.trace)
+            before = nodes.sums_of_rows(self.options, self.dtype, self.columns, row_packs, chunk, inputs)
             after = self._ready([[]] * len(part), part, chunk.items, chunk.first)
             nodes.point(group, after, chunk)
             stages += nodes.stages(group, chunk, before, after)

@@ -2,8 +2,8 @@
 """The partial sums of a reduce-scatter over several nodes: kernels inside the nodes, and the exchange between them.
 
 `plans.node_scatter` says which rank sums what, and where the sums lie. For the parts of each node's ranks a launch of
-the one-node reduce-scatter leaves float32 sums in the payload. The exchange sends the sums of a part to its owner, whose
-next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
+the one-node reduce-scatter leaves float32 sums in the payload. The exchange sends the sums of a part to its owner. The
+owner's next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
 
 Memory ordering. All sums of a rank are written and read on its device, by kernels and exchanges in the order of its
 stream. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them.

@@ -6,19 +6,17 @@ docs/nodes.md says what each does, the `.cu` files why that is in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from ...comm.workspace import PAYLOAD_OFFSET
 from ...errors import ArgumentError, Unsupported
 from ...plans import collectives as plans
 from ...plans.nodes import Chunk
-from ..call.options import PDLLevel
 from ..call.planned import Ready
-from ..call.tracing import CallTrace
 from . import plan
 from .across_nodes import Kernels, Stage, Sums, level_inside, link, sources_inside
+from .call_options import CallOptions
 from .kernels import CollectiveKernel
 from .params import NodeSumsParams
 
@@ -42,54 +40,67 @@ def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
     return ALGORITHM
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """What `node_sums` sees of a chunk: rows of `columns` elements and `row_packs` packs."""
-
-    dtype: DType
-    columns: int
-    row_packs: int
-
-
 def sums(
-    group: Group,
-    tensor: Tensor,
+    options: CallOptions,
+    dtype: DType,
+    ragged: bool,
     chunk: Chunk,
     inputs: Sequence[int],
-    blocks: int,
-    pdl: PDLLevel,
-    trace: CallTrace | None,
+    parameters: NodeSumsParams,
+    key: Hashable,
+    kind: type[CollectiveKernel] = CollectiveKernel,
 ) -> list[Ready]:
-    """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i."""
-    table = sources_inside(group, inputs)
-    level = level_inside(pdl)
-    key = ("node_sums", tensor.dtype.name, tensor.columns, tensor.row_packs, chunk.items, chunk.share, blocks)
-    found = plan.take(group, key, lambda: _plan(group, tensor, chunk, blocks), table, inputs, level, trace)
+    """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i.
+
+    `parameters` say how items lie in the input, and `key` has all that they depend on. `ragged`: an item may have a
+    partial pack.
+    """
+    group = options.group
+    level = level_inside(options.pdl)
+    found = plan.take(
+        group,
+        ("node_sums", key),
+        lambda: _plan(options, dtype, ragged, chunk, parameters, kind),
+        sources_inside(group, inputs),
+        inputs,
+        level,
+        options.trace,
+    )
     point(group, found, chunk, own=True)
     return found
 
 
-def _plan(group: Group, tensor: Tensor, chunk: Chunk, blocks: int) -> plan.Plan:
-    share, itemsize = chunk.share, tensor.dtype.itemsize
-    shape = plans.allreduce_launch(chunk.items * share.packs * share.width, itemsize, share.inside, ALGORITHM, blocks)
-    spec = CollectiveKernel(
+def sums_of_rows(
+    options: CallOptions, dtype: DType, columns: int, row_packs: int, chunk: Chunk, inputs: Sequence[int]
+) -> list[Ready]:
+    """The same for rows of `columns` elements, which have `row_packs` packs."""
+    parameters = NodeSumsParams(columns=columns, row_packs=row_packs)
+    key = (dtype.name, columns, row_packs, chunk.items, chunk.share, options.blocks)
+    return sums(options, dtype, plans.ragged(columns, dtype.itemsize), chunk, inputs, parameters, key)
+
+
+def _plan(
+    options: CallOptions,
+    dtype: DType,
+    ragged: bool,
+    chunk: Chunk,
+    parameters: NodeSumsParams,
+    kind: type[CollectiveKernel],
+) -> plan.Plan:
+    share, elements = chunk.share, chunk.items * chunk.share.packs * chunk.share.width
+    shape = plans.allreduce_launch(elements, dtype.itemsize, share.inside, ALGORITHM, options.blocks)
+    spec = kind(
         op="node_sums",
         algo=ALGORITHM,
-        dtype=tensor.dtype,
+        dtype=dtype,
         ranks=share.inside,
-        out_dtype=tensor.dtype,
+        out_dtype=dtype,
         packs=shape.packs,
-        ragged=plans.ragged(tensor.columns, itemsize),
+        ragged=ragged,
         staged=share.staged,
-        compares=plan.compares(group),
+        compares=plan.compares(options.group),
     )
-    parameters = NodeSumsParams(
-        columns=tensor.columns,
-        row_packs=tensor.row_packs,
-        items=chunk.items,
-        item_packs=share.packs,
-        staging=chunk.staging,
-    )
+    parameters.items, parameters.item_packs, parameters.staging = chunk.items, share.packs, chunk.staging
     largest = chunk.largest * share.packs
     return plan.pull(spec, shape, largest * share.inside, largest, parameters)
 

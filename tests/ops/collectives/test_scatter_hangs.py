@@ -55,7 +55,6 @@ def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo
     group.synchronize()
 
 
-@pytest.mark.emulated
 @pytest.fixture(scope="module")
 def two():
     with connected(2) as found:
