@@ -569,6 +569,8 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
+        if link is not None:
+            link.stop()
         driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
         transport.close()
         raise failure

@@ -116,7 +116,7 @@ class NodeLink:
 
     def reset(self) -> None:
         """Connect the engine anew. Collective over the group; no work of the group may be queued."""
-        self._stop()
+        self.stop()
         self.engine.close()
         self._admit = self._admitting()
         self.words[:] = 0
@@ -125,11 +125,12 @@ class NodeLink:
 
     def close(self) -> None:
         """Close the engine's connections. Idempotent; no work of the group may be queued."""
-        self._stop()
+        self.stop()
         self.engine.close()
         self._pinned.close()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Watch no more until the next exchange: from here on the memory of the words may be gone."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None

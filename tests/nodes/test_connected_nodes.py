@@ -235,3 +235,51 @@ def test_bytes_move_between_processes_of_several_nodes(rng, domain):
 
             assert all((found == same[3]).all() for found in ranks.each(send))
         assert not ranks.machine.reports
+
+
+@pytest.mark.parametrize("domain", [None, [" a", " b", " a", " b"]])
+def test_reduce_scatters_and_many_tensors_of_processes(rng, domain):
+    options = {"nodes": 2} if domain is None else {"domain": domain}
+    with connected(4, exchange=engines(4), machine={"race": True}, workspace_bytes=8192, **options) as ranks:
+        of, splits = ranks.groups[0].layout.of, [3, 0, 7, 1]
+        hosts, gamma = inputs(rng, 4, (11, 100)), inputs(rng, 1, 100)[0]
+
+        def call(group):
+            x = group[0].array(hosts[group[0].index])
+            found = [df.reduce_scatter(group, x, splits=splits, algo=algo).numpy() for algo in ("push", "pull")]
+            fused = df.reduce_scatter_rmsnorm_fp8(group, x, group[0].array(gamma), epsilon=1e-5, splits=splits)
+            return [*found, fused.output.numpy(), *(y.numpy() for y in df.allreduce_many(group, [x, x[:3]]))]
+
+        rows = reference.reduce_scatter(hosts, splits, nodes=of)
+        quantised = reference.reduce_scatter_rmsnorm_fp8(hosts, gamma, 1e-5, splits=splits, nodes=of)
+        total = reference.allreduce(hosts, nodes=of)
+        for rank, found in enumerate(ranks.each(call)):
+            expected = [rows[rank], rows[rank], quantised[rank].output, total, total[:3]]
+            assert all(equal(got, wanted) for got, wanted in zip(found, expected, strict=True))
+        assert not ranks.machine.reports
+
+
+def test_an_engine_that_moves_no_bytes_serves_sums_alone(rng):
+    class SumsAlone(ThreadExchange):
+        all_to_all = property()
+
+    table = Table()
+    with connected(2, nodes=2, exchange=[SumsAlone(table) for _ in range(2)]) as ranks:
+        check(ranks, inputs(rng, 2, 30))
+
+        def call(group):
+            df.all_gather(group, group[0].zeros((2, 4), "uint8"))
+
+        for error in outcomes([lambda group=group: call(group) for group in ranks.groups]):
+            assert isinstance(error, errors.Unsupported) and "all_gather over several nodes needs" in str(error)
+
+
+def test_calls_that_move_bytes_are_compared_inside_a_node():
+    with config.override(spin_timeout=1.0), connected(4, nodes=2, exchange=engines(4)) as ranks:
+
+        def call(group):
+            df.all_to_all(group, group[0].zeros((4 if group[0].index < 3 else 8, 64), "uint8"))
+            group.synchronize()
+
+        found = outcomes([lambda group=group: call(group) for group in ranks.groups])
+        assert any(isinstance(error, errors.CallMismatch) for error in found[2:])
