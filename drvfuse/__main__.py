@@ -111,13 +111,28 @@ def _add_benchmarks(benchmarks: Any) -> None:
     scatters = "reduce-scatter", "reduce-scatter-rmsnorm-fp8"
     for name in ("all-gather", "all-to-all", "allreduce-many", "broadcast", *scatters):
         benchmarks.add_parser(name, parents=[gpus, moves, out], help=f"{name}, beside the wire and NCCL")
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument("--op", nargs="+", metavar="NAME", help="collectives, by the names of their benchmarks")
+    every.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    forms = benchmarks.add_parser(
+        "fused-forms", parents=[gpus, shapes, every, out], help="the fused norms in every form, beside the plain one"
+    )
+    forms.add_argument("--form", nargs="+", metavar="NAME", help="such as static, mxfp8-tiles, layer (default: all)")
+    forms.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
     processes = benchmarks.add_parser(
-        "processes", parents=[gpus, shapes, out], help="collectives with a process for each GPU, beside one process"
+        "processes",
+        parents=[gpus, shapes, every, out],
+        help="collectives with a process for each GPU, beside one process",
     )
     processes.add_argument(
-        "--algos", nargs="+", metavar="NAME", help="(default: auto push_one_shot push_two_shot; pull ones are staged)"
+        "--algos", nargs="+", metavar="NAME", help="(default: auto and those that push; others are staged)"
     )
-    processes.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    nodes = benchmarks.add_parser(
+        "nodes", parents=[gpus, shapes, every, out], help="collectives over several nodes by NCCL, beside one node"
+    )
+    for parser, default in ((processes, 1), (nodes, 2)):
+        text = f"into which the GPUs are divided (default: {default})"
+        parser.add_argument("--nodes", type=_positive, default=default, help=text)
     host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
     host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
@@ -227,18 +242,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_benchmarks(bench.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True))
 
     trace = commands.add_parser("trace", description="show what the blocks of an op do when")
-    trace.add_argument(
-        "op", choices=("allreduce", "allreduce_rmsnorm_fp8", "gemv"), help="gemv: gemv_partial_norm, on one device"
-    )
+    collectives = ("allreduce", "allreduce_many", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+    norms = ("allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8")
+    on_one_device = "gemv (gemv_partial_norm) and rmsnorm_fp8 run on one device"
+    trace.add_argument("op", choices=(*collectives, *norms, "rmsnorm_fp8", "gemv"), help=on_one_device)
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
     trace.add_argument(
         "--shape",
         default=None,
         metavar="MxN",
-        help="rows x columns of a rank's input; of gemv as for bench",
+        help="rows x columns of a rank's input, of all_gather its output; of gemv as for bench",
     )
-    algorithms = ("auto", "push_one_shot", "push_two_shot", "one_stage", "two_stage", "naive")
-    trace.add_argument("--algo", choices=algorithms, default="auto")
+    trace.add_argument("--algo", default="auto", metavar="NAME", help="one of the op's algorithms (default: auto)")
     trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")

@@ -1,84 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared calls of the collectives over sets of random bfloat16 inputs, alone and behind a GEMV."""
+"""Prepared calls of a collective over several sets of random inputs, whose results are checked before they are timed.
+
+A shape is rows x columns of bfloat16: those of a rank's input, and of all_gather those of its output. An op that only
+moves bytes takes as many bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import dtypes
 from ..comm.group import Group
+from ..errors import DrvfuseError
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives import multimem
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.array import Array
 from ..trace.buffer import Trace
-from .timing import together
+from .timing import Timing, microseconds_per_call, together
 
-OPS = ("allreduce", "allreduce_rmsnorm_fp8")
-EPSILON = 1e-6
+BANK = 131  # rows: a prime, so that rows of one owner, chunk or tile differ
+LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 
+Host = npt.NDArray[Any]
 Calls = list[Callable[[], object]]
 
 
+def bank(seed: int, rows: int, columns: int, dtype: str = "bfloat16") -> Host:
+    """Random rows that a tensor of so many rows repeats, at most `BANK`: so large tensors, and what comes of them, are
+    made quickly."""
+    random = np.random.default_rng([seed, rows, columns])
+    return random.standard_normal((min(rows, BANK), columns), np.float32).astype(dtypes.get(dtype).numpy)
+
+
+def repeated(values: Host, rows: int) -> Host:
+    """The tensor of so many rows that repeats the rows of a bank."""
+    return values if len(values) == rows else np.resize(values, (rows, *values.shape[1:]))
+
+
+@dataclass
+class Result:
+    """An array of each local rank that a call writes, and what a call on the first set of inputs must leave there."""
+
+    name: str
+    arrays: Sequence[Array]
+    expected: Callable[[], Sequence[Host]]
+
+
+@dataclass
 class CollectiveCalls:
-    """Random inputs of a shape on each rank, in several sets; outputs, gammas and residuals that the calls share.
+    """`sets` are inputs as `prepare` takes them; the results are shared by all calls."""
 
-    The fused op has float32 scales, FP8 output (e4m3) and, where asked for, residuals in and out. With `multicast`
-    inputs and sums lie in multicast memory of the group, which lives as long as they do.
-    """
-
-    def __init__(self, group: Group, rows: int, cols: int, sets: int, multicast: bool = False) -> None:
-        random, bf16 = np.random.default_rng(rows * 65536 + cols), dtypes.get("bfloat16").numpy
-        self._group = group
-
-        def values() -> Any:
-            return random.standard_normal((rows, cols), np.float32).astype(bf16)
-
-        def arrays() -> list[Array]:
-            if multicast:
-                return group.symmetric(2 * rows * cols, multicast=True).arrays((rows, cols), "bfloat16")
-            return [rank.empty((rows, cols), "bfloat16") for rank in group]
-
-        self._sets = [arrays() for _ in range(sets)]
-        for members in self._sets:
-            for array in members:
-                array.copy_from(values())
-        self._sums = arrays()
-        gamma = np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)
-        self._norm: dict[str, Any] = {
-            "gammas": [rank.array(gamma) for rank in group],
-            "epsilon": EPSILON,
-            "outputs": [rank.empty((rows, cols), "float8_e4m3fn") for rank in group],
-            "scales": [rank.empty((rows,), "float32") for rank in group],
-        }
-        self._residuals = [rank.zeros((rows, cols), "bfloat16") for rank in group]
+    group: Group
+    prepare: Callable[..., Prepared[Any]]
+    sets: Sequence[Any]
+    results: Sequence[Result]
 
     def prepared(
-        self,
-        op: str,
-        algo: str,
-        *,
-        residual: bool = False,
-        pdl_level: PDLLevel = PDLLevel.OFF,
-        trace: Trace | None = None,
+        self, algo: str, pdl_level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, sets: int | None = None
     ) -> list[Prepared[Any]]:
-        """A call of one of `OPS` on each set of inputs, by an algorithm whose name may be one of multimem's."""
-        prepare: Callable[..., Prepared[Any]] = allreduce.prepare
-        options: dict[str, Any] = {"outputs": self._sums}
-        if op != "allreduce":
-            prepare, options = allreduce_rmsnorm_fp8.prepare, self._norm
-            if residual:
-                options = {**options, "residuals": self._residuals, "residual_outputs": self._sums}
+        """A call on each of the first `sets` sets of inputs, by an algorithm whose name may be one of multimem's."""
         forms = {name: form for form, name in multimem.NAMES.items()}
-        chosen = {"algo": forms.get(algo, algo), "use_multimem": algo in forms}
-        options = {**options, **chosen, "pdl_level": pdl_level, "trace": trace}
-        return [prepare(self._group, inputs=inputs, **options) for inputs in self._sets]
+        options: dict[str, Any] = {"algo": forms.get(algo, algo), "pdl_level": pdl_level, "trace": trace}
+        if algo in forms:
+            options["use_multimem"] = True
+        return [self.prepare(inputs, **options) for inputs in self.sets[:sets]]
+
+    def check(self, algo: str) -> None:
+        """Make a call on the first set of inputs. DrvfuseError unless its results are those of `drvfuse.reference`, bit
+        for bit on every local rank. Sums whose order is not specified, by multimem or an engine, are not compared."""
+        (call,) = self.prepared(algo, sets=1)
+        call.launch()
+        self.group.synchronize()
+        link = self.group.link
+        if algo in multimem.NAMES.values() or (link is not None and link.order != "fixed"):
+            return
+        for result in self.results:
+            for rank, array, expected in zip(self.group, result.arrays, result.expected(), strict=True):
+                if array.numpy().tobytes() != expected.tobytes():
+                    raise DrvfuseError(f"{call.describe()}: {result.name} of rank {rank.index} are wrong")
+
+    def times(self, algo: str, calls: int) -> dict[str, Any]:
+        """The time of a call by level of PDL, in graphs of at least so many calls, and the algorithm that "auto" chose.
+        The results have been checked before."""
+        self.check(algo)
+        found: dict[str, Any] = {}
+        for name, level in LEVELS.items():
+            prepared = self.prepared(algo, level)
+            found[name] = figure(microseconds_per_call(self.group, launches(prepared), calls))
+            found["algo"] = prepared[0].algo
+        return found
 
     def gemvs(self, weights: Sequence[Sequence[Array]], acts: Sequence[Array]) -> Calls:
         """For each set a GEMV on every rank that writes the first row of its input, with PDL.
@@ -98,8 +115,12 @@ class CollectiveCalls:
                 ).launch
                 for act, of_rank, x in zip(acts, weights, members, strict=True)
             )
-            for number, members in enumerate(self._sets)
+            for number, members in enumerate(self.sets)
         ]
+
+
+def figure(timing: Timing) -> dict[str, float]:
+    return {"us": timing.median, "spread": timing.spread}
 
 
 def launches(prepared: Sequence[Prepared[Any]]) -> Calls:
@@ -109,3 +130,16 @@ def launches(prepared: Sequence[Prepared[Any]]) -> Calls:
 def chained(gemvs: Calls, calls: Calls) -> Calls:
     """Each GEMV with the call behind it."""
     return [together(pair) for pair in zip(gemvs, calls, strict=True)]
+
+
+def inputs_of(
+    group: Group, banks: Sequence[Host], rows: int, sets: int, arrays: Callable[[], list[Array]]
+) -> list[list[Array]]:
+    """Sets of inputs that repeat the banks of the ranks, in arrays that `arrays` makes. The first has them as they are,
+    each other one by a column further."""
+    found = []
+    for turn in range(sets):
+        found.append(arrays())
+        for rank, array in zip(group, found[-1], strict=True):
+            array.copy_from(repeated(np.roll(banks[rank.index], turn, axis=1), rows))
+    return found

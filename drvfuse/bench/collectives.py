@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from .. import config
 from ..comm.group import Group
 from ..errors import Unsupported
-from ..ops.call.options import PDLLevel
 from . import peers, stored_peers, timing
-from .collective_calls import Calls, CollectiveCalls, chained, launches
+from .collective_calls import LEVELS, Calls, chained, figure, launches
 from .floors import Links, launch_us, least_wire_bytes
+from .forms import FORMS, PLAIN
 from .gemv import Bench as Gemv
+from .ops import calls_of
 from .settings import Settings
-from .timing import Timing, microseconds_per_call
-
-LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
+from .timing import microseconds_per_call
 
 
 def measure(
@@ -60,13 +58,13 @@ def measure(
         "replays": timing.REPLAYS,
         "settings": asdict(settings),
         "pdl": {name: level.name for name, level in LEVELS.items()},
-        "launch_us": {name: _figure(launch_us(group, name != "off", settings.calls)) for name in LEVELS},
+        "launch_us": {name: figure(launch_us(group, name != "off", settings.calls)) for name in LEVELS},
         "link_bytes_per_us": links.bytes_per_us(10),
     }
     gemvs = [Gemv(rank.device, rotated_bytes=settings.sets * settings.weight_bytes) for rank in group]
     for rows, cols in shapes:
-        shape = _Shape(group, rows, cols, settings, gemvs, multicast)
         for residual in residuals:
+            shape = _Shape(group, op, rows, cols, residual, settings, gemvs, multicast)
             wire = least_wire_bytes(op, residual, group.size, 2 * rows * cols)
             yield {
                 "run": run,
@@ -75,41 +73,46 @@ def measure(
                 "kib": 2 * rows * cols / 1024,
                 "residual": residual,
                 "wire_us": wire / run["link_bytes_per_us"],
-                "push_us": _figure(links.push_us(wire, settings.calls)),
-                "ours": {algo: shape.ours(op, algo, residual) for algo in algos},
+                "push_us": figure(links.push_us(wire, settings.calls)),
+                "ours": shape.ours(algos),
                 "peers": {name: found[name][rows, cols, residual] for name in names},
                 "stored": stored_peers.fastest(op, group.size, rows, cols, residual),
             }
 
 
 class _Shape:
-    """The arrays of one shape, and the chain of its GEMVs alone."""
+    """The calls of one shape."""
 
     def __init__(
-        self, group: Group, rows: int, cols: int, settings: Settings, gemvs: Sequence[Gemv], multicast: bool
+        self,
+        group: Group,
+        op: str,
+        rows: int,
+        cols: int,
+        residual: bool,
+        settings: Settings,
+        gemvs: Sequence[Gemv],
+        multicast: bool,
     ) -> None:
-        self._group, self._settings = group, settings
-        self._calls = CollectiveCalls(group, rows, cols, settings.sets, multicast)
-        k = settings.gemv_columns(cols)
-        weights = [gemv.weights(cols, k) for gemv in gemvs]
-        self._gemvs = self._calls.gemvs(weights, [rank.zeros((k,), "bfloat16") for rank in group])
-        self._gemv_us = self._time(self._gemvs).median
+        self._group, self._settings, self._gemvs = group, settings, gemvs
+        self._cols = cols
+        form = FORMS["residual" if residual else PLAIN]
+        self._calls = calls_of(group, op, rows, cols, settings.sets, form, multicast)
 
-    def ours(self, op: str, algo: str, residual: bool) -> dict[str, Any]:
-        """The figures of one of drvfuse's algorithms, by level of PDL."""
-        prepare = partial(self._calls.prepared, op, algo, residual=residual)
-        found: dict[str, Any] = {}
-        for name, level in LEVELS.items():
-            prepared = prepare(pdl_level=level)
-            found[name] = _figure(self._time(launches(prepared)))
-            found["algo"] = prepared[0].algo
-        chain = self._time(chained(self._gemvs, launches(prepared)))
-        found["adds_us"] = chain.median - self._gemv_us
+    def ours(self, algos: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The figures of drvfuse's algorithms: their times, and what a call adds to a chain of GEMVs.
+
+        The chains come last, as GEMVs overwrite rows of the inputs, by which the calls are checked.
+        """
+        found = {algo: self._calls.times(algo, self._settings.calls) for algo in algos}
+        k = self._settings.gemv_columns(self._cols)
+        weights = [gemv.weights(self._cols, k) for gemv in self._gemvs]
+        gemvs = self._calls.gemvs(weights, [rank.zeros((k,), "bfloat16") for rank in self._group])
+        alone = self._time(gemvs)
+        for algo in algos:
+            prepared = self._calls.prepared(algo, LEVELS["early"])
+            found[algo]["adds_us"] = self._time(chained(gemvs, launches(prepared))) - alone
         return found
 
-    def _time(self, calls: Calls) -> Timing:
-        return microseconds_per_call(self._group, calls, self._settings.calls)
-
-
-def _figure(timing: Timing) -> dict[str, float]:
-    return {"us": timing.median, "spread": timing.spread}
+    def _time(self, calls: Calls) -> float:
+        return microseconds_per_call(self._group, calls, self._settings.calls).median

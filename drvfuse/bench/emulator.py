@@ -14,7 +14,7 @@ from typing import Any
 from .. import emu
 from ..comm.group import Group
 from ..errors import DrvfuseError
-from .collective_calls import CollectiveCalls
+from .ops import calls_of
 
 SHAPE = (128, 4096)
 ALGORITHMS = ("one_stage", "two_stage", "naive")
@@ -34,7 +34,7 @@ def measure(gpus: int, rows: int, cols: int, calls: int, seeds: int) -> Iterator
 
 def _seconds(algo: str, race: bool, seed: int, gpus: int, rows: int, cols: int, calls: int) -> list[float]:
     with emu.Machine(devices=gpus, seed=seed, race=race) as machine, Group.local(gpus, driver=machine) as group:
-        (call,) = CollectiveCalls(group, rows, cols, sets=1).prepared("allreduce_rmsnorm_fp8", algo)
+        (call,) = calls_of(group, "allreduce_rmsnorm_fp8", rows, cols, sets=1).prepared(algo)
         seconds = []
         for _ in range(calls):
             start = time.process_time()

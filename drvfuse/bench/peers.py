@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.multicast_support import VETOES
-from .collective_calls import EPSILON
 from .peer_worker import NORM, PEERS
 from .settings import Settings
+from .sum_worker import EPSILON
 
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.peer_worker"]
 _GRACE = 5.0  # seconds that the other processes of a peer get when one has failed

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of `bench.processes`: `python -m drvfuse.bench.process_worker`, with the variables of torchrun.
+"""A rank of `bench.processes`: `python -m drvfuse.bench.process_worker NODES`, with the variables of torchrun.
 
 It reads a JSON object per line: a call to prepare (`op`, `rows`, `cols`, `algo`, `sets`, `calls`), {} to time one
-replay, until the end of its input. It answers each with a line: the microseconds, or null.
+replay, until the end of its input. It answers each with a line: the algorithm that was chosen, or the microseconds.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ import sys
 from typing import Any
 
 from ..comm.group import Group
-from .collective_calls import CollectiveCalls, launches
+from .collective_calls import launches
+from .ops import calls_of
 from .timing import Replays
 
 
-def main() -> None:
+def main(nodes: int) -> None:
     """All ranks do the same; before each replay they meet at a barrier, so that they start together."""
-    with Group.connect() as group, contextlib.ExitStack() as open_now:
+    with Group.connect(nodes=nodes) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None
         for line in sys.stdin:
             asked: dict[str, Any] = json.loads(line)
-            answer = None
+            answer: Any = None
             if asked:
                 open_now.close()
-                calls = CollectiveCalls(group, asked["rows"], asked["cols"], asked["sets"])
-                prepared = calls.prepared(asked["op"], asked["algo"])
+                calls = calls_of(group, asked["op"], asked["rows"], asked["cols"], asked["sets"])
+                calls.check(asked["algo"])
+                prepared = calls.prepared(asked["algo"])
                 replays = Replays(group, launches(prepared), asked["calls"])
                 open_now.callback(replays.close)
+                answer = prepared[0].algo
             elif replays is not None:
                 with group.transport.step("time a replay"):
                     pass
@@ -38,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -20,23 +20,25 @@ from typing import Any, Self
 
 from ..comm.group import Group
 from ..errors import DrvfuseError
-from ..ops.collectives.kernels import ALGOS, PUSH
 from . import timing
-from .collective_calls import OPS, CollectiveCalls, launches
+from .collective_calls import launches
+from .ops import ALGORITHMS, calls_of
 from .settings import Settings
 from .timing import Replays
 
-HEAD = ("op", "rows", "columns", "algorithm", "one process", "+-", "processes", "+-", "ratio")
-TEXT_COLUMNS = 1
+HEAD = ("op", "rows x cols", "algorithm", "in processes", "one process", "+-", "processes", "+-", "ratio")
+TEXT_COLUMNS = 4
 SHAPES = ((1, 4096), (16, 4096), (64, 8192), (1024, 8192))
-ALGORITHMS, KNOWN = ("auto", *PUSH), ("auto", *ALGOS)
+PUSHES = ("auto", "push", "push_one_shot", "push_two_shot")
+"""What is measured by default: in a group of processes the algorithms that load from peers stage their inputs."""
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.process_worker"]
 
 
 class Workers:
-    """A process for each of `ranks` GPUs, which have connected as a group; a context manager that ends them."""
+    """A process for each of `ranks` GPUs, which have connected as a group over so many nodes; a context manager that
+    ends them."""
 
-    def __init__(self, driver: str, ranks: int) -> None:
+    def __init__(self, driver: str, ranks: int, nodes: int = 1) -> None:
         shared = {
             **os.environ,
             "DRVFUSE_DRIVER": driver,
@@ -47,7 +49,7 @@ class Workers:
         }
         self._processes = [
             subprocess.Popen(
-                _COMMAND,
+                [*_COMMAND, str(nodes)],
                 env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -91,24 +93,29 @@ class Workers:
 def measure(
     group: Group,
     workers: Workers,
+    ops: Sequence[str],
     shapes: Sequence[tuple[int, int]],
     algos: Sequence[str],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op, shape and algorithm. `group` has as many ranks as there are workers, on the same GPUs."""
-    for rows, cols in shapes:
-        calls = CollectiveCalls(group, rows, cols, settings.sets)
-        for op in OPS:
-            for algo in algos:
+    """A result for each op, shape, and of `algos` each that the op has. `group` has as many ranks as there are workers,
+    on the same GPUs. Both groups' results are compared with the reference before they are timed."""
+    for op in ops:
+        known = [algo for algo in algos if algo in ALGORITHMS[op]]
+        for rows, cols in shapes if known else ():
+            calls = calls_of(group, op, rows, cols, settings.sets)
+            for algo in known:
                 asked = {"op": op, "algo": algo, "rows": rows, "cols": cols}
-                workers.ask(**asked, sets=settings.sets, calls=settings.calls)
-                prepared = calls.prepared(op, algo)
+                in_processes = workers.ask(**asked, sets=settings.sets, calls=settings.calls)[0]
+                calls.check(algo)
+                prepared = calls.prepared(algo)
                 with contextlib.closing(Replays(group, launches(prepared), settings.calls)) as replays:
                     pairs = [(replays.microseconds(), max(workers.ask())) for _ in range(timing.REPLAYS)]
                 one, several = ([pair[i] for pair in pairs] for i in range(2))
                 yield {
                     **asked,
                     "algo": prepared[0].algo,
+                    "algo_in_processes": in_processes,
                     "gpus": group.size,
                     "one_process": _figure(one),
                     "processes": _figure(several),
@@ -121,10 +128,13 @@ def _figure(times: Sequence[float]) -> dict[str, float]:
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The row of the table."""
-    figures = [f"{result[where][what]:.2f}" for where in ("one_process", "processes") for what in ("us", "spread")]
-    named = [result["op"], str(result["rows"]), str(result["cols"]), result["algo"]]
-    return [[*named, *figures, f"{result['ratio']:.3f}"]]
+    """The row of the table; the algorithm in processes is named where it is another one."""
+    (one, spread), (several, apart) = (
+        [f"{result[where][what]:.2f}" for what in ("us", "spread")] for where in ("one_process", "processes")
+    )
+    other = result["algo_in_processes"] if result["algo_in_processes"] != result["algo"] else ""
+    named = [result["op"], f"{result['rows']}x{result['cols']}", result["algo"]]
+    return [[*named, other, one, spread, several, apart, f"{result['ratio']:.3f}"]]
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
-from ..plans.quantisation import Quantisation
 from ..runtime.array import Array
 from ..runtime.device import Device
 from ..trace.plot import figure_class
+from . import forms
+from .forms import Form
 from .timing import microseconds_per_call
 
 SHAPES = (
@@ -41,21 +42,15 @@ HEAD, TEXT_COLUMNS = ["rows x columns", "quantisation", "us", "spread", "x floor
 _ROTATED_BYTES = 200 << 20
 
 
-class Form(NamedTuple):
-    """What is measured: how rows are quantised, and whether a residual is added. Some have a version in torch."""
-
-    quantisation: Quantisation
-    residual: bool
-
-
 FORMS = {
-    "row": Form(Quantisation.per_row(), False),
-    "row, residual": Form(Quantisation.per_row(), True),
-    "group": Form(Quantisation.per_group(), False),
-    "group, residual": Form(Quantisation.per_group(), True),
-    "MXFP8": Form(Quantisation.mxfp8(layout="tiles"), False),
-    "NVFP4": Form(Quantisation.nvfp4(2.0**-7, "tiles"), False),
+    "row": forms.FORMS["row"],
+    "row, residual": forms.FORMS["residual"],
+    "group": forms.FORMS["group-128"],
+    "group, residual": forms.FORMS["residual-group-128"],
+    "MXFP8": forms.FORMS["mxfp8-tiles"],
+    "NVFP4": forms.FORMS["nvfp4-tiles"],
 }
+"""Quantisations, some with a residual. Some have a version in torch."""
 
 Host = npt.NDArray[Any]
 _Call = tuple[Callable[[], object], Sequence[Array]]  # and the arrays that it reads and writes

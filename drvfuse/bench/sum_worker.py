@@ -24,8 +24,8 @@ def columns_of(nbytes: int, ranks: int) -> int:
 
 
 def tensors_of(nbytes: int) -> int:
-    """The number of tensors into which an input of `nbytes` is divided: 16 if each then has at least 16 bytes."""
-    return 16 if nbytes >= 256 else 1
+    """The number of tensors into which an input of `nbytes` is divided: 16 if they begin at multiples of 16 bytes."""
+    return 16 if nbytes % 256 == 0 else 1
 
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:

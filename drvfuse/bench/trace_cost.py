@@ -19,9 +19,11 @@ from ..comm.group import Group
 from ..runtime.device import Device
 from ..trace.buffer import Trace
 from . import gemv
-from .collective_calls import OPS, CollectiveCalls, launches
+from .collective_calls import CollectiveCalls, launches
+from .ops import calls_of
 from .timing import Replays
 
+OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 SHAPES = ((1, 4096), (128, 4096), (512, 4096), (2048, 4096))
 HEAD = ["op", "algo", "shape", "off", "on", "cost", "spread", "events", "timer step ns", "clock error ns"]
 TEXT_COLUMNS = 3
@@ -36,10 +38,10 @@ Calls = Sequence[Callable[[], object]]
 def measure(group: Group) -> Iterator[dict[str, Any]]:
     """A result for each op, algorithm and shape."""
     for rows, cols in SHAPES:
-        inputs = CollectiveCalls(group, rows, cols, _SETS)
         for op in OPS:
+            over = calls_of(group, op, rows, cols, _SETS)
             for algo in _ALGORITHMS:
-                calls = partial(_calls, inputs, op, algo)
+                calls = partial(_calls, over, algo)
                 times = _compared(group, calls, _calls_per_graph(rows, cols))
                 yield {"op": op, "algo": algo, "rows": rows, "cols": cols, **times}
     device = group.ranks[0].device
@@ -48,8 +50,8 @@ def measure(group: Group) -> Iterator[dict[str, Any]]:
     yield {"op": "gemv", "algo": "", "rows": n, "cols": k, **times}
 
 
-def _calls(inputs: CollectiveCalls, op: str, algo: str, trace: Trace | None) -> Calls:
-    return launches(inputs.prepared(op, algo, trace=trace))
+def _calls(over: CollectiveCalls, algo: str, trace: Trace | None) -> Calls:
+    return launches(over.prepared(algo, trace=trace))
 
 
 def _calls_per_graph(rows: int, cols: int) -> int:

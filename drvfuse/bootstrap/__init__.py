@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the processes of a group find one another, agree, and pass descriptors. Needs no driver.
 
-`place` reads rank and size from what a launcher sets, `rendezvous` connects the ranks, and every step that ranks take
-together goes over a `Board`: values are gathered, failures are put to the vote, and every wait ends with an error that
-names the missing ranks. Rank 0's process serves the board (`server`), from a thread; `meetings` holds what it decides,
-without sockets. `descriptors` passes file descriptors between the processes of one host.
+`place` reads rank and size from the variables that a launcher sets. `rendezvous` connects the ranks. Every step that
+ranks take together uses a `Board`: it gathers values, lets the ranks vote on failures, and bounds every wait, which
+ends with an error that names the missing ranks. A thread of rank 0's process serves the board (`server`); `meetings`
+makes its decisions, without sockets. `descriptors` passes file descriptors between the processes of one host.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the board of a group is served: `Address`; how rank 0 listens there, and how the others open a connection.
+"""The address at which the board of a group is served, how rank 0 listens there, and how other ranks connect to it.
 
-Unix sockets have abstract names: nothing is left of them when a process is killed. Any process may take such a name or
-connect to it, so both ends ask the kernel who the other one is, and refuse other users.
+Unix sockets have abstract names, which vanish when a process is killed. Any process may listen at such a name or
+connect to it, so both ends ask the kernel for the user at the other end, and refuse other users.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Target = tuple[str, int] | str
 class Address:
     """The address of the board of one group, and the secret of its ranks.
 
-    `unix` is an abstract name on the host `host`, or on the reader's own if that is "".
+    `unix` is an abstract name on the host `host`; if `host` is "", it is on the host of the process that reads it.
     """
 
     group: str
@@ -88,9 +88,9 @@ def _holder(name: str) -> str:
 
 
 def listen_at(host: str, port: int, until: float) -> socket.socket:
-    """Listen at that address, or at all addresses of this host if that one is not the host's own (behind a NAT).
+    """Listen at that address, or at all addresses of this host if the address is not one of its own (behind a NAT).
 
-    Waits for a port that is taken, as another group of this job may be connecting. Raises ArgumentError.
+    Waits while the port is taken, since another group of this job may be connecting. Raises ArgumentError.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -115,7 +115,7 @@ def listen_at(host: str, port: int, until: float) -> socket.socket:
 
 
 def listen_anywhere() -> tuple[socket.socket, tuple[tuple[str, int], ...]]:
-    """Listen at a free port of all addresses of this host. Returns the addresses too."""
+    """Listen at a free port of all addresses of this host. Returns the socket and the addresses."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     listener = socket.create_server(("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=both)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Board`, by which the ranks of a group agree, and learn whether all ranks are still running.
+"""The board of a group: its ranks agree by it, and learn whether all ranks are still running.
 
-Every step is collective: all ranks of the board call the same method with the same `what`, which is in words ("export
-the workspace") and appears in errors. It either succeeds on all ranks or raises on all that take part in it:
+Every step is collective: all ranks of the board call the same method with the same `what`, which describes the step
+("export the workspace") and appears in errors. A step either succeeds on all ranks or raises on all that take part:
 
-    GroupTimeout   a rank did not come; names it, and says what every rank waits for
-    RankEnded      a rank's process has ended, or it has closed its board; at once, without a time-out
+    GroupTimeout   a rank did not take part in time; the error names it, and says what every rank waits for
+    RankEnded      a rank's process has ended, or has closed its board; raised at once, without a time-out
     GroupMismatch  the ranks are in different steps
     GroupError     a rank voted that it failed
 
-After an error the ranks may take further steps: whatever they do next, they do together. Nothing on a board is fast; a
-step is one message of each rank to the server in rank 0's process, and one answer.
+After an error the ranks may take further steps, again together. Steps are slow: each rank sends one message to the
+server in rank 0's process, and gets one answer.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CLOSED = "it has closed the group"
 
 
 class Board:
-    """The ranks 0 to `size` - 1 of a group, one of which is this one; `rank` says which.
+    """The board of the ranks 0 to `size` - 1 of a group, seen from one of them, `rank`.
 
-    `members` are their ranks on the first board, from which this one was split. `ended` says of each rank that has
-    ended how it did, and nothing of the others; another thread fills it, so reading it costs nothing. `timeout` bounds
-    steps that name no time-out, in seconds. Threads may share a board: its steps are taken one after another.
+    `members` are their ranks on the first board, from which this one was split. `ended` has an entry for each rank that
+    has ended, with how it ended; another thread fills it, so reading it is cheap. `timeout` is the time-out, in
+    seconds, of steps that are given none. Threads may share a board; it takes their steps one after another.
     """
 
     def __init__(self, connection: Connection, number: int, members: tuple[int, ...], timeout: float) -> None:
@@ -99,7 +99,7 @@ class Board:
         return answer, data
 
     def close(self) -> None:
-        """Take no further step; the other ranks see this one in `ended`. Ranks may close in any order; idempotent."""
+        """Take no further step. The other ranks see this rank in `ended`. Ranks may close in any order. Idempotent."""
         if not self._closed:
             self._closed = True
             self._connection.leave(self._number, CLOSED)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's end of its connection to the server of a board, shared by the boards that are split from it.
 
-A daemon thread reads: answers wake whoever waits for them, and ranks that have ended are put into the dictionaries that
-the boards show. Nothing that waits here waits without bound: a server that does not answer within `_GRACE` seconds of
-the time-out, or does not take what is sent to it, is reported as rank 0 that does not answer.
+A daemon thread reads. It wakes the threads that wait for an answer, and enters ranks that have ended into the
+dictionaries `Board.ended`. Every wait is bounded: if the server does not answer within `_GRACE` seconds after the
+time-out, or does not read what is sent to it, the error says that rank 0 does not answer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ class AnotherGroup(Exception):
 
 
 def greet(connected: socket.socket, group: str, rank: int, size: int, secret: bytes, seconds: float) -> Unpacker:
-    """Both ends prove that they know `secret`; see `handshake`. The socket stays the caller's.
+    """Do the handshake of a rank (`handshake`), in which both ends prove that they know `secret`.
 
-    Returns the bytes that arrived behind the handshake.
-
-    Raises AnotherGroup, GroupMismatch if the secrets, versions or sizes differ or the rank is there already, and
-    OSError if the server has gone or does not answer within `seconds`.
+    The caller keeps the socket. Returns the bytes that arrived behind the handshake. Raises AnotherGroup; GroupMismatch
+    if the secrets, versions or sizes differ, or if the rank is connected already; OSError if the server has ended or
+    does not answer within `seconds`.
     """
     connected.settimeout(seconds)
     handshake.notice_loss(connected)
@@ -107,7 +106,7 @@ class Connection:
             return self._ended.setdefault(board, {})
 
     def ask(self, board: int, kind: str, what: str, value: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Take a step and wait for the answer. If the wait is interrupted, the request is withdrawn."""
+        """Request a step of a board and wait for the answer. If the wait is interrupted, the request is withdrawn."""
         with self._news:
             self._numbers += 1
             number = self._numbers
@@ -127,14 +126,14 @@ class Connection:
         """Take no further step on that board. When the last board is left, the connection is closed. Does nothing in a
         forked child.
         """
-        if self.pid != os.getpid():  # where another thread of the parent may hold the lock for ever
+        if self.pid != os.getpid():  # in a child the lock may be held for ever, by a thread of the parent
             return
         with self._news:
             if self._members.pop(board, None) is None:
                 return
             last = not self._members
         self._send({"do": "leave", "board": board, "number": 0, "how": how})
-        if last:  # the server reads what was sent, closes its end, and the thread closes this one
+        if last:  # the server reads what was sent and closes its end; then the thread closes this one
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
@@ -158,7 +157,7 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                self.sever()  # part of a frame may be sent; the thread reads what has arrived, and tells whoever waits
+                self.sever()  # part of a frame may be sent; the thread reads what has arrived and wakes those that wait
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE
@@ -199,7 +198,7 @@ class Connection:
             lost = "its process sent what is no message of a board"
         with self._news:
             self._lost = self._failure or lost
-            for board, members in self._members.items():  # the ranks whose process was the server's
+            for board, members in self._members.items():  # rank 0 of the first board: the server was in its process
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)
             self._news.notify_all()

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File descriptors from rank to rank, between processes of one host: `share`.
+"""The exchange of file descriptors between ranks in processes of one host: `share`.
 
-Every rank listens at a socket of a random name, tells that name and a random token over the board, sends its
-descriptors to each peer by SCM_RIGHTS, and accepts those of its peers when all have voted that theirs are sent. A Unix
-socket takes a connection and a message before anybody accepts it, so no rank waits for another between the votes. The
-kernel says whose process is at the other end; what another user sends, or comes without the token, is closed.
+Every rank listens at a socket with a random name, gathers the names and random tokens of all ranks over the board,
+sends its descriptors to each peer by SCM_RIGHTS, and accepts those of its peers after all ranks have voted that theirs
+are sent. A Unix socket takes a connection and a message before anybody accepts it, so no rank waits for another between
+the votes. The kernel tells which user is at the other end; descriptors of another user, or without the token, are
+closed.
 
-Whose descriptors they are. Those that a rank gives stay the caller's: the kernel makes new ones for the receivers, so
-they may be closed as soon as `share` has returned or raised. Those that a rank receives belong to its caller, who
-closes them; they do not survive exec. If `share` raises, every descriptor that this rank had received is closed.
+Ownership. The caller keeps the descriptors that it gives: the kernel makes new ones for the receivers, so the caller
+may close them as soon as `share` has returned or raised. The caller also owns the descriptors that `share` returns, and
+closes them; they do not survive exec. If `share` raises, it closes every descriptor that this rank has received.
 
 `pidfd_getfd` is not used: containers and Yama forbid it where SCM_RIGHTS works.
 """
@@ -44,14 +45,15 @@ def share(
     what: str = "pass descriptors",
     timeout: float | None = None,
 ) -> dict[int, list[int]]:
-    """Give descriptors to all other ranks of `board`, and take theirs. Collective; all ranks must be on one host.
+    """Send descriptors to the other ranks of `board`, and receive theirs. Collective; all ranks must be on one host.
 
-    `given` is a sequence, which every other rank gets whole, or what each rank gets, by its number on the board; ranks
-    that it does not name get none. Returns what each other rank gave to this one, in the order in which it gave them.
+    `given` is a sequence of descriptors, all of which every other rank gets, or a mapping from the number of a rank on
+    the board to the descriptors for that rank. Returns the descriptors of each other rank, in the order in which that
+    rank gave them.
 
-    It succeeds on all ranks or raises on all: ArgumentError on a rank whose argument is wrong, GroupMismatch if the
-    ranks are on different hosts, GroupError with the failure of the lowest rank, GroupTimeout, RankEnded. The first two
-    before anything is sent. A rank that ends within the last vote may make others raise after one has returned.
+    It succeeds on all ranks or raises on all: ArgumentError on a rank whose argument is wrong and GroupMismatch if the
+    ranks are on different hosts, both before anything is sent; GroupError with the failure of the lowest rank,
+    GroupTimeout, RankEnded. If a rank ends during the last vote, some ranks may return while others raise.
     """
     until = time.monotonic() + (board.timeout if timeout is None else seconds_of("timeout", timeout))
 
@@ -106,7 +108,7 @@ class _Sockets(list[socket.socket]):
 
 
 def _listener() -> tuple[socket.socket, str]:
-    """A listening socket with a random name, which others cannot guess."""
+    """A listening socket, and its random name, which other users cannot guess."""
     listener, name = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"drvfuse-fd-{secrets.token_hex(16)}"
     try:
         listener.bind(f"\0{name}")
@@ -142,7 +144,7 @@ def _gifts(board: Board, given: object) -> dict[int, list[int]]:
 
 
 def _all_can(what: str, cards: list[dict[str, str]], wrong: ArgumentError | None) -> None:
-    """Raise on every rank if one of them cannot go on."""
+    """Raise on every rank if the argument of one rank is wrong, or if the ranks are on different hosts."""
     if wrong is not None:
         raise wrong
     for rank, card in enumerate(cards):
@@ -170,7 +172,7 @@ def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> sock
 
 
 def _receive(listener: socket.socket, token: bytes, board: Board, received: dict[int, list[int]], until: float) -> None:
-    """Fill `received` with the descriptors that every peer has sent. Raises OSError, also where some are missing."""
+    """Fill `received` with the descriptors that every peer has sent. Raises OSError, also if some are missing."""
     while len(received) < board.size - 1:
         listener.settimeout(max(until - time.monotonic(), 0.001))
         connected, _ = listener.accept()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages on the sockets of a board: frames of one JSON object and bytes, both bounded.
+"""The messages on the sockets of a board: frames of one JSON object and bytes, both of bounded size.
 
 A frame is two 32-bit lengths in network order, a JSON object in UTF-8, and uninterpreted bytes.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 LARGEST_VALUE = 1 << 20
-"""Bytes that a rank may give to a step."""
+"""The most bytes that a rank may pass to a step."""
 
 _HEAD = struct.Struct("!II")
 _STRANGER = 4096, 0
@@ -20,7 +20,7 @@ _LARGEST_MESSAGE = 1 << 20
 
 
 NOT_A_MESSAGE = (KeyError, TypeError, ValueError, OverflowError)
-"""What reading a malformed message raises. OverflowError: JSON has numbers that no int can hold."""
+"""The exceptions that reading a malformed message raises. OverflowError comes from JSON numbers that are infinite."""
 
 
 class Malformed(Exception):
@@ -34,18 +34,18 @@ def pack(message: dict[str, Any], data: bytes = b"") -> bytes:
 
 
 class Unpacker:
-    """Frames out of the bytes of one connection. Few bytes are accepted until `trust()`."""
+    """Splits the bytes of one connection into frames. Only small frames are accepted before `trust()`."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
         self._largest = _STRANGER
 
     def trust(self, values: int) -> None:
-        """Accept frames that hold up to that many values from now on."""
+        """Accept frames with up to that number of values from now on."""
         self._largest = _LARGEST_MESSAGE, values * LARGEST_VALUE
 
     def feed(self, received: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """The frames that are complete with `received`. Raises Malformed."""
+        """Take the bytes `received`, and yield the frames that are complete. Raises Malformed."""
         self._bytes += received
         while len(self._bytes) >= _HEAD.size:
             text_bytes, data_bytes = _HEAD.unpack_from(self._bytes)

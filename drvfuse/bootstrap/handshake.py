@@ -5,10 +5,10 @@
     rank    {"group", "rank", "size", "pid", "nonce": m, "proof": HMAC(secret, rank's role, n, m, group, rank, size)}
     server  {"proof": HMAC(secret, server's role, n, m, group, rank, size)}   or   {"refused", ...}
 
-The secret never goes over the wire. Each side proves that it knows it before the other one acts on anything it says;
-without a secret (sockets of one host, whose kernel says which user is at the other end) the same frames go with an
-empty one. `group` keeps groups and jobs apart that meet at one address: a server refuses a rank of another group as
-"another group", and the rank goes on to look for its own.
+The secret is never sent. Each side proves that it knows the secret before the other side acts on its messages. On
+sockets of one host, whose kernel tells which user is at the other end, the secret is empty. `group` distinguishes
+groups and jobs that use one address: a server refuses a rank of another group with "another group", and the rank then
+looks for the board of its own group.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def nonce() -> str:
 
 
 def proof(secret: bytes, role: str, theirs: str, own: str, group: str, rank: int, size: int) -> str:
-    """An HMAC that only a holder of `secret` can compute; `role` is that of the sender, "server" or "rank"."""
+    """An HMAC that only a holder of `secret` can compute. `role` is the role of the sender, "server" or "rank"."""
     text = "\0".join((f"drvfuse board {VERSION}", role, theirs, own, group, str(rank), str(size)))
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(given: object, expected: str) -> bool:
-    """Whether the other end's proof is right. The comparison takes equally long for all wrong ones."""
+    """Whether the proof of the other end is right. The comparison takes equally long for all wrong proofs."""
     return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
 
 
 def credentials(connected: socket.socket) -> tuple[int, int] | None:
-    """Process and user at the other end of a Unix socket, as the kernel knows them; None for other sockets.
+    """The process and the user at the other end of a Unix socket, from the kernel; None for other sockets.
 
-    The process is 0 where it is outside this process's PID namespace.
+    The process is 0 if it is outside this process's PID namespace.
     """
     if connected.family != socket.AF_UNIX:
         return None
@@ -54,13 +54,13 @@ def credentials(connected: socket.socket) -> tuple[int, int] | None:
 
 
 def same_user(connected: socket.socket) -> bool:
-    """Whether this user is at the other end, as far as the kernel can tell: of a TCP connection it cannot."""
+    """Whether the process at the other end belongs to this user. True for TCP, where it is unknown."""
     known = credentials(connected)
     return known is None or known[1] == os.getuid()
 
 
 def notice_loss(connected: socket.socket) -> None:
-    """Let a TCP connection send at once, and notice within half a minute that the other host has gone."""
+    """Make a TCP connection send without delay, and fail within half a minute if the other host does not respond."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -69,6 +69,6 @@ def notice_loss(connected: socket.socket) -> None:
 
 
 def loss(error: OSError) -> str:
-    """The reason of a failed transfer, as a statement about the process at the other end."""
+    """The reason why a transfer has failed, as a statement about the process at the other end."""
     ended = error.errno in (errno.EPIPE, errno.ECONNRESET)
     return PROCESS_ENDED if ended else f"the connection to it was lost ({error.strerror})"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def host_identity() -> str:
-    """Equal in two processes if they run under one kernel and see the same Unix sockets, else different."""
+    """A string that two processes share if and only if they run under one kernel and see the same Unix sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}, {os.readlink('/proc/self/ns/net')}"
 
 
 def is_local(address: str) -> bool:
-    """Whether that host name or address is of this host."""
+    """Whether the host name or address `address` belongs to this host."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, where in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

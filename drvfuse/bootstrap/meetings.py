@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decisions of a board's server: which step is complete, and the answer to each rank.
+"""The decisions of a board's server: when a step is complete, and the answer to each rank.
 
 This module has no sockets, threads or clocks.
 
-A rank that takes a step has one request on that board. A step is complete when every member of the board has a request
-there; all are answered together, with the values, or with the difference if their steps differ. There is no number of
-the step: a rank whose request was taken back (time-out, interruption) meets the others by its next request, so ranks
-that failed in different places are in step again as soon as all of them take one step, such as a reset.
+A rank that takes a step has one request on the board. A step is complete when every member of the board has a request
+there. All requests are answered together: with the values, or, if the requests are for different steps, with the
+difference. Steps are not numbered: after a rank's request was withdrawn (time-out, interruption), its next request
+meets those of the others. So ranks that failed in different places are together again as soon as all of them take one
+step, such as a reset.
 
-Of those who are answered together rank 0 is the last: its process serves the board, and what it does next may be to
-end.
+Rank 0 is answered last, since its process serves the board and may end after the answer.
 
-The first deadline of a step ends it for all that wait in it, so that those present go on from the same place. A member
+The first deadline of a step ends it for all ranks that wait in it, so that they continue from the same place. A member
 that has ended or left ends every step of its boards at once.
 """
 
@@ -27,7 +27,7 @@ NOT_CONNECTED = "it has not connected"
 
 @dataclass
 class Request:
-    """A rank waits in a step. `number` is the rank's own, and goes back with the answer."""
+    """The request of a rank that waits in a step. The rank chooses `number`, and the answer repeats it."""
 
     number: int
     kind: str
@@ -46,15 +46,15 @@ class _Board:
 
     @property
     def waiting(self) -> list[int]:
-        """The ranks that have a request here, in the order in which they are answered."""
+        """The ranks that have a request on this board, in the order in which they are answered."""
         return sorted(self.requests, reverse=True)
 
 
 class Meetings:
-    """All boards of one connection of `size` ranks: number 0 has all of them, the others come from splits.
+    """All boards of a server of `size` ranks: board 0 has all ranks, and splits make the others.
 
-    `send(rank, message, data)` is called with every answer, and with {"ended": [board, rank, how]} for every rank that
-    has ended or left, to all members of that board. Ranks are those of board 0 here and places on the board there.
+    `send(rank, message, data)` is called with every answer, and for every rank that has ended or left, to all members
+    of its boards, with {"ended": [board, place, how]}. `rank` is a rank of board 0, and `place` a rank of that board.
     """
 
     def __init__(self, size: int, send: Callable[[int, dict[str, Any], bytes], None]) -> None:
@@ -67,28 +67,28 @@ class Meetings:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has come."""
+        """Whether every rank has connected."""
         return all(rank in self._seen for rank in self._boards[0].members)
 
     def came(self, rank: int, who: str) -> str | None:
-        """A rank has connected; `who` says from where. Returns the former connection of that rank, if there was one."""
+        """Record that a rank has connected, from `who`. If that rank was connected already, returns its first `who`."""
         before = self._seen.get(rank)
         self._seen.setdefault(rank, who)
         return before
 
     def suspect(self, rank: int, text: str) -> None:
-        """Mention `text` in the error if that rank does not come."""
+        """Mention `text` in the error if that rank does not connect."""
         if rank in self._boards[0].members:
             self._suspects[rank] = text
 
     def refuse(self, what: str, values: dict[int, str]) -> None:
-        """The ranks can never meet: every request, now and later, is answered by this difference."""
+        """Answer every request, now and later, with this difference, since the ranks can never agree."""
         self._refused = self._refused or (what, values)
         for board in self._boards.values():
             self._mismatch(board, *self._refused)
 
     def ask(self, rank: int, number: int, request: Request) -> None:
-        """`rank` takes a step on board `number`. Raises KeyError if it is not of that board."""
+        """Record that `rank` takes a step on board `number`. Raises KeyError if it is not a member of that board."""
         board = self._boards[number]
         if rank not in board.members or rank in board.requests:
             raise KeyError(rank)
@@ -101,13 +101,13 @@ class Meetings:
             self._meet(board)
 
     def withdraw(self, rank: int, number: int, request: int) -> None:
-        """`rank` no longer waits for the answer to that request."""
+        """Record that `rank` no longer waits for the answer to that request."""
         board = self._boards.get(number)
         if board and rank in board.requests and board.requests[rank].number == request:
             del board.requests[rank]
 
     def leave(self, rank: int, number: int, how: str) -> None:
-        """`rank` takes no further step on board `number`."""
+        """Record that `rank` takes no further step on board `number`."""
         board = self._boards.get(number)
         if board is None or rank not in board.members or rank in board.gone:
             return
@@ -121,12 +121,12 @@ class Meetings:
             del self._boards[number]
 
     def end(self, rank: int, how: str) -> None:
-        """`rank` leaves all of its boards."""
+        """Record that `rank` has left all of its boards."""
         for number in list(self._boards):
             self.leave(rank, number, how)
 
     def next_deadline(self) -> float | None:
-        """When `expire` has to be called."""
+        """The time at which `expire` has to be called next; None if no step has a deadline."""
         return min((r.deadline for board in self._boards.values() for r in board.requests.values()), default=None)
 
     def expire(self, now: float) -> None:
@@ -181,7 +181,7 @@ class Meetings:
                 self._answer(board, rank, {"outcome": "values", "lengths": lengths}, data)
 
     def _split(self, board: _Board, choices: list[tuple[int | None, int]]) -> None:
-        """One new board for each colour, its members by key, then by their place on `board`."""
+        """Make one new board for each colour. Its members are ordered by key, then by their place on `board`."""
         numbers: dict[int, int] = {}
         for wanted in sorted({colour for colour, _ in choices if colour is not None}):
             places = sorted((key, place) for place, (colour, key) in enumerate(choices) if colour == wanted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank of how many this process is, and of which job: from arguments, or from what a launcher set.
+"""The rank of this process, the size of its job and the job's identity, from arguments or from a launcher's variables.
 
     launcher                rank                   size                   local rank                   local size
     torchrun, drvfuse run   RANK                   WORLD_SIZE             LOCAL_RANK                   LOCAL_WORLD_SIZE
@@ -7,9 +7,10 @@
     PMI (MPICH, Intel MPI)  PMI_RANK               PMI_SIZE               MPI_LOCALRANKID              MPI_LOCALNRANKS
     Slurm                   SLURM_PROCID           SLURM_STEP_NUM_TASKS   SLURM_LOCALID                SLURM_STEP_TASKS_PER_NODE
 
-The first launcher of this table that has set a rank counts: mpirun inside a Slurm job sets Open MPI's variables and leaves
-Slurm's, of which rank 0's are those of the job script. PMIx has no variable for the size, so a PMIx launcher is known by
-Open MPI's or Slurm's.
+
+The first launcher of this table that has set a rank is taken. For example, mpirun inside a Slurm job sets Open MPI's
+variables, while Slurm's variables stay those of the job script. PMIx has no variable for the size, so a PMIx launcher
+is recognised by the variables of Open MPI or Slurm.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from . import handshake
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables that a launcher sets. `job` are those that tell its jobs, and the restarts of a job, apart."""
+    """The variables that a launcher sets. Those of `job` differ between its jobs, and between restarts of a job."""
 
     name: str
     rank: str
@@ -68,11 +69,12 @@ _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Place:
-    """This process in its job. `local_rank` and `local_size` are those on this host, None where they are not known.
+    """This process in its job. `local_rank` and `local_size` count the ranks on this host; None if they are not known.
 
-    `job` is what all ranks of the job have in common, and no other job of this user on these hosts has: names and
-    values of the launcher's variables. It is empty if there are none, as with MPICH whose connection to its launcher
-    was closed by a wrapper. `launcher` is the launcher's name, "" with arguments alone.
+    `job` identifies the job: names and values of the launcher's variables that all of its ranks share, and that no
+    other job of this user on these hosts has. It is empty if there are no such variables, for example under MPICH if a
+    wrapper has closed the connection to the launcher. `launcher` is the launcher's name, "" if rank and size are
+    arguments.
     """
 
     rank: int
@@ -84,15 +86,15 @@ class Place:
 
     @property
     def one_host(self) -> bool | None:
-        """Whether all ranks are on this host; None where neither the launcher nor the arguments say so."""
+        """Whether all ranks are on this host; None if it is not known."""
         return True if self.size == 1 else None if self.local_size is None else self.local_size == self.size
 
 
 def find_place(rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None) -> Place:
-    """The place of this process. Arguments count more than variables; one of them alone goes with the other variable.
+    """The place of this process. An argument replaces the variable of the launcher; either may be given alone.
 
-    Raises ArgumentError, naming the argument or variable, if rank or size is missing or no number, the rank is not
-    below the size, or what is said about this host contradicts itself.
+    Raises ArgumentError, naming the argument or variable, if rank or size is missing or no number, if the rank is not
+    below the size, or if the variables about this host contradict one another.
     """
     variables = os.environ if environment is None else environment
     given = rank is not None and size is not None
@@ -114,7 +116,7 @@ def find_place(rank: int | None = None, size: int | None = None, environment: Ma
         rank = _number(variables, rank_name, f"a rank, 0 to {size - 1}", 0)
     rank = require_integer(rank_name, rank, f"a rank, 0 to {size - 1}", 0, size - 1)
     if given and launcher and _of(variables, launcher) != (rank, size):
-        launcher = None  # a job within the launcher's job, whose hosts are not those that the variables speak of
+        launcher = None  # the ranks are those of a job inside the launcher's job, which the variables do not describe
     local_rank, local_size = _on_this_host(variables, launcher, size) if launcher else (None, None)
     of_job = (*launcher.job, *_MASTER) if launcher else _MASTER
     job = {name: variables[name] for name in of_job if variables.get(name)}
@@ -139,7 +141,7 @@ def _number(variables: Mapping[str, str], name: str, expected: str, least: int) 
 
 
 def _of(variables: Mapping[str, str], launcher: Launcher) -> tuple[int, int] | None:
-    """Rank and size as the launcher has them, None if they cannot be read."""
+    """The rank and the size in the launcher's variables; None if they cannot be read."""
     size = next((variables[name] for name in launcher.sizes if name in variables), "")
     rank = variables.get(launcher.rank, "")
     return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else None
@@ -174,9 +176,9 @@ def _slurm_local_size(variables: Mapping[str, str]) -> int | None:
 
 
 def _pmi_server(variables: Mapping[str, str]) -> str | None:
-    """The process that serves PMI to the ranks of this host, by the socket that MPICH's launcher gave to each of them.
+    """The process that serves PMI to the ranks of this host. MPICH has no variable that differs between jobs.
 
-    MPICH sets nothing else that tells one job from another. Nothing is read or written: the kernel knows who made it.
+    It is found without reading or writing: the kernel knows which process made the socket that each rank got.
     """
     copy = -1
     try:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of a job find the board that rank 0 serves: `meet`.
 
-Without a store the address follows from what all ranks know: a Unix socket whose name is a hash of the user, the job
-and how many groups the job has connected before, and beyond one host also TCP port `store_port` of MASTER_ADDR, for
-holders of DRVFUSE_SECRET. Groups are counted in each process, for each rank, so they must be connected in the same
-order on all ranks. Only a group that all ranks have joined counts: ranks may try again after a failure.
+Without a store all ranks compute the address: a Unix socket whose name is a hash of the user, the job, and the number
+of groups that the job has connected before. For a job on several hosts it is also TCP port `store_port` of MASTER_ADDR,
+open to holders of DRVFUSE_SECRET. Each process counts the groups of each rank, so all ranks must connect groups in the
+same order. A group that not all ranks have joined is not counted, so ranks may try again after a failure.
 
-With a store rank 0 chooses an address and a secret of its own, and puts up a notice of them there (`stores`); the
-others read it, again and again until they reach that board, as what they read may be of a group that failed before.
-Rank 0 takes the notice down when all have joined, before any rank goes on, so that nobody takes it for the next
-group's. The store has no further part.
+With a store, rank 0 chooses an address and a secret, and writes a notice with both to the store (`stores`). The other
+ranks read the notice again and again until they reach that board, since a notice may be of a group that has failed.
+When all ranks have joined, rank 0 removes the notice before any rank proceeds, so that no rank takes it for the notice
+of the next group. The store is not used after that.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _joined: dict[tuple[object, int], int] = {}
 def meet(
     rank: int | None = None, size: int | None = None, store: object = None, timeout: float = 60.0
 ) -> tuple[Place, Board]:
-    """The place of this process, and the board of the job's next group, when all ranks have come.
+    """Connect all ranks. Returns the place of this process, and the board of the job's next group.
 
-    `rank` and `size` are as for `find_place`; a communicator as `store` knows them. `timeout` is in seconds. Rank 0's
-    process serves the board until every rank has closed its own.
+    `rank` and `size` are the arguments of `find_place`; if `store` is a communicator, they come from it. `timeout` is
+    in seconds. Rank 0's process serves the board until every rank has closed its own.
 
-    Raises ArgumentError before anything is opened, and on all ranks that take part GroupTimeout naming the ranks that
-    did not come, GroupMismatch where two processes came as one rank, the sizes differ or a secret is wrong, and
-    GroupError, RankEnded included.
+    Raises ArgumentError before anything is opened. On all ranks that take part it raises GroupTimeout, which names the
+    ranks that did not connect, GroupMismatch if two processes have the same rank, if sizes differ or if a secret is
+    wrong, and GroupError, of which RankEnded is one.
     """
     notices = None if store is None else notice_board(store)
     if notices is not None and notices.place is not None:
@@ -67,7 +67,7 @@ def meet(
 
 
 def connect(place: Place, timeout: float = 60.0, notices: Notices | None = None) -> Board:
-    """The board of the next group of the job whose rank `place` is. See `meet`."""
+    """The board of the next group of the job of `place`. See `meet`."""
     until = time.monotonic() + seconds_of("timeout", timeout)
     if notices is not None:
         if place.rank == 0:
@@ -110,7 +110,7 @@ def address_of(place: Place, number: int) -> Address:
 
 
 def join(place: Place, known: Address, until: float, timeout: float) -> Board:
-    """The board at an address that all ranks know; `until` is a time of the monotonic clock."""
+    """Join the board at an address that all ranks know, before `until`, a time of the monotonic clock."""
     if place.rank:
         return _come(place, lambda seconds: known, until, timeout, None)
     with contextlib.ExitStack() as undo:

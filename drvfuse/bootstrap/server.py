@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a board: one thread in rank 0's process, which holds all sockets and asks `meetings` what to do.
+"""The server of a board: one thread in rank 0's process, which owns all sockets. `meetings` makes its decisions.
 
-It ends by itself when every rank's connection has gone, or by `stop`. It listens until it ends, so that a process that
-comes as a rank that is there already is told so, on sockets of one host; a TCP port is given back as soon as all ranks
-have come. A connection that does not complete the handshake within a few seconds is dropped; until it does, it may
-send few bytes, and there may be few such connections. One that names a rank but has the wrong secret is mentioned in
-the time-out of that rank.
+It ends when every rank's connection is closed, or by `stop`. Until then it listens on its Unix socket, so that a second
+process with the same rank gets an error; a TCP port is closed as soon as all ranks have connected. A connection that
+does not complete the handshake within a few seconds is dropped. Before the handshake is complete, a connection may send
+few bytes, and the number of such connections is limited. If a connection names a rank but has the wrong secret, the
+time-out error of that rank mentions it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Server:
         self._thread.start()
 
     def adopt(self, connected: socket.socket) -> None:
-        """Serve the other end of that connection, of this process; the socket belongs to the server from now on."""
+        """Serve a rank of this process, over the socket `connected`, which the server owns from now on."""
         self._adopted.append(connected)
         self._wake.send(b"a")
 
@@ -120,7 +120,7 @@ class Server:
         elif ready in self._listeners:
             try:
                 connected, address = ready.accept()
-            except OSError:  # it has gone already; or no descriptor is free, and trying again at once would help nobody
+            except OSError:  # the client has disconnected; or no descriptor is free, so it is useless to try at once
                 return time.sleep(0.01)
             known = handshake.credentials(connected)
             where = f"process {known[0]}" if known else f"{address[0]}"
@@ -229,7 +229,7 @@ class Server:
         self._flush(client)
 
     def _flush(self, client: _Client) -> None:
-        """Send what the socket takes; the rest goes when it takes more. An error shows when it is read."""
+        """Send as many bytes as the socket takes; the rest is sent when it is ready. A later read reports an error."""
         with contextlib.suppress(OSError):
             while client.out:
                 del client.out[: client.socket.send(client.out)]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores and communicators of other libraries. Rank 0 uses them only to tell the other ranks where its board is.
+"""Stores and communicators of other libraries. Rank 0 uses them only to send the address of its board to other ranks.
 
 `Store` is the interface that a user's key-value store must have. `notice_board` makes a `Notices` of such a store, of
 an mpi4py communicator, or of a store or process group of torch.distributed. None of these packages is imported here.
 
-A store serves one group at a time: while two groups connect by the same store at once, one of them fails, and says so.
-Subgroups take a store of their own (torch's PrefixStore, a communicator of theirs), or come from `split`.
+A store serves one group at a time: if two groups connect by the same store at once, one of them fails with an error
+that says so. Subgroups need a store of their own (torch's PrefixStore, or a communicator of their ranks), or use
+`split`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _POLL = 0.005
 
 @runtime_checkable
 class Store(Protocol):
-    """Values by key, the same for all processes of a job. The store does not interpret them.
+    """A key-value store that all processes of a job share. It does not interpret the values.
 
-    `set` replaces the value of a key. `get` returns the value that was set last by any process, and waits for it at
-    most `timeout` seconds if there is none; what it raises or returns then is up to it. Values have less than 4 KiB.
+    `set` replaces the value of a key. `get` returns the value that any process has set last. If there is none, it waits
+    at most `timeout` seconds for one, and then may raise or return anything. Values have less than 4 KiB.
     """
 
     def set(self, key: str, value: bytes) -> None: ...
@@ -36,11 +37,11 @@ class Store(Protocol):
 
 
 class Notices(Protocol):
-    """One notice, which rank 0 puts up and the others read.
+    """One notice: the bytes that rank 0 writes (`put_up`) and the other ranks read.
 
-    `place` is the rank and the size that a communicator knows, None of others. `read` waits at most `seconds` and
-    raises NotThere, with the reason in words, if there is nothing. `take_down` is called when all ranks have read it,
-    and raises GroupError if another notice has been put up instead.
+    `place` is the rank and the size if a communicator knows them, else None. `read` waits at most `seconds`, and raises
+    NotThere, with the reason, if there is no notice. `take_down` removes the notice; it is called when all ranks have
+    read it, and raises GroupError if another notice has replaced it.
     """
 
     place: tuple[int, int] | None
@@ -53,11 +54,11 @@ class Notices(Protocol):
 
 
 class NotThere(Exception):
-    """No notice has been put up, or the store cannot say."""
+    """There is no notice, or the store could not be read."""
 
 
 def notice_board(store: object) -> Notices:
-    """The `Notices` for a store or communicator. Raises ArgumentError if it is none of the kinds above."""
+    """The `Notices` for a store or communicator. Raises ArgumentError for an object of another kind."""
     if _has(store, "Get_rank", "Get_size", "Isend", "Iprobe", "Recv"):
         return _Communicator(store)
     if _has(store, "rank", "size", "allreduce", "broadcast"):
@@ -78,7 +79,7 @@ def _has(store: object, *methods: str) -> bool:
 
 
 class _Keyed:
-    """A notice under one key. When all ranks have read it, an empty value replaces it, which the next group expects."""
+    """A notice under one key. When all ranks have read it, an empty value replaces it."""
 
     place: tuple[int, int] | None = None
 
@@ -119,7 +120,7 @@ def _torch_get(store: Any, seconds: float) -> object:
 
 
 def _of_process_group(group: Any) -> Notices:
-    """A notice in the store that the process group itself was made with, under a prefix of its own."""
+    """A notice in the store with which the process group was made, under a prefix for drvfuse."""
     if not callable(getattr(group, "get_group_store", None)):
         raise Unsupported(
             "this torch does not tell the store of a process group; pass a torch.distributed store as `store`"
@@ -146,7 +147,7 @@ class _Communicator:
         _sending.extend(self._sends)
 
     def read(self, seconds: float) -> bytes:
-        """The newest notice, as one of a group that failed may lie before it."""
+        """The newest notice, since notices of groups that have failed may have arrived before it."""
         until, buffer = time.monotonic() + seconds, b""
         while not (waiting := self._communicator.Iprobe(0, _TAG)) and time.monotonic() < until:
             time.sleep(_POLL)
@@ -163,4 +164,4 @@ class _Communicator:
 
 
 _sending: list[tuple[Any, bytes]] = []
-"""Messages that may not be sent yet, with their bytes, which MPI needs to stay where they are until then."""
+"""Messages that MPI may not have sent yet, with their bytes, which must stay in place until they are sent."""

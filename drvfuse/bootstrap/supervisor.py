@@ -2,8 +2,8 @@
 """Supervises processes that belong together: prints their output line by line, reacts to the first failure and to
 Ctrl-C, and leaves no process behind.
 
-Every process leads a process group of its own: Ctrl-C at the terminal reaches this process alone, which passes it on
-once, to the whole group. When this process dies, be it by SIGKILL, the kernel kills the processes that it has started.
+Every process leads a process group of its own: Ctrl-C at the terminal reaches this process alone, which sends it once
+to each of these groups. When this process dies, even by SIGKILL, the kernel kills the processes that it has started.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PR_SET_PDEATHSIG = 1
 class Process:
     """One process of a supervisor.
 
-    A service is ended when all others have, and fails if it ends before. Its first line of output is not printed.
+    A service is ended when all other processes have ended, and it is a failure if it ends earlier. The first line of
+    its output is not printed.
     """
 
     def __init__(self, name: str, prefix: str, service: bool, popen: subprocess.Popen[bytes]) -> None:
@@ -48,11 +49,11 @@ class Process:
 
 
 class Supervisor:
-    """Starts processes and waits for them; a context manager, which leaves none behind.
+    """Starts processes and waits for them; a context manager, which ends all of them.
 
-    `grace` is how many seconds the others have to end by themselves when one has failed or after Ctrl-C; then SIGTERM
-    comes, and after that SIGKILL. `say` prints what the supervisor itself has to tell. Only the main thread can use it,
-    as it replaces signal handlers while it is open.
+    `grace` is the number of seconds in which processes must end by themselves after one has failed or after Ctrl-C;
+    then they get SIGTERM, and after that SIGKILL. `say` prints messages of the supervisor. Only the main thread can use
+    it, since it replaces signal handlers while it is open.
     """
 
     def __init__(self, grace: float, say: Callable[[str], None]) -> None:
@@ -89,7 +90,7 @@ class Supervisor:
     def start(
         self, name: str, prefix: str, command: Sequence[str], environment: Mapping[str, str], service: bool = False
     ) -> Process:
-        """Start a process; its lines of output get that prefix."""
+        """Start a process. Each line of its output is printed with the prefix."""
         parent = os.getpid()
 
         def tie() -> None:
@@ -115,7 +116,7 @@ class Supervisor:
         return process
 
     def first_line(self, service: Process, seconds: float) -> str:
-        """The line with which a service says that it is ready. Raises DrvfuseError if it does not come."""
+        """The first line of a service, which it prints when it is ready. Raises DrvfuseError if there is none."""
         until = time.monotonic() + seconds
         while service.first_line is None:
             if service.ended or self._status is not None or time.monotonic() > until:
@@ -124,9 +125,10 @@ class Supervisor:
         return service.first_line
 
     def wait(self) -> int:
-        """Wait until all processes have ended. Returns 0, or the exit status of what failed first.
+        """Wait until all processes have ended. Returns 0, or the exit status of the process that failed first.
 
-        A process that a signal has ended counts as 128 + its number, as in a shell; after Ctrl-C it is 130.
+        The status of a process that a signal has ended is 128 plus the number of the signal, as in a shell. After
+        Ctrl-C the result is 130.
         """
         while any(not process.ended for process in self._processes if not process.service):
             self._turn(math.inf)
@@ -136,11 +138,11 @@ class Supervisor:
             self._turn(math.inf)
         self._deadline, drained = math.inf, time.monotonic() + _END_SECONDS
         while len(self._selector.get_map()) > 1 and time.monotonic() < drained:
-            self._turn(drained)  # the last output; what a process has left running may keep a pipe open for ever
+            self._turn(drained)  # read the last output; a child of a process may keep the pipe open for ever
         return self._status or 0
 
     def _turn(self, until: float) -> None:
-        """Wait for output, signals or a deadline, and deal with it."""
+        """Wait for output, a signal or a deadline, and handle it."""
         until = min(until, self._deadline)
         wait = None if until == math.inf else max(0.0, until - time.monotonic())
         for key, _ in self._selector.select(wait):
@@ -196,7 +198,7 @@ class Supervisor:
 
 
 class _Lines:
-    """One pipe of a process. Called when there is something to read; prints whole lines."""
+    """Prints the whole lines that arrive from one pipe of a process. Called when the pipe can be read."""
 
     def __init__(self, supervisor: Supervisor, process: Process, pipe: IO[bytes], out: Any) -> None:
         self._supervisor, self._process, self._pipe, self._out = supervisor, process, pipe, out.buffer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases that `drvfuse check` runs: each kernel needs one entry here."""
+"""The cases that `drvfuse check` runs. Every kernel must run in at least one of them."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ CASES: dict[str, Case] = {
     "gemv": gemv.partial_norm,
     "moves": moves.moves,
     "moves-rounds": moves.moves_in_rounds,
+    "moves-arranged": partial(moves.moves, ops=("arranged",)),
     "mixed": mixed,
     "many-push_two_shot": partial(repeated, op="allreduce_many", algo="push_two_shot", side=False),
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix-vector products with a partial norm, as a decoding step runs them; compared with `drvfuse.reference.gemv`."""
+"""The case of the matrix-vector product with a partial norm. Results are compared with `drvfuse.reference.gemv`."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], p
 
 
 def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """One product a step."""
+    """One product in each step."""
     steps(run, _solved, _launch, pdl, sm_count=4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms with quantisation on one device, step after step; compared with `drvfuse.reference.rmsnorm_fp8`."""
+"""Cases of norms with quantisation on one device. Results are compared with `drvfuse.reference.rmsnorm_fp8`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
 SHAPE, MULTIPROCESSORS = (13, 2048), 2  # a block has several rows
-FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a cluster has one
+FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a cluster has one row
 GROUPS = Quantisation.per_group(layout="column")
 
 
@@ -52,10 +52,10 @@ def _launch(
 
 
 def rows(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Many rows, of which a block has several."""
+    """Many rows: each block has several."""
     steps(run, functools.partial(_solved, shape=SHAPE), _launch, pdl, sm_count=MULTIPROCESSORS)
 
 
 def few(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Few rows, each held by a cluster."""
+    """Few rows: each is held by a cluster."""
     steps(run, functools.partial(_solved, shape=FEW_SHAPE), _launch, pdl, sm_count=FEW_MULTIPROCESSORS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of given inputs, and their results."""
+"""Inputs of collectives, and the results that the references compute from them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ Host = npt.NDArray[Any]
 EPSILON = 1e-6
 QUANTISATIONS = {"mxfp8": Quantisation.mxfp8(layout="tiles"), "nvfp4": Quantisation.nvfp4(0.125, layout="column")}
 FORMS = ("layer", *QUANTISATIONS)
-"""Of the fused op: LayerNorm with beta, normed outputs and a float32 residual, or a quantisation."""
+"""Forms of the fused op: "layer" is LayerNorm with beta, normed outputs and a float32 residual; the others are
+quantisations."""
 MAIN = (32, 1024)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed.
+    """A collective with its inputs, which are the same under every seed. Problems of one shape differ by `number`.
 
-    With `multimem` the sums of its inputs are exact in any order. `form` is "" or one of FORMS; the codes of "nvfp4"
-    are 6 and -6 alone, in blocks of eight, of which those of -6 are words of 0xFFFFFFFF. `splits` are the rows of each
-    rank, of an op that leaves rows to their owners.
+    With `multimem` the sums of the inputs are exact in any order. `form` is "" or one of FORMS. With "nvfp4" all codes
+    are 6 or -6, equal in blocks of eight; eight codes of -6 are the word 0xFFFFFFFF. `splits` are the numbers of rows
+    of the ranks, for an op whose results stay with the owners of the rows.
     """
 
     op: str
@@ -46,7 +47,7 @@ class Problem:
 
     @property
     def reduces(self) -> bool:
-        """Whether the results are sums, and not rows that are normalised."""
+        """Whether the results are sums, not normalised rows."""
         return "rmsnorm" not in self.op
 
     def own(self, result: Host, rank: int) -> Host:
@@ -58,8 +59,9 @@ class Problem:
 
 
 class Solution(NamedTuple):
-    """`hosts`: one input per rank. `vector`: gamma, beta or the epilogue's bias, the same for all problems of a shape.
-    `outputs`: the results of all rows (`Problem.own`); of the form "layer" the normed rows come last."""
+    """The inputs and results of a problem. `hosts` has one input for each rank. `vector` is gamma, beta or the bias of
+    the epilogue; it is the same for all problems of a shape. `outputs` are the results of all rows (see `Problem.own`);
+    with the form "layer" the normed rows come last."""
 
     hosts: list[Host]
     vector: Host

@@ -8,7 +8,8 @@ import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +19,18 @@ from ..bench import (
     emulator,
     fp8_rmsnorm,
     fp8_siblings,
+    fused_forms,
     gemv,
     host,
     moves,
+    nodes,
     processes,
     rmsnorm_fp8,
     stored_peers,
     trace_cost,
 )
+from ..bench.forms import FORMS
+from ..bench.ops import ALGORITHMS
 from ..bench.settings import EMULATED, Settings
 from ..bench.timing import copy_bandwidth
 from ..comm.group import Group
@@ -96,10 +101,7 @@ def _siblings(arguments: argparse.Namespace) -> Started:
 
 
 def _rmsnorm_fp8(arguments: argparse.Namespace) -> Started:
-    shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), rmsnorm_fp8.SHAPES)
-    for rows, columns in shapes:
-        if columns > MAX_COLUMNS:
-            raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+    shapes = _row_shapes(arguments, rmsnorm_fp8.SHAPES)
     gpu = _gpu(arguments)
     note, bandwidth = _floor(gpu)
     return note, (rmsnorm_fp8.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
@@ -133,52 +135,90 @@ def _collectives(arguments: argparse.Namespace) -> Started:
     known = (*collectives_report.ALGORITHMS, *(collectives_report.MULTIMEM if multimem else ()))
     algos = [one_of("--algos", algo, known) for algo in arguments.algos or known]
     residuals = [False] if op == "allreduce" else [False, True] if arguments.residual is None else [arguments.residual]
-    emulated = arguments.driver == "emu"
-    installed = importlib.util.find_spec("torch") is not None
+    with_peers = _with_peers(arguments)
+    group = _group(arguments, multimem)
+    measured = partial(collectives.measure, group, op, shapes, algos, residuals, _settings(arguments), with_peers)
+    return _head(arguments, op, group), _while_open(group, lambda: measured(multimem))
+
+
+def _with_peers(arguments: argparse.Namespace) -> bool:
+    """Whether peers are measured: where torch is installed, unless the option says otherwise."""
+    emulated, installed = arguments.driver == "emu", _installed("torch")
     if arguments.peers and emulated:
         raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
     if arguments.peers:
         _require("--peers", "torch")
-    with_peers = arguments.peers is not False and installed and not emulated
-    with contextlib.nullcontext() if emulated else _real(multimem):
+    return arguments.peers is not False and installed and not emulated
+
+
+def _group(arguments: argparse.Namespace, multimem: bool = False) -> Group:
+    """The group of `--gpus` devices, with blocks on all multiprocessors unless told otherwise."""
+    with contextlib.nullcontext() if arguments.driver == "emu" else _real(multimem):
         driver = _driver_of(arguments, least=2)
         if multimem:
             require_multicast([device(index, driver=driver) for index in range(arguments.gpus)])
         blocks = arguments.max_blocks or min(MAX_BLOCKS, device(0, driver=driver).sm_count)
-        group = Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
+        return Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
 
-    def results() -> Iterator[dict[str, Any]]:
-        with group:
-            settings = EMULATED if emulated else Settings()
-            yield from collectives.measure(group, op, shapes, algos, residuals, settings, with_peers, multimem)
 
-    note = f"{op}, {group.size} x {group[0].device.name}, bfloat16{_meaning(driver)}"
-    return note if installed else f"{note}; peers need torch, which is not installed", results()
+def _while_open(
+    group: Group, measure: Callable[[], Iterator[dict[str, Any]]], *others: contextlib.AbstractContextManager[Any]
+) -> Iterator[dict[str, Any]]:
+    """The results of `measure`, whose group is closed behind them."""
+    with group, contextlib.ExitStack() as open_too:
+        for other in others:
+            open_too.enter_context(other)
+        yield from measure()
+
+
+def _settings(arguments: argparse.Namespace, calls: int = Settings.calls) -> Settings:
+    return EMULATED if arguments.driver == "emu" else Settings(calls=calls)
+
+
+def _head(arguments: argparse.Namespace, what: str, group: Group) -> str:
+    """The line above a table of collectives."""
+    note = f"{what}, {group.size} x {group[0].device.name}, bfloat16{_meaning(group.driver)}"
+    asked = getattr(arguments, "peers", False) is not False
+    return f"{note}; peers need torch, which is not installed" if asked and not _installed("torch") else note
 
 
 def _moves(arguments: argparse.Namespace) -> Started:
     op = arguments.benchmark.replace("-", "_")
-    known = moves.algorithms(op)
+    known = ALGORITHMS[op]
     algos = [one_of("--algos", algo, known) for algo in arguments.algos or known]
-    emulated = arguments.driver == "emu"
-    installed = importlib.util.find_spec("torch") is not None
-    if arguments.peers and emulated:
-        raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
-    if arguments.peers:
-        _require("--peers", "torch")
-    with_peers = arguments.peers is not False and installed and not emulated
-    with contextlib.nullcontext() if emulated else _real():
-        driver = _driver_of(arguments, least=2)
-        blocks = arguments.max_blocks or min(MAX_BLOCKS, device(0, driver=driver).sm_count)
-        group = Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
+    with_peers = _with_peers(arguments)
+    group = _group(arguments)
+    kib, settings = arguments.kib or moves.KIB, _settings(arguments, calls=40)
+    return _head(arguments, op, group), _while_open(
+        group, lambda: moves.measure(group, op, kib, algos, settings, with_peers)
+    )
 
-    def results() -> Iterator[dict[str, Any]]:
-        with group:
-            settings = EMULATED if emulated else Settings(calls=40)
-            yield from moves.measure(group, op, arguments.kib or moves.KIB, algos, settings, with_peers)
 
-    note = f"{op}, {group.size} x {group[0].device.name}{_meaning(driver)}"
-    return note if installed else f"{note}; peers need torch, which is not installed", results()
+def _fused_forms(arguments: argparse.Namespace) -> Started:
+    ops, shapes = _ops(arguments, fused_forms.OPS), _row_shapes(arguments, fused_forms.SHAPES)
+    forms = [one_of("--form", name, tuple(FORMS)) for name in arguments.form or FORMS]
+    for name in arguments.form or ():
+        for rows, columns in shapes:
+            if not FORMS[name].fits(columns):
+                raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of columns that {name} divides")
+    group = _group(arguments)
+    measured = partial(fused_forms.measure, group, ops, shapes, forms, _settings(arguments, calls=40))
+    return _head(arguments, "fused norms", group), _while_open(group, measured)
+
+
+def _row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """The shapes given, of rows that can be normed."""
+    shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), default)
+    for rows, columns in shapes:
+        if columns > MAX_COLUMNS:
+            raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+    return shapes
+
+
+def _ops(arguments: argparse.Namespace, known: Iterable[str]) -> list[str]:
+    """The ops that are asked for, by the names of their benchmarks; by default all."""
+    names = {op.replace("_", "-"): op for op in known}
+    return [names[one_of("--op", name, tuple(names))] for name in arguments.op or names]
 
 
 def _trace_cost(arguments: argparse.Namespace) -> Started:
@@ -205,19 +245,38 @@ def _meaning(driver: Driver) -> str:
 
 
 def _processes(arguments: argparse.Namespace) -> Started:
-    shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), processes.SHAPES)
-    emulated = arguments.driver == "emu"
-    algos = [one_of("--algos", algo, processes.KNOWN) for algo in arguments.algos or processes.ALGORITHMS]
+    ops, shapes = _ops(arguments, ALGORITHMS), _row_shapes(arguments, processes.SHAPES)
+    emulated, every = arguments.driver == "emu", tuple(dict.fromkeys(algo for op in ops for algo in ALGORITHMS[op]))
+    algos = [one_of("--algos", algo, every) for algo in arguments.algos or ()]
+    if emulated and arguments.nodes > 1:
+        raise Unsupported("--nodes needs NCCL, which has no emulated form; `drvfuse bench nodes` runs in one process")
     if emulated and not os.environ.get("DRVFUSE_EMU_MACHINE"):
         raise Unsupported("--driver emu needs DRVFUSE_EMU_MACHINE, a machine that the processes share")
     with contextlib.nullcontext() if emulated else _real():
-        group = Group.local(arguments.gpus, driver=_driver_of(arguments, least=2))
+        driver = _driver_of(arguments, least=2)
+        exchange = "nccl" if arguments.nodes > 1 else None
+        group = Group.local(arguments.gpus, driver=driver, nodes=_nodes_of(arguments), exchange=exchange)
+    workers = processes.Workers(arguments.driver, group.size, arguments.nodes)
+    measured = partial(processes.measure, group, workers, ops, shapes, algos or processes.PUSHES, _settings(arguments))
+    return _head(arguments, "collectives", group), _while_open(group, measured, workers)
 
-    def results() -> Iterator[dict[str, Any]]:
-        with group, processes.Workers(arguments.driver, group.size) as workers:
-            yield from processes.measure(group, workers, shapes, algos, EMULATED if emulated else Settings())
 
-    return f"{group.size} x {group[0].device.name}: microseconds per call, bfloat16{_meaning(group.driver)}", results()
+def _nodes(arguments: argparse.Namespace) -> Started:
+    ops, shapes = _ops(arguments, ALGORITHMS), _row_shapes(arguments, nodes.SHAPES)
+    with contextlib.nullcontext() if arguments.driver == "emu" else _real():
+        driver = _driver_of(arguments, least=2)
+    if arguments.nodes < 2:
+        raise ArgumentError("--nodes", arguments.nodes, "at least 2")
+    settings, count = _settings(arguments, calls=40), _nodes_of(arguments)
+    exchange = "in_process" if arguments.driver == "emu" else "nccl"
+    measured = nodes.measure(driver, arguments.gpus, count, exchange, ops, shapes, settings)
+    return f"{arguments.gpus} GPUs as {arguments.nodes} nodes{_meaning(driver)}", measured
+
+
+def _nodes_of(arguments: argparse.Namespace) -> int:
+    if arguments.gpus % arguments.nodes:
+        raise ArgumentError("--nodes", arguments.nodes, f"a number that divides the {arguments.gpus} GPUs")
+    return int(arguments.nodes)
 
 
 def _emulator(arguments: argparse.Namespace) -> Started:
@@ -236,8 +295,10 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "emulator": (emulator, _emulator),
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
     "fp8-siblings": (fp8_siblings, _siblings),
+    "fused-forms": (fused_forms, _fused_forms),
     "gemv": (gemv, _gemv),
     "host": (host, _host),
+    "nodes": (nodes, _nodes),
     "processes": (processes, _processes),
     "rmsnorm-fp8": (rmsnorm_fp8, _rmsnorm_fp8),
     "reduce-scatter": (moves, _moves),
@@ -246,8 +307,12 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
 }
 
 
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 def _require(option: str, package: str) -> None:
-    if importlib.util.find_spec(package) is None:
+    if not _installed(package):
         raise Unsupported(f"{option} needs the package {package}, which is not installed")
 
 

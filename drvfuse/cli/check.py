@@ -14,7 +14,8 @@ from typing import Any
 
 from ..check.cases import CASES
 from ..check.explorer import MUTANT_SEEDS, Outcome, run, tasks
-from ..check.mutants import MUTANTS, Verdict
+from ..check.mutant import Verdict
+from ..check.mutants import MUTANTS
 from ..check.run import HANGS
 from ..errors import ArgumentError
 from .terminal import counting, table

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Record:
-    """The facts that a rank tells the others about itself.
+    """The facts that a rank sends to all others about itself.
 
-    `host` tells hosts apart; `gpu` the UUID of its device. `number` is a random one, of which that of rank 0
-    becomes the group's. `alone`: no group is open on its device. `filling` are the numbers and sizes of the groups that
-    fill it, as `comm.alone` says. `domain`: only ranks of one may form a node.
+    `host` identifies its host, and `gpu` is the UUID of its device. `number` is random; rank 0's number becomes the
+    number of the group. `alone` says that no group is open on its device. `filling` are the numbers and sizes of the
+    groups that fill its device (`comm.alone`). Only ranks with equal `domain` may form a node.
     """
 
     host: str
@@ -92,8 +92,8 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes) -> Record:
-        """The record in bytes of `encode`, of this version or of one with other fields, which `agree` then refuses by
-        its version.
+        """The record whose bytes `encode` has made. A record of another version may have other fields; `agree` refuses
+        it by its version.
         """
         found: dict[str, Any] = json.loads(data)
         values: dict[str, Any] = {name: found.get(name) for name in cls.__dataclass_fields__}
@@ -114,7 +114,8 @@ _EQUAL = {
     "node_order": "node_order",
     "exchange": "exchange",
 }
-"""What must be the same on all ranks, and what it is called. The version comes first: of others nothing is known."""
+"""The fields that must be equal on all ranks, with their names in messages. The version comes first, since the other
+fields of another version are unknown."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,11 @@ class Agreement:
 
 
 def agree(records: Sequence[Record]) -> Agreement:
-    """What the ranks agree on; `records[i]` is rank i's.
+    """What the ranks agree on; `records[i]` is the record of rank i.
 
-    Raises GroupMismatch where they differ in what must be equal, ArgumentError for two ranks on one GPU and for nodes
-    that cannot be, as `find_nodes` says, and Unsupported where a group that fills its devices would have to stop that
-    on some of its ranks only.
+    Raises GroupMismatch if a field that must be equal differs, ArgumentError for two ranks on one GPU and for nodes
+    that `find_nodes` refuses, and Unsupported if an open group fills its devices and only some of its ranks take part
+    here: such a group can stop filling its devices only on all of its ranks.
     """
     for name, what in _EQUAL.items():
         values = {rank: str(getattr(record, name)) for rank, record in enumerate(records)}

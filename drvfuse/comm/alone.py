@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches that rely on no other group being open on their devices, and the form that they take while there is one.
 
-A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream start while it waits for peers. That one
-holds multiprocessors in its `griddepcontrol.wait`, and may let a further one start: a whole chain may be resident
-behind a call that waits. No budget counts it, as the kernels may be anyone's. It cannot stop the call, all of whose
-blocks were placed before. It can stop another group's: on one device A's chain may leave no room for B's call while on
-another B's leaves none for A's, and each waits for the other. In the same way a push launch of a group without a
-budget of its own fills all multiprocessors, where it has work for so many blocks.
+Two kinds of launches may fill a device. A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream
+start while it waits for peers. That kernel holds multiprocessors in its `griddepcontrol.wait`, and may in turn let a
+further kernel start, so a whole chain of kernels may be resident behind a call that waits. No budget counts the chain,
+since the kernels may belong to any library. The chain cannot stop the call in front of it, whose blocks are all placed,
+but it can stop a call of another group: on one device the chain of group A may leave no room for a call of group B,
+while on another device the chain of B leaves no room for a call of A, and each call waits for the other. Likewise a
+push launch of a group that was opened without a budget fills all multiprocessors, if it has work for so many blocks.
 
-So a launch does either only while its group is the only one open on its devices. While there are others it triggers at
-its end, as those of the other levels, and fills the group's budget. Then only what ends by itself is beside a call that
-waits, and the budgets hold. A group is opened after those launches of the others that counted on being alone are
-complete, and not at all while a graph holds such a launch, which nobody can change, or while some ranks are still to be
-launched with such a call, which would never be complete.
+So a launch triggers early or fills its device only while its group is the only one open on its devices. While other
+groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then all
+kernels beside a call that waits end by themselves, and the budgets hold. Opening a group waits until the launches of
+other groups that counted on being alone are complete. It is refused while a graph holds such a launch, because a graph
+keeps its parameters, and while some ranks are still to be launched with such a call, which could not complete.
 
-With ranks in other processes the two must be told apart. A chain of dependents keeps others out only where it is, so
-each rank triggers early while its own device is the group's alone. But a push launch must have one grid on all ranks,
-since progress goes by block index (cu/sync/push.cuh). So such a group fills its devices (`wide`) only if all of its
-ranks had theirs alone when it was opened, until the next opening on any of them. That is a step of all of its ranks,
-in which they stop together (`disturb`), or it is refused: a rank by itself could not tell the others. They do not
-begin again, since groups are closed at different times.
+For a group with ranks in other processes the two kinds follow different rules. A chain of dependent kernels keeps
+others out only on its own device, so each rank triggers early while no other group is open on its own device. But a
+push launch must have one grid on all ranks, since blocks of equal index meet (cu/sync/push.cuh). So the group fills its
+devices (`wide`) only if no other group was open on any of them when it was opened, and only until another group is
+opened on one of them. If all ranks of the wide group take part in that opening, they stop together (`disturb`);
+otherwise the opening is refused, since one rank alone could not inform the others. The group does not become wide
+again, since groups are closed at different times on different ranks.
 """
 
 from __future__ import annotations
@@ -60,15 +62,16 @@ class Adapting(Protocol):
 class AloneLaunches:
     """The launches of a group that have two forms, from its opening until `release()`.
 
-    `ranks` are the group's in this process, and `partial` its calls that some of them are not launched with yet.
-    `identity` is that of a group with ranks in other processes.
+    `ranks` are the group's ranks in this process, and `partial` the calls with which some of them are not launched yet.
+    `identity` is given for a group with ranks in other processes.
     """
 
     def __init__(self, ranks: Sequence[Rank], partial: PartialCalls, identity: Identity | None = None) -> None:
         """Waits for the launches of other groups on these devices that counted on being alone.
 
-        Raises ArgumentError where a graph holds such a launch, where some ranks are still to be launched with such a
-        call, and for a group whose other ranks do not know; CaptureError where streams that have some are captured.
+        Raises ArgumentError if a graph holds such a launch, if some ranks are still to be launched with such a call, or
+        if ranks of a wide group do not take part in the opening; CaptureError if a stream with such launches is
+        captured.
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
@@ -111,11 +114,11 @@ class AloneLaunches:
             launch.adapt(self.alone, self.wide)
 
     def launched(self) -> None:
-        """Note that launches which rely on being alone follow."""
+        """Called before launches that rely on being alone."""
         self._queued |= self.alone
 
     def captured(self, graph: Graph | None) -> None:
-        """Note that a graph, another library's if None, holds a launch that relies on being alone."""
+        """Note that `graph` holds a launch that relies on being alone; None stands for a graph of another library."""
         if not self.alone:
             return
         if graph is None:
@@ -181,9 +184,7 @@ class AloneLaunches:
 
 
 def counting(device: Device) -> list[tuple[int, int]]:
-    """Numbers and sizes of the groups with ranks in other processes that fill this device and all their other
-    devices.
-    """
+    """Numbers and sizes of the groups on this device that are `wide` and have ranks in other processes."""
     with _lock:
         return [
             (one.identity.number, one.identity.size)
@@ -198,7 +199,7 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Make these groups stop filling their devices. All of their ranks do this between the same calls."""
+    """Make the groups with these numbers stop filling their devices. All their ranks do so between the same calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -24,13 +24,13 @@ def integer(argument: str, value: Any, least: int, expected: str = "") -> int:
 
 
 def sizes(workspace_bytes: Any, max_blocks: Any) -> tuple[int, int | None]:
-    """Both arguments of a group, checked."""
+    """`workspace_bytes` and `max_blocks` of a group, checked."""
     nbytes = integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
     return nbytes, None if max_blocks is None else integer("max_blocks", max_blocks, 1)
 
 
 def colors(ranks: int, color: Any, key: Any) -> tuple[list[int | None], list[int]]:
-    """The arguments of a split, for each local rank: colours and keys."""
+    """The colour and the key of each local rank, from the arguments of `Group.split`."""
     found = []
     for name, value in (("color", color), ("key", key)):
         entries = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -58,7 +58,8 @@ def local_devices(devices: Any, driver: DriverLike) -> list[Device]:
 def own_device(device: int | Device | None, local_rank: int | None, driver: DriverLike) -> Device:
     """The device of the one rank of this process.
 
-    None: that of the number that the launcher gives the process on its host, or the only one that is visible.
+    If `device` is None, it is the device whose number is the local rank that the launcher has given the process, or the
+    only visible device.
     """
     if isinstance(device, Device):
         if driver is not None and get_driver(driver) is not device.driver:

@@ -2,16 +2,17 @@
 """Block budgets: how many blocks the open groups may have resident on a device at once.
 
 Blocks that wait for a peer must be able to run together with those of every other open group on the device, or two
-groups could starve each other. So a budget counts multiprocessors, and those of all open groups on a device sum to at
-most what it has. A pull launch has one block for each multiprocessor of its budget, and every block of ours fits one
-alone. A push launch has as many as that many multiprocessors hold of its kernel. The device may spread them over more,
-and blocks of another group that need most of a multiprocessor may then find none that is free enough. Two groups do not
-starve each other so: the smaller blocks fit between the larger ones, whichever came first, so one of the two groups is
-placed on all its devices and ends. With more groups that is no proof, and the bound in time is what remains.
+groups could starve each other. So a budget counts multiprocessors, and the budgets of all open groups on a device sum
+to at most the number of its multiprocessors. A pull launch has at most one block for each multiprocessor of its budget,
+and every block of drvfuse fits on one multiprocessor. A push launch has at most as many blocks as the multiprocessors
+of its budget hold of its kernel. The device may spread these blocks over more multiprocessors, so that another group
+whose blocks need most of a multiprocessor finds none with enough room. Two groups still cannot starve each other: the
+smaller blocks fit beside the larger ones, whichever came first, so one of the two groups is placed on all its devices
+and ends. For three and more groups this is no proof; there a starved call ends by its time-out.
 
-The kernels behind a call that are launched with PDL are not counted. With the trigger at the end of a kernel none is
-resident while it still waits for a peer, and calls trigger earlier only while their group is alone on its devices
-(`alone.py`). A group that was given no budget has all multiprocessors for its push launches then.
+Kernels that are launched with PDL behind a call are not counted. If a call triggers at its end, no such kernel is
+resident while the call waits for a peer. Calls trigger earlier only while their group is alone on its devices
+(`alone.py`). Then push launches of a group that was opened without a budget may fill all multiprocessors.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _reserved: WeakKeyDictionary[Device, int] = WeakKeyDictionary()
 
 
 class BlockBudget:
-    """`blocks` resident blocks on each of `devices`, held until `release()`; `alone` while there is no other budget.
+    """A budget of `blocks` multiprocessors on each of `devices`, held until `release()`, and of `alone` multiprocessors
+    while no other group has a budget there.
 
-    `members` are all ranks of the group, which have equal grids; `devices` those of this process."""
+    `members` are all ranks of the group, which have equal grids; `devices` are the devices of this process."""
 
     def __init__(self, members: Sequence[Member], devices: Sequence[Device], max_blocks: int | None) -> None:
         """Raises ArgumentError if a device has fewer than `max_blocks` multiprocessors left."""

@@ -8,9 +8,10 @@ its calls in memory that all ranks of its host map: a `CallTable`, written by th
     0   u64 hash, 0 in an entry that has no name
     8   the name in UTF-8, behind it zeros
 
-An entry is written in the order 0, name, hash, and a reader takes it only if it has found the hash before and after it
-has read the name. A name that is longer is cut; the hash is of all of it. The ring forgets the oldest name when it is
-full, so that a call which was prepared 256 others ago is reported without its name.
+The writer of an entry first stores 0 as its hash, then the name, then the hash. A reader takes the name only if it
+reads the same hash before and after the name. A name that is too long is cut, but the hash is that of the whole name.
+When the ring is full, a new name replaces the oldest one, so a call that was prepared 256 calls ago is reported without
+its name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 ENTRIES, ENTRY_BYTES = 256, 256
 TABLE_BYTES = ENTRIES * ENTRY_BYTES
-"""Of a `CallTable`, zeros at first."""
+"""The size of the memory of a `CallTable`, which holds zeros at first."""
 
 _HASH_BYTES, _NUMBER_BITS = 6, 16
 _NAME_BYTES = ENTRY_BYTES - 8
@@ -34,18 +35,18 @@ _ENTRY = np.dtype([("hash", "<u8"), ("name", f"S{_NAME_BYTES}")])
 
 
 def hash_of(name: str) -> int:
-    """`Call.hash` of the call of that name: 48 bits above 16 zeros, never 0."""
+    """The hash of the call with that name: 48 bits, never all 0, above 16 bits that are 0."""
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).digest()
     return max(1, int.from_bytes(digest, "little")) << _NUMBER_BITS
 
 
 def number_in(word: int) -> int:
-    """The low bits of a call's number in its word."""
+    """The low bits of the number of a call, which its word holds."""
     return word % (1 << _NUMBER_BITS)
 
 
 def hash_in(word: int) -> int:
-    """The hash in a call's word, as `hash_of` gives it."""
+    """The hash that the word of a call holds, as `hash_of` returns it."""
     return word - number_in(word)
 
 

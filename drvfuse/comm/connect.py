@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps from ranks that have found one another to the transport of their group.
+"""The steps in which ranks that have a common board make the transport of their group.
 
-    1. open      each rank checks its arguments and opens its device; a vote, as all that follows needs a device
-    2. agree     all records on all ranks (`comm.agreement`), which must go together
-    3. yield     groups that fill these devices no longer do, on all of their ranks (`comm.alone`)
-    4. transport
+    1. open       each rank checks its arguments and opens its device; a vote, since all later steps need the device
+    2. agree      each rank gets the records of all ranks and checks that they fit one another (`comm.agreement`)
+    3. yield      open groups that fill these devices stop doing so on all of their ranks (`comm.alone`)
+    4. transport  each rank makes its transport; the group allocates memory later
 
-Whatever fails is raised on all ranks, and their board is closed then. Memory is the group's next step.
+A failure of one rank is raised on all ranks, and the board is closed then.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def connect(
     board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted
 ) -> tuple[ProcessTransport | NodeTransport, Record, Nodes]:
-    """The transport of this board's ranks, which owns `board`, what this rank has said of itself, and the nodes.
+    """The transport of the ranks of `board`, the record of this rank, and the nodes. The transport owns `board`.
 
-    `opened` gives the device, the workspace bytes and the budget of blocks of this rank. Raises what it raises, and as
-    `agree`, GroupError where another rank has failed, GroupTimeout and RankEnded.
+    `opened` returns the device, the workspace bytes and the budget of blocks of this rank. Raises what `opened` and
+    `agree` raise, GroupError if another rank has failed, GroupTimeout and RankEnded.
     """
     try:
         with voted(board, "open the device"):

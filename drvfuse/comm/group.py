@@ -11,35 +11,25 @@ from typing import TYPE_CHECKING, overload
 
 from .. import config
 from ..bootstrap.rendezvous import meet
-from ..errors import (
-    CaptureError,
-    ClosedError,
-    DriverError,
-    DrvfuseError,
-    LaunchError,
-    RankEnded,
-    Unsupported,
-    require_kind,
-)
+from ..errors import CaptureError, ClosedError, DriverError, DrvfuseError
 from ..nodes.exchange import Exchange, Member
 from ..nodes.joint import Joint, NodesWanted
 from ..nodes.layout import Nodes, find_nodes, find_order
 from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.driver import Owner, forked
-from ..runtime.lifetime import Owned, flush, hold, release
+from ..runtime.lifetime import Owned, flush
 from ..runtime.vmm import SymmetricBuffer, Undo
 from . import arguments
 from .alone import AloneLaunches
 from .budget import BlockBudget
+from .call_state import CallState
 from .connect import connect
-from .history import History, Noted
-from .multicast_memory import MulticastMemory
 from .partial import PartialCalls
 from .rank import Rank
 from .rank_graphs import RankGraphs
-from .reports import error_of
 from .split import split
+from .symmetric_memory import SymmetricMemory
 from .transport import LocalTransport
 from .workspace import Workspace
 
@@ -48,6 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.driver import Driver, DriverLike
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream, StreamLike
+    from .history import Noted
     from .transport import Transport
 
 _LOCAL_SECONDS = 60.0  # seconds that an engine may take to connect the ranks of one process
@@ -71,7 +62,7 @@ class Group(Owned, Owner):
         max_blocks: int | None,
         joint: Joint,
     ) -> None:
-        """A collective step, as every step of `transport` is."""
+        """All ranks of the group construct it together, step by step (`Transport.step`)."""
         Owner.__init__(self)
         self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
@@ -79,10 +70,7 @@ class Group(Owned, Owner):
         self.layout, self.wanted = joint.nodes, joint.wanted
         self.link: NodeLink | None = None
         self.sizes = workspace_bytes, max_blocks
-        self._broken: Callable[[], DrvfuseError] | None = None
-        self._stale = self._held = False
-        self._partial = PartialCalls(transport.indices)
-        self._history = History(transport.indices)
+        partial = PartialCalls(transport.indices)
         self.ranks = tuple(Rank(i, device, self) for i, device in zip(transport.indices, devices, strict=True))
         with Undo() as undo:
             undo.append(transport.close)
@@ -92,17 +80,18 @@ class Group(Owned, Owner):
                 flush(self.driver)
                 self._budget = BlockBudget(transport.members, devices, max_blocks)
                 undo.append(self._budget.release)
-                self.alone = AloneLaunches(self.ranks, self._partial, transport.identity)
+                self.alone = AloneLaunches(self.ranks, partial, transport.identity)
                 undo.append(self.alone.release)
                 transport.open()
             self.workspace = Workspace(transport, workspace_bytes, self.layout)
             undo.append(self.workspace.close)
             self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
-            self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
+            self._memory = SymmetricMemory(transport, self.ranks, self.nodes > 1, self.workspace.payload_bytes)
             if self.nodes > 1:
                 self.link = self._join(joint)
                 undo.append(self.link.close)
-            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport, self.link
+            self._state = CallState(transport, partial, self.workspace, self.link)
+            owned = self.ranks, self.workspace, self._memory, self._budget, self.alone, transport, self.link
             self._owns(self.driver, _dispose, *owned)
             undo.commit()
         try:
@@ -143,21 +132,22 @@ class Group(Owned, Owner):
         """A group whose ranks are all driven by this process.
 
         `devices` is a number of devices (0 .. n-1), or a list of device ids or of `Device` objects, rank by rank.
-        `driver` is as for `drvfuse.device`, by default that of the objects. `workspace_bytes` is the payload of a
-        rank's workspace, and also the size of its slots for push algorithms, so a rank takes twice as much: inputs
-        larger than it are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may fill on each
-        device; the budgets of all open groups on a device sum to at most what it has. By default it is 64, and push
-        launches may fill all multiprocessors while no other group is open on the devices.
+        `driver` is as for `drvfuse.device`; the default is the driver of the `Device` objects. `workspace_bytes` is the
+        size of the payload of a rank's workspace, and also of its slots for push algorithms, so each rank allocates
+        twice as much. Larger inputs are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may
+        fill on each device; the budgets of all open groups on a device sum to at most the number of its
+        multiprocessors. The default is 64, and then push launches may fill all multiprocessors while no other group is
+        open on the devices.
 
-        `nodes` splits the ranks into so many nodes of consecutive ranks, as if they were on different hosts, to try or
-        test that (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four nodes;
-        `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of one's own.
+        `nodes` splits the ranks into that number of nodes of consecutive ranks, as if the nodes were different hosts,
+        for trials and tests (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four
+        nodes. `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of your own.
 
-        Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
-        alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
-        a wrong size, id or budget, and where a graph holds such a call or some ranks are still to be launched with one,
-        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device, or one with such
-        calls, is captured.
+        Blocks until the workspaces are ready. It also waits for calls of other groups that count on having their
+        devices alone: calls with PDLLevel.OVERLAP_AT_BEGINNING, and calls on more multiprocessors than their budget.
+        Raises ArgumentError for a wrong size, id or budget, and if a graph holds such a call or some ranks are still to
+        be launched with one; DriverUnavailable if the driver cannot be used; CaptureError while the default stream of a
+        device, or a stream with such calls, is being captured.
         """
         payload, budget = arguments.sizes(workspace_bytes, max_blocks)
         found = arguments.local_devices(devices, driver)
@@ -188,28 +178,31 @@ class Group(Owned, Owner):
         node_order: str | None = None,
         exchange: str | Exchange | None = None,
     ) -> Group:
-        """A group of `size` ranks, of which this process drives one, `rank`, and other processes the others.
+        """A group of `size` ranks, of which this process drives rank `rank`, and other processes drive the others.
 
-        Every rank calls this. `rank` and `size` are by default what the launcher of the processes has set (torchrun,
-        mpirun, srun, `drvfuse run`), and `device` the one of the process's number on its host, or the only visible one.
-        `store` lets the processes find one another: an mpi4py communicator, a store or process group of
-        torch.distributed, or any object with `set` and `get` as `drvfuse.bootstrap` says; None needs none on one host.
-        The other arguments are those of `local`, and equal on all ranks. `timeout` bounds, in seconds, this and each
-        later step of all ranks.
+        Every rank calls this. The defaults of `rank` and `size` are the values that the launcher of the processes has
+        set (torchrun, mpirun, srun, `drvfuse run`); the default of `device` is the device whose number is the process's
+        rank on its host, or the only visible device. `store` lets the processes find one another: an mpi4py
+        communicator, a store or process group of torch.distributed, or any object with `set` and `get` as
+        `drvfuse.bootstrap` describes them; on one host it may be None. The other arguments are those of `local`, and
+        must be equal on all ranks. `timeout` is the time limit, in seconds, of this step and of each later step that
+        all ranks take together.
 
-        Ranks of one host form a node, of up to eight ranks; a number `nodes` makes so many of consecutive ranks, also
-        on one host. All nodes have equally many ranks. For several, docs/nodes.md says what calls then do. `node_order`
-        is "fixed" or "engine", by default "fixed" for up to four nodes. `exchange` is the engine between them: "nccl",
-        "mpi", or an object of one's own with the methods of `drvfuse.nodes.exchange.Exchange`; by default the first of
-        both that is installed.
+        By default the ranks of one host form a node, of up to eight ranks. If `nodes` is a number, the ranks form that
+        number of nodes of consecutive ranks, also on one host. All nodes have equally many ranks. docs/nodes.md
+        describes calls of groups of several nodes. `node_order` is "fixed" or "engine", by default "fixed" for up to
+        four nodes. `exchange` is the engine between the nodes: "nccl", "mpi", or an object of your own with the methods
+        of `drvfuse.nodes.exchange.Exchange`; by default "nccl" if it is installed, else "mpi".
 
-        Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or, on the rank
-        that failed, its own error and on the others a GroupError that names that rank: GroupTimeout and RankEnded,
-        which name the ranks that are missing, GroupMismatch where they differ in what must be equal, ArgumentError,
-        Unsupported, DriverUnavailable, CaptureError and DriverError. Nothing is left then.
+        Blocks until all ranks have connected and the workspaces are ready. If one rank fails, it raises its own error,
+        and the others raise a GroupError that names that rank. GroupTimeout and RankEnded name the ranks that are
+        missing; GroupMismatch is raised if the ranks differ in a value that must be equal. Other errors are
+        ArgumentError, Unsupported, DriverUnavailable, CaptureError and DriverError. Nothing stays allocated after an
+        error.
 
-        Between calls the ranks take these steps together, and each raises as this does: `reset`, `split`, `symmetric`,
-        and the first call with `use_multimem=True` that makes staging memory. `close` is each rank's own.
+        Later the ranks take these steps together, between calls, and each raises the same errors: `reset`, `split`,
+        `symmetric`, and the first call with `use_multimem=True` that makes staging memory. Each rank calls `close` by
+        itself.
         """
 
         def opened() -> tuple[Device, int, int | None]:
@@ -266,14 +259,14 @@ class Group(Owned, Owner):
         workspace_bytes: int | None = None,
         max_blocks: int | None = None,
     ) -> Group | None | list[Group | None]:
-        """A new group of the ranks that give the same `color`, in the order of `key` and then of their ranks here.
+        """A new group of the ranks that give the same `color`, ordered by `key` and then by their ranks in this group.
 
-        `color` is an integer of at least 0, or None for a rank that is to be in no new group, which gets None. With
-        several local ranks both are lists, with an entry for each (a single `key` counts for all), and a list comes
-        back: with one local rank bare values are accepted in place of lists, and a bare group comes back. The other
-        arguments are by default those of this group.
+        `color` is an integer of at least 0; a rank that gives None joins no new group, and gets None. With several
+        local ranks `color` and `key` are lists with an entry for each (a single `key` counts for all), and the result
+        is a list. With one local rank bare values are accepted, and the result is a bare group. The other arguments are
+        by default those of this group.
 
-        All ranks of this group call it; see `connect` for what it raises then. Both groups work from then on, and
+        All ranks of this group call it; it raises the errors of `connect`. Both groups can be used afterwards, and
         either may be closed first.
         """
         self.require_open()
@@ -296,7 +289,7 @@ class Group(Owned, Owner):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The ranks of that node, in their order."""
+        """The ranks of the node `node`, in their order."""
         return self.layout.ranks(self.node)
 
     @property
@@ -329,26 +322,19 @@ class Group(Owned, Owner):
         self.require_open()
         for rank in self.ranks:
             rank.drain()
-        self._forget_partial()
+        self._state.forget_partial()
         self.check()
-        self._history.settle()
+        self._state.history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset, CallMismatch if it has found that
-        the call of a peer differs from its own. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if the call of a
+        rank differed from that of a peer. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
-        reset: by :meth:`reset`, or by the next collective after it has been raised once.
+        reset: by :meth:`reset`, or, if all ranks are in this process, by the next collective.
         """
         self.require_open()
-        if self._broken is None and self.workspace.reported():
-            found = self.workspace.first_report()
-            self._broken = error_of(found, self._history, self.calls, self.transport.ended)
-        if self._broken is not None:
-            raise self._broken()
-        if self.link is not None and self.link.failure is not None:
-            self._stale = True
-            raise self.link.failure
+        self._state.check(self.calls)
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -357,8 +343,9 @@ class Group(Owned, Owner):
         state and reports of every rank, whether or not it launched. Harmless at any other time. Raises CaptureError
         while a rank's stream is being captured.
 
-        With ranks in other processes all of them call this, also those that have seen no error: a step as those of
-        `connect`, which waits for ranks that are still in a call as long as that may take.
+        If the group has ranks in other processes, all ranks call this, also those that have seen no error. It raises
+        the errors of `connect`, and its time limit is longer by `spin_timeout`, so that ranks that still wait in a call
+        can give up first.
         """
         self.require_open()
         with self.transport.step("reset the group: wait for what is queued", config.get("spin_timeout")):
@@ -366,59 +353,47 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             for rank in self.ranks:
                 rank.drain()
-        self._forget_partial()
+        self._state.forget_partial()
         with self.transport.step("reset the group: clear the workspaces"):
             self.workspace.clear([rank.stream for rank in self.ranks])
         if self.link is not None:
             with self.transport.step("reset the group: connect the nodes", self.link.timeout):
                 self.link.reset()
-        self._history.clear()
-        self._broken = None
-        self._stale = False
+        self._state.clear()
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Called first by every collective: raises a pending BarrierTimeout, or resets after one.
+        """Called first by every collective: raises a pending BarrierTimeout, or resets the group after one.
 
-        Raises CaptureError where a reset is due and one of `streams` is being captured. With ranks in other processes
-        nothing is reset here: the error is raised again, LaunchError after `abandon`, and RankEnded where a rank has
-        ended, which would never come to the call.
+        Raises CaptureError if a reset is due and one of `streams` is being captured. A group with ranks in other
+        processes is not reset here: the error is raised again, LaunchError after `abandon`, and RankEnded if the
+        process of a rank has ended, since that rank would never take part in the call.
         """
         self.require_open()
-        if self._broken is not None or self._stale:
+        if self._state.admit(self.calls):
             if not self.together:
-                self._refuse()
+                self._state.refuse(self.calls)
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
-            self.check()
-        elif self.transport.ended:
-            rank, how = next(iter(self.transport.ended.items()))  # the first one
-            raise RankEnded("a call of the group", rank, how)
-
-    def _refuse(self) -> None:
-        self.check()
-        raise LaunchError(
-            "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
-            "up: call group.reset() on all ranks"
-        )
 
     @contextlib.contextmanager
     def capture(self, streams: Sequence[StreamLike] | None = None) -> Iterator[RankGraphs]:
         """Record what the block queues on `streams`, by default each rank's own, as one CUDA graph per local rank.
 
-        `with group.capture() as graphs: ...`, then `graphs.launch()`. Nothing runs inside the block. Chains of
-        collectives are faster than in one graph over all streams (`Graph.capture(streams)`), which starts and ends on
-        one stream. The algorithm "naive" needs one graph and raises Unsupported here. For what else is raised see
-        `Graph.capture`; `streams` has one stream of each local rank's device.
+        Use it as `with group.capture() as graphs: ...`, then call `graphs.launch()`. Nothing runs inside the block.
+        `streams` has one stream for each local rank, on its device. Chains of collectives are faster than in one graph
+        over all streams (`Graph.capture(streams)`), which starts and ends on one stream. The algorithm "naive" needs
+        such a graph and raises Unsupported here. Otherwise raises the errors of `Graph.capture`.
         """
         self.require_open()
         with RankGraphs.capture(self, streams) as graphs:
             yield graphs
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
-        """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
-        self._history.captured(position, graph, call.note)
+        """Called after the launch of `call` on a local rank was captured into `graph`, None if another library
+        captures.
+        """
+        self._state.history.captured(position, graph, call.note)
         if call.note.adapts:
             self.alone.captured(graph)
         if graph is not None:
@@ -430,102 +405,71 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self._forget_partial()  # from here on the program must keep the order of the ranks' calls
+        self._state.forget_partial()  # from here on the program must keep the order of the ranks' calls
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called right before `call` is launched on local ranks, outside a capture.
 
-        Raises LaunchError if another rank was launched alone with another call, which these would meet on the device.
-        While a call has been launched on some ranks only, nothing that was dropped is freed.
+        Raises LaunchError if another rank was launched alone with another call, since kernels of the two calls would
+        meet on the devices. While a call has been launched on some ranks only, no memory is freed.
         """
-        if self._partial.begin(positions, call):
-            self._held = True
-            hold(self)
-        elif self._held:
-            self._held = False
-            release(self)
+        self._state.begin(positions, call)
         if call.note.adapts:
             self.alone.launched()
-        self._history.launched(positions, call.note)
-
-    def _forget_partial(self) -> None:
-        self._partial.clear()
-        self._held = False
-        release(self)
 
     def abandon(self) -> None:
         """Called by a collective that launched only some ranks: the group must be reset before the next call."""
-        self._stale = True
+        self._state.abandon()
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory of one address per rank that every rank can read and write; the caller closes it.
 
-        With `multicast` it also has `multicast_ptr`, the address that stands for byte 0 of all ranks' parts at once,
-        for `multimem` instructions. Between accesses to a part by its own address and by that one stands a
-        `fence.proxy.alias`, or the end of a kernel. This makes a multicast object, and blocks until the fabric is
-        ready. Collectives with `use_multimem=True` take inputs in such memory from where they lie.
+        With `multicast` the buffer also has `multicast_ptr`, one address that stands for byte 0 of all ranks' parts,
+        for `multimem` instructions. Between an access to a part by its own address and an access by `multicast_ptr`
+        there must be a `fence.proxy.alias` or the end of a kernel. This makes a multicast object, and blocks until the
+        fabric is ready. Collectives with `use_multimem=True` need no copy of inputs that lie in such a buffer.
 
-        Raises Unsupported where a pair of devices lacks peer access. With `multicast` it raises, with nothing made:
-        Unsupported where the site forbids multicast (the CUDA driver only), where a device has none and for a group of
-        one rank; CaptureError while a rank's stream is being captured; MulticastError, the same for all ranks, where
+        Raises Unsupported if a pair of devices lacks peer access. With `multicast` it raises, and makes nothing:
+        Unsupported if the site forbids multicast (the CUDA driver only), if a device has no multicast, or if the group
+        has one rank; CaptureError while a rank's stream is being captured; MulticastError, the same on all ranks, if
         the set-up fails.
         """
         self.require_open()
-        with self.transport.step("allocate symmetric memory"):
-            size = arguments.integer("nbytes", nbytes, 1)
-            require_kind("multicast", multicast, bool, "True or False")
-            if multicast:
-                self.require_multicast()
-            self._require_shared()
-        return self._multicast.allocate(size) if multicast else self.transport.symmetric(size, multicast=False)
+        return self._memory.allocate(nbytes, multicast)
 
     def require_multicast(self) -> None:
-        """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
+        """Raise Unsupported if the site forbids multicast, or if a device of the group has none. Makes nothing."""
         self.require_open()
-        if self.nodes > 1:
-            raise Unsupported("multicast memory is that of one node, and the group has several")
-        self.transport.require_multicast()
-        self._require_shared()
+        self._memory.require_multicast()
 
     def multicast_at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
-        """The multicast address of the `nbytes` that lie at `ptrs[i]` on local rank i, or None.
+        """The multicast address of the `nbytes` bytes that lie at `ptrs[i]` on local rank i, or None.
 
-        There is one where all of them lie at the same offset of one open buffer of `symmetric(multicast=True)` of this
-        group; memory of another group has none. Makes no driver call.
+        They have one if they lie at the same offset of one open buffer that `symmetric(multicast=True)` of this group
+        has made. Makes no driver call.
         """
-        return self._multicast.at(ptrs, nbytes)
+        return self._memory.multicast_at(ptrs, nbytes)
 
     def multicast_staging(self, streams: Sequence[Stream] = ()) -> SymmetricBuffer:
         """Multicast memory for the group's ops, as large as the payload (`workspace_bytes`), freed with the group.
 
-        Made by the first call, which raises as `symmetric(multicast=True)` does, and CaptureError while one of
-        `streams` is being captured too; later calls return the same buffer. Contents are undefined at first.
+        The first call makes the buffer, and raises the errors of `symmetric(multicast=True)`, and CaptureError while
+        one of `streams` is being captured. Later calls return the same buffer. Its contents are undefined at first.
         """
         self.require_open()
-        if not self._multicast.staged:
-            self.require_multicast()
-        return self._multicast.staging(streams)
-
-    def _require_shared(self) -> None:
-        if self.nodes > 1:
-            raise Unsupported("symmetric memory is that of one node, and the group has several")
-        if not self.peers_readable:
-            raise Unsupported(
-                f"symmetric memory needs peer access between all devices; missing (from, to): "
-                f"{list(self.transport.missing)}"
-            )
+        return self._memory.staging(streams)
 
     def close(self) -> None:
         """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid.
 
-        Raises CaptureError while a rank's stream is being captured; the group stays open then. A group that is
-        collected without it is freed later, by an allocation or synchronisation. A hang report that nobody has read is
-        dropped. Memory that running kernels may still use, because waiting for them failed, is not freed.
+        Raises CaptureError while a rank's stream is being captured; the group stays open then. A group that is garbage
+        collected without `close` is freed at a later allocation or synchronisation. A hang report that was not read is
+        dropped. If waiting for the queued work fails, memory that running kernels may still use is not freed.
         """
         if not self.closed and not forked() and not self.driver.closed:
             for rank in self.ranks:
                 rank.require_no_capture()
-            self._forget_partial()
+            self._state.forget_partial()
         super().close()
         self.transport.close()  # also where the driver is gone, and nothing is left to free
 
@@ -550,7 +494,7 @@ def _dispose(
     driver: Driver,
     ranks: Sequence[Rank],
     workspace: Workspace,
-    multicast: MulticastMemory,
+    memory: SymmetricMemory,
     budget: BlockBudget,
     alone: AloneLaunches,
     transport: Transport,
@@ -571,7 +515,7 @@ def _dispose(
     if failure is not None:
         if link is not None:
             link.stop()
-        driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
+        driver.abandoned.append((workspace, memory, budget, link))  # kernels of the other ranks may still use it
         transport.close()
         raise failure
     budget.release()
@@ -581,4 +525,4 @@ def _dispose(
         if link is not None:
             undo.append(link.close)
         undo.append(workspace.close)
-        undo.append(multicast.close)
+        undo.append(memory.close)

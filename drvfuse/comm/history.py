@@ -2,10 +2,9 @@
 """Which calls the ranks of a group were launched with since its last reset, so that a time-out can name its call.
 
 A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
-call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls that
-was. There are two exceptions. Push calls of an even number of rounds leave the epoch as it is, so several calls may
-have begun with the same one. And nothing here learns of the replays of a graph that another library captured or
-replays.
+call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls gave
+up. There are two exceptions. Push calls of an even number of rounds do not change the epoch, so several calls may have
+begun with the same epoch. And replays of a graph that another library captured or replays are not recorded here.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class Noted(Protocol):
 
 @dataclass
 class Totals:
-    """How many calls a rank was launched with, and the barriers of these.
+    """How many calls a rank was launched with, and the number of barriers of all these calls.
 
-    `waiting` is the number of the first call that waits for peers and began with the epoch that the rank has after all
-    of them; 0 if there is none.
+    `waiting` is the number of the first call that waits for peers and began with the same epoch that the rank has after
+    all of these calls; 0 if there is none.
     """
 
     calls: int = 0
@@ -65,11 +64,11 @@ class Totals:
     waiting: int = 0
 
     def count(self, note: CallNote) -> None:
-        """Add a call behind these."""
+        """Add one call, which comes after these."""
         self.add(Totals(1, note.barriers, int(note.waits and not note.barriers)))
 
     def add(self, other: Totals) -> None:
-        """Add calls behind these."""
+        """Add calls, which come after these."""
         if other.barriers:
             self.barriers += other.barriers
             self.waiting = 0
@@ -115,7 +114,9 @@ class History:
         self._append((positions, note))
 
     def captured(self, position: int, graph: Graph | None, note: CallNote) -> None:
-        """Note that a graph, of another library if None, now holds the part of the rank at `position` in a call."""
+        """Record that `graph`, None for a graph of another library, holds the launch of a call on the rank at
+        `position`.
+        """
         if graph is None:
             self._complete = False
             return
@@ -124,7 +125,7 @@ class History:
         graph.after_launch(calls.after_replay)
 
     def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
-        """Note the launch of a graph with these calls; a launch that another graph captures cannot be followed."""
+        """Record the launch of a graph with these calls. If another graph captures it, its replays are unknown."""
         if inside_graph:
             self._complete = False
         else:
@@ -190,7 +191,7 @@ class History:
         possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # a later kernel counts, too
+            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # also a later kernel of the call
                 possible.append(number)
                 named = f", {note}{where}"
             barriers += note.barriers

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Setting up multicast memory for the ranks of a group: afterwards it exists on all of them or on none.
 
-    allocate      each rank: memory of the common size, at an address of its own
-    create        one rank: the object
-    export        each process whose memory others must map: descriptors of it and of the object
-    vote          who has failed has nothing to pass on
-    pass on       the descriptors, to the processes of the other ranks
-    import        each process: what it has got, the memory of each rank at an address
-    add           each rank: its device
-    vote          a bind would wait for ever for the device of a rank that has failed
-    bind          each rank: its memory, at offset 0
-    map           each process: the object, once
-    set access    each rank: its device may use the mapping
-    vote          a kernel may use the address only once the memory of every rank is bound and mapped
-    publish       the buffer has its multicast address
+    allocate      each rank allocates memory of the common size
+    create        rank 0 creates the multicast object
+    export        each process with peers in other processes exports its memory, and rank 0 the object, as descriptors
+    vote          because a rank that has failed has no descriptors to send
+    pass on       each process sends its descriptors to the processes of the other ranks
+    import        each process maps the memory of each other rank, and imports the object
+    add           each rank adds its device to the object
+    vote          because a bind would wait for ever for the device of a rank that has failed
+    bind          each rank binds its memory at offset 0 of the object
+    map           each process maps the object once
+    set access    each rank lets its device access the mapping
+    vote          because a kernel may use the address only when the memory of every rank is bound and mapped
+    publish       the buffer gets its multicast address
 
-A rank that fails does nothing more before the next vote, but it votes. A vote gives all ranks one answer. Where that is
-a failure, each rank takes back what it has made, in reverse, and raises the same MulticastError. The code 802 says that
-the fabric manager was late: then every rank takes everything back and all begin anew together, up to ATTEMPTS times.
-A rank that tried again alone would wait for the others in its bind. An attempt that cannot be taken back is the last.
+A rank that fails does nothing more before the next vote, but it votes. A vote gives all ranks one answer. If the answer
+is a failure, each rank undoes its steps in reverse order and raises the same MulticastError. Error code 802 means that
+the fabric manager was not ready: then all ranks undo their steps and start again together, up to ATTEMPTS times. (A
+rank that started again alone would wait for the others in its bind.) If undoing fails, there is no further attempt.
 
-A `Team` knows the ranks and how they vote. Where all are in this process, nothing is passed on, and a vote sees every
-outcome at once (`LocalTeam`). Between processes outcomes and descriptors go over the group's board.
+A `Team` knows the ranks and how they vote. If all ranks are in this process, no descriptors are sent, and a vote sees
+every outcome at once (`LocalTeam`). Between processes, outcomes and descriptors are sent over the group's board.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ _log = logging.getLogger("drvfuse.comm")
 
 
 class Team(Protocol):
-    """The ranks of a set-up, each with one of `size` devices. `places` are those of this process, by rank."""
+    """The `size` ranks of a set-up, each with a device. `places` has the devices of this process by rank."""
 
     size: int
     places: Mapping[int, Device]
 
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
-        """The outcomes of the steps since the last vote in all processes; `own` are those of this process."""
+        """The outcomes of the steps since the last vote, of all processes; `own` is the outcome of this process."""
 
     def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
-        """Descriptors of the memory of ranks of other processes and, where rank 0 is in another one, of the object.
+        """Exchange descriptors: returns those of the memory of ranks in other processes and, if rank 0 is in another
+        process, that of the object.
 
-        They are this process's. All processes call it with what they have exported, which stays theirs.
+        All processes call it with the descriptors that they have exported. Each process closes the descriptors that it
+        has exported, and those that it has received.
         """
 
 
@@ -82,8 +84,8 @@ class LocalTeam:
 def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
     """A symmetric buffer of `nbytes`, rounded up, on the ranks of `team`, with a multicast address over its parts.
 
-    Blocks until the fabric has formed the team. The buffer is the caller's, who has called `require_multicast`.
-    Raises MulticastError for the call that failed first; nothing is left then, on any rank.
+    The caller has called `require_multicast`, and owns the buffer. Blocks until the fabric has added all devices.
+    Raises MulticastError for the driver call that failed first; no rank keeps anything then.
     """
     flush(_driver(team))
     attempt = 1
@@ -123,7 +125,8 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
 def vote(team: Team) -> Iterator[None]:
     """A block that ends in a vote on whether the steps inside have succeeded on all ranks.
 
-    Raises what the ranks agree on. An error that is no MulticastError (of an interrupt, say) goes on at once.
+    Raises the failure that the ranks agree on. Another error than MulticastError, such as KeyboardInterrupt, is raised
+    at once, without a vote.
     """
     outcome = None
     try:
@@ -136,10 +139,10 @@ def vote(team: Team) -> Iterator[None]:
 
 
 def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
-    """The verdict of a vote: None where nobody failed, else the failure that every rank raises.
+    """The answer of a vote: None if no rank failed, else the failure that every rank raises.
 
-    A failure that stays comes before one that may pass (802), and then that of the lowest rank, so that all who see
-    these outcomes do the same: go on, begin anew, or give up.
+    A permanent failure is chosen before one that may pass (802), and among equals that of the lowest rank. So all ranks
+    that see these outcomes do the same: go on, start again, or give up.
     """
     failures = [outcome for outcome in outcomes if outcome is not None]
     return min(failures, key=lambda failure: (failure.code == NOT_READY, failure.rank or 0), default=None)
@@ -147,7 +150,7 @@ def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
 
 @contextlib.contextmanager
 def step_of(rank: int) -> Iterator[None]:
-    """A block in which the failure of a driver call becomes that of `rank`, with the meaning that its code has for
+    """A block in which the error of a driver call becomes a MulticastError of `rank`, with the meaning of its code for
     multicast.
     """
     try:
@@ -165,7 +168,7 @@ def _size(parts: Mapping[int, MappedMemory]) -> int:
 
 
 def allocate(team: Team, nbytes: int, undo: Undo) -> dict[int, MappedMemory]:
-    """Memory of every rank of this process, of a size that both allocations and binds may have."""
+    """The memory of every rank of this process. Its size is `nbytes`, rounded up to what allocations and binds need."""
     devices = list(team.places.values())
     with step_of(min(team.places)):
         unit = Multicast.granularity(devices, count=team.size)
@@ -193,7 +196,7 @@ def create(team: Team, nbytes: int, undo: Undo) -> Multicast | None:
 def export(
     team: Team, parts: Mapping[int, MappedMemory], made: Multicast | None, opened: contextlib.ExitStack
 ) -> list[int]:
-    """Descriptors of the memory of the rank of this process, and of the object that it has made, closed by `opened`."""
+    """Descriptors of the memory of this process's rank, and of the object if it has made that. `opened` closes them."""
     exported: list[int] = []
     if len(team.places) < team.size:
         (rank,) = team.places
@@ -206,7 +209,7 @@ def export(
 
 
 def import_parts(team: Team, descriptors: Mapping[int, int], nbytes: int, undo: Undo) -> dict[int, MappedMemory]:
-    """The memory of the ranks of other processes."""
+    """Map the memory of the ranks of other processes."""
     parts = {}
     for rank, descriptor in descriptors.items():
         with step_of(min(team.places)):
@@ -216,7 +219,7 @@ def import_parts(team: Team, descriptors: Mapping[int, int], nbytes: int, undo: 
 
 
 def import_object(team: Team, descriptor: int | None, nbytes: int, undo: Undo) -> Multicast:
-    """The object that another process has made."""
+    """Import the object that another process has made."""
     assert descriptor is not None
     with step_of(min(team.places)):
         devices = list(team.places.values())
@@ -226,14 +229,14 @@ def import_object(team: Team, descriptor: int | None, nbytes: int, undo: Undo) -
 
 
 def add(team: Team, multicast: Multicast) -> None:
-    """Every rank's device joins the team."""
+    """Add the device of every rank of this process to the object."""
     for rank, device in team.places.items():
         with step_of(rank):
             multicast.add(device)
 
 
 def bind(multicast: Multicast, parts: Sequence[tuple[int, MappedMemory]]) -> None:
-    """The memory of every rank of this process, at the beginning of the object."""
+    """Bind the memory of every rank of this process at offset 0 of the object."""
     for rank, part in parts:
         assert isinstance(part.memory, PhysicalMemory)
         with step_of(rank):
@@ -241,13 +244,13 @@ def bind(multicast: Multicast, parts: Sequence[tuple[int, MappedMemory]]) -> Non
 
 
 def map_object(team: Team, multicast: Multicast) -> int:
-    """The object's address in this process."""
+    """Map the object, and return its address in this process."""
     with step_of(min(team.places)):
         return multicast.map()
 
 
 def set_access(team: Team, multicast: Multicast, ptr: int) -> None:
-    """Every rank's device may use the mapping."""
+    """Let the device of every rank of this process access the mapping."""
     for rank, device in team.places.items():
         with step_of(rank):
             multicast.set_access(ptr, device)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transport of a group over several nodes, with one rank in this process.
 
-Its steps are those of all ranks. Its memory is that of the ranks of the own node, who share it by a transport of their
-own; what lies on other nodes has address 0.
+All ranks of the group take its steps. The ranks of each node share memory by a transport of the node. In tables of
+addresses the entries of ranks of other nodes are 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Made = TypeVar("Made", bound=_Closable)
 
 
 class NodeTransport(OnBoard):
-    """See the module. `board` is that of all ranks, and `ranks` are those of the own node."""
+    """See the module. `board` is the board of all ranks of the group, and `ranks` are the ranks of this node."""
 
     def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
         """Collective: the ranks of each node get a board of their own."""
@@ -70,7 +70,7 @@ class NodeTransport(OnBoard):
         raise Unsupported("symmetric memory is that of one node, and the group has several")
 
     def all_ended(self) -> bool:
-        return True  # there is no multicast memory that would have to wait for it
+        return True  # only multicast memory has to wait for the other ranks, and there is none
 
     def close(self) -> None:
         self._node.close()

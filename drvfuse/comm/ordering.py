@@ -27,14 +27,14 @@ def same(one: Stream, other: Stream) -> bool:
 
 
 class RankOrder:
-    """The stream that a rank's last call went to, and the order of the next call after it.
+    """The stream of a rank's last call; orders the next call after that one.
 
-    A foreign stream may be destroyed after the call, so an event stands for it.
+    A foreign stream may be destroyed after the call, so an event that was recorded behind the call stands for it.
     """
 
     def __init__(self) -> None:
         self.last: Stream | None = None
-        """Stream of the last call since the rank was last drained, if any."""
+        """The stream of the last call; None if there was no call since `drain`."""
         self._event: Event | None = None  # after the last call outside captures, if its stream is foreign
         self._capture: int | None = None  # the capture that holds the last call, if its stream is foreign
 
@@ -56,7 +56,7 @@ class RankOrder:
 
     def _after_foreign(self, last: Stream, stream: Stream, rank: int) -> None:
         now = stream.capture_id()
-        if now is None:  # only the stream's owner knows whether the capture that holds the last call is still open
+        if now is None:  # drvfuse cannot ask whether the foreign capture that holds the last call is still open
             if self._event is not None:
                 stream.wait(self._event)
         elif not same(last, stream):  # in a capture there is nothing but the handle to compare
@@ -67,7 +67,7 @@ class RankOrder:
     def launched(self, stream: Stream, event: Event | None = None, capture: int | None = None) -> None:
         """Remember that the rank's last call went to `stream`.
 
-        If that is foreign, `event` is one after the call, or `capture` the capture that holds it.
+        If `stream` is foreign, `event` was recorded after the call, or `capture` is the capture that holds the call.
         """
         self.last, self._capture = stream, capture
         if event is not None or not stream.foreign:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that have been launched on some ranks of a group only.
 
-Kernels of different ranks meet by the order of their launches, and on the device nothing tells one call from another.
-So the host keeps, per rank, how many calls were launched, and which they were.
+The first kernel that is launched on one rank meets the first one on every other rank, whatever their calls are: kernels
+of one process carry nothing that identifies a call. So the host records with which calls each rank was launched.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class PartialCalls:
         self._lock = threading.Lock()
 
     def begin(self, positions: Sequence[int], call: Noted) -> bool:
-        """Note the launch of `call` on the ranks at `positions`; returns whether some rank is still to follow.
+        """Record the launch of `call` on the ranks at `positions`; returns whether a rank is still to be launched with
+        it.
 
-        Raises LaunchError, having noted nothing, if one of them must be launched with another call first.
+        Raises LaunchError, and records nothing, if one of them must be launched with another call first.
         """
         if not self._calls and len(positions) == len(self._launched):
             return False

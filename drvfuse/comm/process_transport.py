@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transport of a group with one rank in this process and the others in other processes of the host.
 
-Memory passes from process to process by file descriptors. Who owns what:
+Processes share memory by passing file descriptors. Their ownership is as follows:
 
-    descriptors    an exported one is the exporter's, a received one the receiver's. Each closes its own as soon as the
-                   exchange, or the import, is over, so none is open between the steps of a set-up.
-    memory         each process owns the memory of its rank, a handle of that of every other rank, and its mappings of
-                   all. The driver keeps memory until the last handle and mapping of any process is gone. So a process
-                   may close, or die, while kernels of its peers still use its memory.
-    report blocks  one memory without a name, made by rank 0, that all processes have mapped and registered with the
-                   driver. It goes when the last mapping of a process goes. Rank i's kernels write block i alone.
+    descriptors    the exporter owns an exported descriptor, the receiver a received one. Each closes its own as soon as
+                   the exchange or the import is over, so no descriptor is open between the steps of a set-up.
+    memory         each process owns the memory of its rank, a handle for the memory of every other rank, and its
+                   mappings of all. The driver keeps memory until no process has a handle or mapping of it. So a process
+                   may close the group, or die, while kernels of its peers still use its memory.
+    report blocks  rank 0 makes one memory without a name; all processes map it and register it with the driver. It is
+                   freed when no process maps it any more. Only kernels of rank i write block i.
     multicast      each process owns a handle of the object, its binding and its mapping. The memory of a rank must not
-                   be unbound while kernels of another use the object: `MulticastMemory.close` sees to that.
+                   be unbound while kernels of another rank use the object; `SymmetricMemory.close` waits for them.
 
-What all ranks do together is a `step`: each does its part, then they vote. Where one has failed all raise, and each
-takes back what it has made in this step and those before it, the last first; nothing that it takes back depends on
-another rank. If a rank's process has ended, or does not come within the time-out, the vote raises on all others, with
-the same consequences.
+In a `step` each rank does its part, and then all ranks vote. If a rank has failed, all ranks raise, and each rank
+undoes what it has made in this step and in earlier ones, in reverse order; no undoing depends on another rank. If the
+process of a rank has ended, or does not vote before the time-out, the vote fails on all other ranks in the same way.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[Non
 class OnBoard:
     """The common part of transports whose process has one rank, and whose ranks take their steps on `board`.
 
-    It owns the board, which `close` closes: the others see then that this rank has gone.
+    It owns the board. `close` closes it, and so informs the other ranks that this rank has closed the group.
     """
 
     shared: bool = True
@@ -97,9 +96,9 @@ class ProcessTransport(OnBoard):
         self._device, self._agreement = device, agreement
 
     def open(self) -> None:
-        """Raise Unsupported for a device of another rank, visible here, that this one cannot access.
+        """Raise Unsupported if this process sees the device of another rank and its own device cannot access it.
 
-        Whether a device that this process does not see is accessible shows only when its memory is mapped.
+        For a device that this process does not see, only the mapping of its memory shows whether it is accessible.
         """
         driver = self._device.driver
         count = int(driver.cuDeviceGetCount())

@@ -47,13 +47,13 @@ class Rank:
         return self.device.zeros(shape, dtype, stream=self.stream)
 
     def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of this rank is launched on `stream`: for the group this is a
-        call like any other.
+        """Called before a graph that holds a collective of this rank is launched on `stream`. The launch takes its turn
+        as a call of the group does.
         """
         self.order.admit(stream, self.index)
 
     def after_replay(self, stream: Stream, event: Event | None) -> None:
-        """Called after that launch, which then is the rank's last call."""
+        """Called after the launch of the graph, which then is the rank's last call."""
         self.order.launched(stream, event)
 
     def wrap(self, stream: StreamLike, argument: str = "stream") -> Stream:

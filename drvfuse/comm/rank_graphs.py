@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class RankGraphs:
     """A CUDA graph for each local rank of a group: `graphs[i]` belongs to local rank i. Made by `Group.capture`.
 
-    The driver orders nothing across GPUs here, as it does at both ends of one graph over the streams of all ranks; the
-    collectives inside meet on the devices. Buffers are kept as `Graph` keeps them.
+    The driver does not order the graphs of different GPUs. (It does order all GPUs at both ends of one graph over the
+    streams of all ranks.) The collectives inside meet on the devices. Buffers are kept as `Graph` keeps them.
     """
 
     def __init__(self, group: Group, streams: Sequence[Stream], graphs: Sequence[Graph]) -> None:

@@ -20,7 +20,7 @@ def error_of(
 ) -> Callable[[], DrvfuseError]:
     """The function that makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
 
-    `ended` are the ranks whose processes have ended, at any time: each error has those of then.
+    `ended` are the ranks whose processes have ended. It may change; each error has a copy from when it is made.
     """
     return _compared(report, calls, ended) if report["leg"] == CALL else _timed_out(report, history, ended)
 
@@ -40,7 +40,7 @@ def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, 
 def _compared(
     report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """The error of a report of leg CALL: calls that differ, or one that the peer has not made."""
+    """The error of a report of leg CALL: the calls differ, or the peer has not made the call."""
     rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
     own, seen = report["expected"], report["seen"]
     assert calls is not None

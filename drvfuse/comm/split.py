@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .group import Group
 
 Sizes = tuple[int, int | None]
-"""Two arguments of a group: workspace bytes and the budget of blocks."""
+"""The arguments `workspace_bytes` and `max_blocks` of a group."""
 
 
 def split(
@@ -43,7 +43,7 @@ def split(
 
 
 def _of_devices(group: Group, colors: Sequence[int | None], keys: Sequence[int], sizes: Sizes) -> list[Group | None]:
-    """The group of each local rank, where all ranks are local."""
+    """The new group of each rank, or None, if all ranks are in this process."""
     groups: dict[int | None, Group | None] = {None: None}
     with Undo() as undo:
         for color in dict.fromkeys(one for one in colors if one is not None):
@@ -60,10 +60,10 @@ def _of_devices(group: Group, colors: Sequence[int | None], keys: Sequence[int],
 def _on_board(
     group: Group, transport: ProcessTransport | NodeTransport, color: int | None, key: int, sizes: Sizes
 ) -> Group | None:
-    """The group of the one local rank."""
+    """The new group of the one rank of this process, or None."""
     device = group.ranks[0].device
     board = transport.board.split(color, key)
-    if transport.identity is not None:  # all of its ranks are here, also those that are to be in no new group
+    if transport.identity is not None:  # all ranks of the old group take part, also those that join no new group
         disturb(device, [transport.identity.number])
     if board is None:
         return None

@@ -29,7 +29,7 @@ _NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 class Member(NamedTuple):
-    """The facts about the device of a rank, in whatever process it is, that plans need."""
+    """The facts about the device of a rank that plans need; the rank may be in another process."""
 
     name: str
     capability: tuple[int, int]
@@ -53,7 +53,7 @@ class Identity(NamedTuple):
 
 
 class Memory(Protocol):
-    """Memory of every rank: `ptrs[i]` is rank i's, as the devices of this process see it."""
+    """Memory of every rank: `ptrs[i]` is the address of rank i's memory for the devices of this process."""
 
     @property
     def ptrs(self) -> tuple[int, ...]: ...
@@ -63,7 +63,7 @@ class Memory(Protocol):
 
 
 class HostMemory(Protocol):
-    """Host memory that the devices of all ranks write: `ptr` is its address for those of this process."""
+    """Host memory that the devices of all ranks write; `ptr` is its address for the devices of this process."""
 
     @property
     def ptr(self) -> int: ...
@@ -76,11 +76,11 @@ class HostMemory(Protocol):
 
 
 class Transport(Protocol):
-    """See the module. `members[i]` is rank i of all; `indices` are the ranks of this process and `devices` theirs.
+    """See the module. `members[i]` is rank i; `indices` are the ranks of this process, and `devices` their devices.
 
     `shared` says whether every rank can read and write every other rank's memory; `missing` are the pairs of devices
-    (from, to) that cannot. `ended` are the ranks whose processes are known to have ended, and how; it is read before
-    every call, so it costs nothing.
+    (from, to) that cannot. `ended` are the ranks whose processes are known to have ended, and how they ended; it is
+    read before every call, so reading it must be cheap.
     """
 
     members: tuple[Member, ...]
@@ -100,24 +100,24 @@ class Transport(Protocol):
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """A block in which every rank does its part of a step. At its end all ranks have succeeded, or all raise.
 
-        Collective. A rank that fails raises its own error, the others one that names it. `what` is in words; a rank may
-        take `longer` seconds more to come than the group's time-out says.
+        Collective. A rank that fails raises its own error, and the others raise one that names the rank. `what` names
+        the step in messages. The time-out of the step is that of the group plus `longer` seconds.
         """
 
     def allocate(self, nbytes: int) -> Memory:
-        """`nbytes` for every rank. Collective: either every rank has its memory, or all raise and nothing is left."""
+        """Allocate `nbytes` for every rank. Collective: every rank gets its memory, or all raise and keep nothing."""
 
     def host_memory(self, nbytes: int) -> HostMemory:
-        """`nbytes` of zeroed host memory, one for all ranks. Collective, as `allocate`."""
+        """Allocate `nbytes` of zeroed host memory that all ranks share. Collective, as `allocate` is."""
 
     def require_multicast(self) -> None:
         """Raise Unsupported unless the site allows multicast, which is checked first, and all devices have it."""
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        """As `Group.symmetric`, which has checked that it is possible. Collective, as `allocate`."""
+        """The buffer of `Group.symmetric`, which has checked its arguments. Collective, as `allocate` is."""
 
     def all_ended(self) -> bool:
-        """Whether all ranks come here within a second, each when its kernels of the group have ended. Collective."""
+        """Whether all ranks call this within a second. A rank calls it when its kernels of the group have ended."""
 
     def close(self) -> None:
         """Release what the transport itself holds. Not collective. Idempotent."""
@@ -153,7 +153,7 @@ class LocalTransport:
         return contextlib.nullcontext()
 
     def allocate(self, nbytes: int) -> Memory:
-        """One symmetric buffer where memory is shared, else a buffer of its own for each rank."""
+        """One symmetric buffer if all ranks can access one another's memory, else a separate buffer for each rank."""
         if self.shared:
             return SymmetricBuffer(self.devices, nbytes)
         buffers: list[SymmetricBuffer] = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workspace of a rank: where its state, flags, payload and slots lie, and the report block in host memory.
 
-The numbers here are the only copy: the kernels receive them as preprocessor definitions (:func:`defines`).
+This module alone defines the layout: the kernels receive it as preprocessor definitions (:func:`defines`).
 
     offset          what
     0               header: u64 epoch | u64 abort | u32 arrived | u32 reporter
@@ -14,8 +14,8 @@ The numbers here are the only copy: the kernels receive them as preprocessor def
 
 Every word in front of the payload starts at zero. The epoch counts barriers and push calls in units of
 EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
-of them, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the
-slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an emulated device takes its time.
+units, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the slots
+is 0xFFFFFFFF. Only the slots that calls need are filled with this value, since filling is slow on an emulated device.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
 CALL = 3
 LEGS = ("barrier", "push", "gather", "call")
-"""What a report's field `leg` says: where the rank waited. In push calls `word` is the 16-byte word of the slots; in
-"call", which is CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
+"""The meanings of the field `leg` of a report: what the rank waited for. In push calls `word` is the index of the
+16-byte word in the slots. For "call", whose number is CALL, `expected` and `seen` are words of calls
+(cu/sync/calls.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
@@ -64,7 +65,7 @@ REPORT_DTYPE = np.dtype(
         "itemsize": REPORT_STRIDE,
     }
 )
-"""A rank's report block in pinned host memory: the thread that gives up writes it, `magic` last."""
+"""A rank's report block in pinned host memory. The thread that gives up waiting writes it, the field `magic` last."""
 
 _FILL_BYTES = 64 << 10
 
@@ -88,7 +89,7 @@ def defines() -> dict[str, int]:
 
 
 def differs(report: Any) -> bool:
-    """Whether a report is of a call that differs from a peer's. Otherwise the rank has given up waiting."""
+    """Whether a report says that the rank's call differs from a peer's; otherwise the rank has given up waiting."""
     return bool(report["leg"] == CALL and number_in(int(report["expected"])) == number_in(int(report["seen"])))
 
 
@@ -97,20 +98,20 @@ class Workspace:
 
     All tables have an entry for each rank of the group. `pointers[i]` is rank i's workspace, valid on rank i's device
     and, where the transport is shared, on every other. `report_pointers[i]` is rank i's report block as the devices of
-    this process see it, and `reports[i]` what it holds. A process fills and clears what belongs to its own ranks.
-    Owned by the group; `close()` frees it.
+    this process see it, and `reports[i]` is its contents. A process fills and clears only the workspaces of its own
+    ranks. The group owns this object; `close()` frees the memory.
     """
 
     def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
-        """Collective, as `Transport.allocate`. Kernels know a rank by its number inside its node of `nodes`."""
+        """Collective, as `Transport.allocate` is. Kernels number the ranks inside each node of `nodes`."""
         self._nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
         self.half_bytes = half_bytes(payload_bytes)
         self._own, self._devices = transport.indices, transport.devices
         size = len(transport.members)
-        # Bytes of each half of the slots that were 0xFF before the first call that uses them. A rank of another process
-        # may store into them before this one knows of the call, so `clear` fills all of them then.
+        # How many bytes of each half of the slots have been filled with 0xFF. A rank of another process may store into
+        # slots before this process knows of the call, so `clear` fills all slots if there are such ranks.
         self._filled = 0 if len(self._own) == size else self.half_bytes
         with Undo() as undo:
             self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
@@ -128,10 +129,11 @@ class Workspace:
         self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
 
     def compared_calls(self, first: bool) -> ComparedCalls | None:
-        """How the ranks' calls are compared; None where all ranks are in this process, so that there is nothing to
-        compare.
+        """What the comparison of the ranks' calls needs; None for a group that does not compare them.
 
-        `first`: before any data moves, which is done there too."""
+        Ranks in several processes always compare their calls. With `first`, they do so before any data moves, and
+        ranks of one process do so too.
+        """
         if self._tables is None:
             return ComparedCalls.of_one_process(first=True) if first else None
         (own,) = self._own
@@ -159,8 +161,11 @@ class Workspace:
         return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
-        """By field name, of the reports one of a call that differs from a peer's, if there is one, else one whose
-        missing peer has not itself reported: a peer that has waits for another. Of several that of the lowest rank."""
+        """The report that explains a failure best, by field name.
+
+        A report of a call that differs from a peer's comes first. Next comes a report whose missing peer has not
+        reported itself, since a peer that has reported waited for another rank. Of equals the lowest rank's is taken.
+        """
         ranks = np.flatnonzero(self._magic)
         found = self.reports[ranks]
         pairs = zip(ranks.tolist(), found["peer"].tolist(), strict=True)
@@ -171,9 +176,10 @@ class Workspace:
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:
-        """Make sure that the first `nbytes` of both halves of the own ranks' slots may be used by calls from now on.
+        """Fill the first `nbytes` of both halves of the slots of this process's ranks, so that calls may use them.
 
-        Blocks where that is new, on streams of its own: legal during a capture, and while calls that use less run.
+        If they are not filled yet, this blocks. It uses streams of its own, so it is legal during a capture, and while
+        calls run that use fewer slots.
         """
         if nbytes <= self._filled:
             return
@@ -191,7 +197,7 @@ class Workspace:
                 stream.fill(self.pointers[rank] + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
 
     def clear(self, streams: Sequence[Stream]) -> None:
-        """Zero state, flags and reports of the own ranks and empty their slots, on their streams; returns when done.
+        """Zero state, flags and reports of this process's ranks, empty their slots, on `streams`, and wait for the end.
 
         No kernel of the group may be running on any rank, nor start on one before all ranks have returned.
         """

@@ -34,11 +34,11 @@ _ENGINES: dict[str, tuple[Callable[[], Exchange], str, str]] = {
 
 
 def find_engine(exchange: Any, whole: bool, emulated: bool) -> Exchange:
-    """The engine for a group, all of whose ranks are in this process (`whole`), on real or `emulated` GPUs.
+    """The engine for a group on real or `emulated` GPUs. `whole` says that all ranks of the group are in this process.
 
-    `exchange`: None for the first that can be used of NCCL (not on emulated GPUs) and MPI, or the one in process for a
-    whole group; a name; or an object with the methods of `Exchange`. Raises ArgumentError for anything else, and
-    Unsupported where the package of an engine is not installed.
+    `exchange` is the name of an engine, an object with the methods of `Exchange`, or None. None stands for "in_process"
+    if the group is whole, otherwise for "nccl" (not on emulated GPUs) or "mpi", whichever is installed, in this order.
+    Raises ArgumentError for any other value, and Unsupported if the package of the engine is not installed.
     """
     if exchange is None:
         if whole:

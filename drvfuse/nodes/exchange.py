@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of an engine, which carries partial sums and other bytes between the nodes of a group.
 
-An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves bytes, and adds float32, in
-the memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k of node 1,
-and so on. A process may drive one or more of a group's ranks, so every method takes all local ranks at once.
+An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves bytes, and adds float32
+numbers, in the memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k
+of node 1, and so on. A process may drive one or more ranks of a group, so every method takes all local ranks at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from .layout import Nodes
 
 Gather = Callable[[Sequence[bytes]], Sequence[bytes]]
-"""Collective over the whole group: takes bytes of each local rank, and returns those of each rank in a bounded time."""
+"""A function that is collective over the group: it takes bytes for each local rank and returns those of all ranks. It
+raises if a rank does not take part within a bounded time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A local rank: its number in the group, its device, its node, and its number inside that."""
+    """A local rank: its number in the group, its device, its node, and its number inside the node."""
 
     rank: int
     device: Device
@@ -74,17 +75,17 @@ class Pieces:
 class Exchange(Protocol):
     """An engine. One object serves one group; its methods are called by one thread at a time, but for `abort`.
 
-    `name` is for messages. `watched`: whether its work on a stream may last for ever, so that the group must watch it
-    and call `abort` after the `spin_timeout` setting.
+    `name` appears in messages. `watched` says whether its work on a stream may last for ever. Then the group watches
+    the work and calls `abort` when it has taken longer than the setting `spin_timeout`.
     """
 
     name: str
     watched: bool
 
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
-        """Connect the ranks. Collective over the group: called when it is made, and again by `reset` after `close`.
+        """Connect the ranks. Collective over the group: called when the group is made, and by `reset` after `close`.
 
-        `members` are the local ranks. Raises a `DrvfuseError` within about `timeout` seconds where a rank is missing.
+        `members` are the local ranks. Raises a `DrvfuseError` after about `timeout` seconds if a rank is missing.
         """
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
@@ -96,7 +97,7 @@ class Exchange(Protocol):
         """See `Part`. `parts` has a part for every local rank with numbers to exchange, in local order."""
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
-        """See `Part`. The sum is in float32, in an order of the engine's; all ranks get equal bits."""
+        """See `Part`. The engine adds in float32, in an order that it chooses; all ranks get equal bits."""
 
     def all_to_all(self, parts: Sequence[Pieces]) -> None:
         """See `Pieces`. `parts` has an entry for every local rank, in local order. An engine may lack this method: then
@@ -109,5 +110,5 @@ class Exchange(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of connections, also after `abort` and after an `open` that has raised. Idempotent; graphs may still
-        hold the engine's work."""
+        """Close the connections, also after `abort` and after an `open` that has raised. Idempotent. Graphs may still
+        hold work of the engine."""

@@ -20,11 +20,11 @@ _FLOAT = 4
 
 
 class InProcess:
-    """For tests: it needs no library, and all ranks of the group in this process, which it can split into any nodes.
+    """An engine for tests. It needs no library, but all ranks of the group must be in this process.
 
-    `all_gather` and `all_to_all` are stream-ordered, and capturable where the streams of all ranks belong to one
-    capture. `all_reduce` goes through the host, blocks, and adds the nodes in descending order, so that tests can tell
-    it from "fixed".
+    `all_gather` and `all_to_all` are ordered by streams, and can be captured if the streams of all ranks belong to one
+    capture. `all_reduce` copies through the host, blocks, and adds the nodes in descending order, so that tests can
+    distinguish its sums from those of the order "fixed".
     """
 
     name = "in process"
@@ -54,7 +54,7 @@ class InProcess:
                 for other in rail:
                     if other is not part:
                         _copy(part, other)
-            self._meet(rail, 1)  # no rank writes numbers that others still copy
+            self._meet(rail, 1)  # so that no rank overwrites numbers that others still copy
 
     def all_to_all(self, parts: Sequence[Pieces]) -> None:
         for rail in _rails(parts):
@@ -68,7 +68,7 @@ class InProcess:
             self._meet(rail, 1)
 
     def _meet(self, rail: Sequence[_Exchanged], which: int) -> None:
-        """Make later work of each stream wait for the work queued so far in all of them."""
+        """Make later work of each stream wait for the work that is queued now on all streams of the parts."""
         events = [self._events[part.member.rank][which] for part in rail]
         for event, part in zip(events, rail, strict=True):
             event.record(part.stream)
@@ -112,7 +112,7 @@ def _rails(parts: Sequence[_Exchanged]) -> list[list[_Exchanged]]:
 
 
 def _copy(to: Part, source: Part) -> None:
-    """Copy the source's own place to the same place of `to`."""
+    """Copy the numbers of the node of `source` to the same place in the memory of `to`."""
     offset = _FLOAT * source.count * source.member.node
     _copy_bytes(to, to.address + offset, source, source.address + offset, _FLOAT * source.count)
 

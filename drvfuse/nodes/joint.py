@@ -16,8 +16,7 @@ from .link import NodeLink
 
 @dataclass(frozen=True)
 class NodesWanted:
-    """The arguments of a group that concern nodes. `domain` is what the ranks of a node have in common besides their
-    host, where that is not all."""
+    """The arguments of a group that concern nodes. Only ranks with equal `domain` on one host may form a node."""
 
     nodes: str | int = "auto"
     node_order: str | None = None
@@ -46,7 +45,7 @@ class NodesWanted:
 
 @dataclass(frozen=True)
 class _Used:
-    """A placeholder for an engine that was given as an object, and serves one group already."""
+    """A placeholder for an engine that was given as an object and already serves another group."""
 
     name: str
 
@@ -61,7 +60,7 @@ class Joint:
     timeout: float
 
     def find_engine(self, whole: bool, emulated: bool) -> Exchange:
-        """As `nodes.engines.find_engine`. Raises Unsupported for the engine of another group."""
+        """The engine that `nodes.engines.find_engine` finds. Raises Unsupported for the engine of another group."""
         if isinstance(self.wanted.exchange, _Used):
             raise Unsupported(
                 f"the exchange between nodes by {self.wanted.exchange.name} serves the group that it was given to, and "
@@ -70,8 +69,8 @@ class Joint:
         return find_engine(self.wanted.exchange, whole, emulated)
 
     def join(self, engine: Exchange, members: Sequence[Member]) -> NodeLink:
-        """Connect the nodes: collective over the group. Raises GroupMismatch where ranks have different engines, as a
-        library may be installed for some alone."""
+        """Connect the nodes. Collective over the group. Raises GroupMismatch if ranks have found different engines,
+        which happens if a library is installed on some hosts only."""
         names = [name.decode() for name in self.gather([engine.name.encode()] * len(members))]
         if len(set(names)) > 1:
             raise GroupMismatch("the engine between the nodes", dict(enumerate(names)))

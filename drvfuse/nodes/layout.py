@@ -11,7 +11,7 @@ from ..plans.limits import MAX_RANKS
 
 ORDERS = ("fixed", "engine")
 FIXED_UP_TO = 4
-"""Nodes for which "fixed" is the default: each node receives the partial sums of all others."""
+"""The largest number of nodes for which "fixed" is the default: by it each node receives the partial sums of all."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
 
 
 def find_order(node_order: str | None, nodes: int) -> str:
-    """The order that an argument `node_order` asks for, for so many nodes: "fixed" or "engine"."""
+    """The order that the argument `node_order` selects for that number of nodes: "fixed" or "engine"."""
     if node_order is None:
         return "fixed" if nodes <= FIXED_UP_TO else "engine"
     if node_order not in ORDERS:

@@ -30,9 +30,9 @@ _POLLS_PER_TIMEOUT = 16
 class NodeLink:
     """The nodes of a group, how its ranks exchange partial sums, and in which order these are added.
 
-    `timeout` is that of `engine.open`. `progress[i]` is the address of local rank i's `Progress`. `failure` is the
-    error of an exchange that took too long, until `reset`, and `bound` the `spin_timeout` setting at the last exchange.
-    Owned by the group.
+    `timeout` is the argument of `engine.open`. `progress[i]` is the address of local rank i's `Progress`. `failure` is
+    the error of an exchange that took too long, until `reset`. `bound` is the value of the setting `spin_timeout` at
+    the last exchange. The group owns this object.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class NodeLink:
         self.engine.all_to_all(parts)
 
     def captured(self, graph: Graph) -> None:
-        """Note that the graph holds an exchange: it can no longer be launched once the engine has been connected
-        anew.
+        """Record that the graph holds an exchange. It cannot be launched any more after `reset` has connected the
+        engine again.
         """
         graph.before_launch(self._admit)
 
     def _admitting(self) -> Callable[[Stream], None]:
-        """A function that raises once `reset` has been called; graphs keep it once."""
+        """A function that raises after the next `reset`. It is the same object until then, so a graph keeps it once."""
 
         def admit(stream: Stream) -> None:
             if self._admit is not admit:
@@ -107,7 +107,7 @@ class NodeLink:
         return admit
 
     def give_up(self, position: int, seconds: float) -> None:
-        """Called by the watchdog: abort the engine's work, so that kernels behind it run, and keep the error."""
+        """Called by the watchdog: abort the engine's work, so that the kernels behind it run, and set `failure`."""
         member = self.members[position]
         others = [rank for rank, of in enumerate(self.nodes.of) if of != member.node]
         peers = [rank for rank in others if self.nodes.place(rank) == member.place]
@@ -115,7 +115,7 @@ class NodeLink:
         self.engine.abort()
 
     def reset(self) -> None:
-        """Connect the engine anew. Collective over the group; no work of the group may be queued."""
+        """Connect the engine again. Collective over the group; no work of the group may be queued."""
         self.stop()
         self.engine.close()
         self._admit = self._admitting()
@@ -137,8 +137,8 @@ class NodeLink:
 
 
 class _Watchdog:
-    """A thread that reads the progress of the local ranks, and makes the link give up where one is in an exchange for
-    longer than the `spin_timeout` setting."""
+    """A thread that reads the progress of the local ranks, and calls `give_up` if a rank has been in one exchange for
+    longer than the setting `spin_timeout`."""
 
     def __init__(self, link: NodeLink) -> None:
         self._link, self._ended = link, threading.Event()
@@ -152,7 +152,7 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and when that was noticed
+        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and when that was first seen
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
             for position, (begun, ended, sending, received) in enumerate(words.tolist()):

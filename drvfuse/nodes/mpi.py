@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine on mpi4py: through host memory, blocking, for machines without NCCL and for emulated GPUs."""
+"""The engine on mpi4py, for machines without NCCL and for emulated GPUs. It blocks, and copies through host memory."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _FLOAT = 4
 _MESSAGE_BYTES = 1 << 30
 _POLL_SECONDS = 0.0001
 _abandoned: list[tuple[Any, PinnedBuffer | None]] = []
-"""Requests that were given up: MPI may still write to their memory, as long as the process lives."""
+"""Requests whose wait was given up. They are kept since MPI may write to their memory as long as the process lives."""
 
 
 class Mpi:
-    """It needs one rank of the group in each process, and all of these in one MPI communicator, in any order there.
+    """The engine. It needs one rank of the group in each process, and all ranks in one MPI communicator, in any order.
 
-    A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. The
-    sums of `all_reduce` are made by one rank and sent to the others, as MPI promises equal bits in no other way.
+    A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. One
+    rank computes the sums of `all_reduce` and sends them to the others, since MPI guarantees equal bits only so.
 
-    `open` makes a communicator when all ranks have come to it. How long that takes if one ends just then is up to MPI.
+    `open` makes a communicator when all ranks have called it. If a rank ends at that moment, MPI decides how long the
+    others wait.
     """
 
     name = "MPI"
-    watched = False  # the wait is bounded here
+    watched = False  # `_wait` bounds every wait
 
     def __init__(self, communicator: Any = None) -> None:
         """`communicator` is mpi4py's, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be loaded."""
@@ -159,7 +160,7 @@ class Mpi:
             raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (float32)")
 
     def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
-        """Pinned memory for the numbers of that many nodes."""
+        """Pinned memory for `part.count` numbers of each of `places` nodes."""
         return self._memory(part.member, _FLOAT * part.count * places).view(np.float32).reshape(places, part.count)
 
     def _memory(self, member: Member, nbytes: int) -> np.ndarray[Any, Any]:
@@ -194,7 +195,7 @@ class Mpi:
         """Nothing to do: no call outlasts its time-out."""
 
     def close(self) -> None:
-        """The communicator stays with MPI: freeing it is collective, and a rank may be lost."""
+        """Do nothing: freeing the communicator would be collective, and a rank may have ended."""
         self._rail = None
         if self._buffer is not None:
             self._buffer.close()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine on NCCL, by the low-level functions of nccl4py: stream-ordered, capturable, for any number of hosts.
+"""The engine on NCCL, by the low-level functions of nccl4py. Its work is ordered by streams and can be captured, and it
+works on any number of hosts.
 
-One communicator joins the ranks of one number inside their nodes. Communicators are non-blocking, so the host waits for
-none of NCCL's set-up without a bound. On the device NCCL's waits have none; the group watches them (`NodeLink`).
-NCCL chooses algorithms by the environment's NCCL_ variables. NCCL's NVLS may make multicast objects, which the user has
-not requested, where ranks share an NVSwitch: so ranks of one host are refused unless NCCL_NVLS_ENABLE is 0 in all
-processes.
+One communicator joins the ranks that have the same number inside their nodes. Communicators are non-blocking, so the
+host bounds every wait for NCCL's set-up. NCCL's waits on the device have no bound; the group watches them (`NodeLink`).
+NCCL chooses algorithms by the NCCL_ variables of the environment. On ranks that share an NVSwitch, NCCL's NVLS may make
+multicast objects, which the user has not requested. So nodes on one host are refused unless NCCL_NVLS_ENABLE is 0 in
+all processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FLOAT = 4
 _UINT8, _FLOAT32, _SUM = 1, 7, 0  # ncclDataType_t, ncclRedOp_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _POLL_SECONDS = 0.0002
-_ABORT_PATIENCE = 1.0  # seconds that another thread's call may take before it is aborted from here
+_ABORT_PATIENCE = 1.0  # seconds that `abort` waits for another thread's call to return
 
 
 _MAY_MULTICAST = " with NVLS"
@@ -39,7 +40,7 @@ def _nvls() -> bool:
 
 
 def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
-    """Raise Unsupported, on all ranks alike, where NCCL might make a multicast object. `hosts[i]` is rank i's."""
+    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is that of rank i."""
     for place in range(nodes.inside):
         together = [hosts[nodes.ranks(node)[place]] for node in range(nodes.count)]
         names = [host.removesuffix(_MAY_MULTICAST) for host in together]
@@ -51,7 +52,7 @@ def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
 
 
 class Nccl:
-    """See the module. It needs nccl4py, and a NCCL library that this finds."""
+    """See the module. It needs nccl4py, and an NCCL library that nccl4py can load."""
 
     name = "NCCL"
     watched = True
@@ -93,7 +94,7 @@ class Nccl:
             self._settle(members, "connect")
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
-        """Nothing to refuse: NCCL's work can be captured in all of them."""
+        """Refuse nothing: NCCL's work can be captured in any capture."""
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         def gather(part: Part, communicator: Any) -> None:
@@ -159,7 +160,7 @@ class Nccl:
         return ""
 
     def _settle(self, members: Iterable[Member], what: str) -> None:
-        """Wait, within the time-out of `open`, until NCCL has done the work on the host that it was asked for."""
+        """Wait, within the time-out of `open`, until NCCL has finished its work on the host for these ranks."""
         deadline = time.monotonic() + self._timeout
         for member in members:
             while (code := int(self._nccl.comm_get_async_error(self._communicator(member)))) != _SUCCESS:
@@ -174,8 +175,8 @@ class Nccl:
                 raise ExchangeError(member.rank, self.name, problem)
 
     def abort(self) -> None:
-        """If another thread holds the communicators for long, it waits inside NCCL for work that only an abort ends, so
-        the abort goes on without the lock.
+        """Abort the communicators. A thread that keeps the lock for long waits inside NCCL for work that only an abort
+        ends, so after a moment the abort proceeds without the lock.
         """
         held = self._lock.acquire(timeout=_ABORT_PATIENCE)
         try:
@@ -190,6 +191,6 @@ class Nccl:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 
     def close(self) -> None:
-        """Nothing is queued any more, so an abort loses nothing; unlike ncclCommDestroy it waits for no other rank."""
+        """Abort the communicators: nothing is queued, and unlike ncclCommDestroy an abort waits for no rank."""
         with self._lock:
             self._abandon()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign arrays and pointers: taking them as Arrays, and finding out who can read them."""
+"""Foreign arrays and pointers: conversion to `Array`, and which devices can read their memory."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _INVALID_VALUE, _NOT_SUPPORTED = 1, 801
 
 
 def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
-    """`obj` as an Array over the same memory, and the stream after which its contents are there (None: already).
+    """`obj` as an Array over the same memory, and the stream whose work writes it (None if its contents are complete).
 
-    Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. An
-    Array's stream is its own; a foreign object's is its framework's current stream where the framework tells it, else
-    the producer is asked to order its work before the device's own stream, which is then returned.
+    Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. For an
+    Array the stream is its own. For a foreign object it is the current stream of its framework, if the framework tells
+    it. Otherwise the producer is asked to order its work before the device's own stream, which is returned.
 
-    ArgumentError, naming `argument`, for host memory, strides, unknown dtypes, memory of another driver, and, if
+    Raises ArgumentError, naming `argument`, for host memory, strides, unknown dtypes, memory of another driver, and, if
     `writable`, read-only memory.
     """
     if isinstance(obj, Array):
@@ -69,7 +69,7 @@ def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = 
 class Rows:
     """An array [..., columns] whose rows are contiguous and lie at equal distances.
 
-    `span` holds all from the first element to the last, as one dimension; `stride` is between rows, in elements.
+    `span` is a one-dimensional array from the first element to the last; `stride` is the distance of rows in elements.
     """
 
     span: Array
@@ -79,10 +79,9 @@ class Rows:
 
 
 def as_rows(obj: ArrayLike, *, driver: Driver, argument: str) -> Rows:
-    """`obj` as rows for reading: like `as_array`, but the rows may be farther apart than they are long.
+    """`obj` as rows for reading. Unlike for `as_array`, there may be a gap between rows, as in a slice of columns.
 
-    Slices of columns of a wider array are such rows. ArgumentError for transposed, expanded or otherwise strided
-    arrays.
+    Raises ArgumentError for transposed, expanded or otherwise strided arrays.
     """
     if isinstance(obj, Array):
         array, producer = as_array(obj, driver=driver, argument=argument)
@@ -113,7 +112,7 @@ _Described = tuple[Description, Device, Stream | None, object]
 
 
 def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
-    """The description of a foreign object, its device, the stream of its contents, and the object that owns it."""
+    """The description of a foreign object, its device, the stream whose work writes it, and the object that owns it."""
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         return _from_dlpack(obj, driver, argument)
     interface = getattr(obj, "__cuda_array_interface__", None)
@@ -142,7 +141,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     order = -1 if handle is not None else producer.handle  # -1: no synchronisation
     try:
         capsule = obj.__dlpack__(stream=order, max_version=dlpack.VERSION)
-    except TypeError:  # a producer of before DLPack 1.0
+    except TypeError:  # a producer that is older than DLPack 1.0
         capsule = obj.__dlpack__(stream=order)
     description = dlpack.read(capsule)
     return description, where, producer, (obj, capsule)
@@ -178,7 +177,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
     where = _device(driver, index, argument)
     description = Description(ptr, shape, strides, dtype, dlpack.CUDA, index, bool(read_only))
     handle = interface.get("stream")
-    if handle is None:  # nothing to wait for, says the interface; a version 2 producer cannot say and is asked
+    if handle is None:  # a version 3 producer has nothing to wait for; version 2 has no streams
         handle = dlpack.current_stream(obj, dlpack.CUDA, index) if interface["version"] < 3 else None
     if handle is not None and not isinstance(handle, int) or handle == 0:
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
@@ -188,8 +187,8 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
 
 
 def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
-    """The dtype of an array interface, which has no code for bfloat16 and FP8: there they look like bytes, unsigned
-    integers or "<f1", and the object's own dtype names them."""
+    """The dtype of an object with an array interface. The interface has no codes for bfloat16 and FP8: there they
+    appear as bytes, unsigned integers or "<f1", and the object's own attribute `dtype` names the type."""
     own = dtypes.name_of(getattr(obj, "dtype", ""))
     if own in dtypes.NAMES:
         named = dtypes.get(own)
@@ -248,12 +247,12 @@ def _checked(
 
 
 def _check_range(found: Description, where: Device, argument: str) -> None:
-    """ArgumentError if the array goes on after the end of the allocation that it begins in."""
+    """Raise ArgumentError if the array extends beyond the end of the allocation in which it begins."""
     with where.use():
         code, *values = where.driver.result("cuMemGetAddressRange", found.ptr)
     base, nbytes = (int(value) for value in values) if not code else (0, 0)
     end = found.ptr + math.prod(found.shape) * found.dtype.itemsize
-    # An array in virtual memory may go on in the mapping behind.
+    # An array in virtual memory may extend into the next mapping.
     if nbytes and end > base + nbytes and not _is_virtual(where.driver, found.ptr):
         shown = f"{end - found.ptr} bytes at {found.ptr:#x}"
         raise ArgumentError(
@@ -282,9 +281,9 @@ def _owner_index(driver: Driver, ptr: int, argument: str) -> int:
 def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
     """True if kernels of `reader` can read `nbytes` bytes at `ptr`, which may belong to any device of its driver.
 
-    Memory comes in three kinds with three rules. Pools: the access set on the pool. Virtual memory: the access set on
-    every mapping in the range. cuMemAlloc: peer access enabled between the primary contexts (`reader.enable_peer`).
-    Memory that the driver does not know, or in host memory, is not readable.
+    For memory of a pool the access settings of the pool decide, for virtual memory those of every mapping in the range,
+    and for memory of cuMemAlloc peer access between the primary contexts (`reader.enable_peer`). Host memory, and
+    memory that the driver does not know, counts as not readable.
     """
     return _reached_by(ptr, nbytes, reader, _peer_enabled)
 
@@ -292,7 +291,8 @@ def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
 def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
     """True if cuMemcpyDtoDAsync in the context of `copier` takes `nbytes` bytes at `ptr` of any device.
 
-    As `readable_by`, but for memory of cuMemAlloc, which needs no peer access. (cuMemcpyPeerAsync takes all memory.)
+    The rules are those of `readable_by`, but memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync takes all
+    memory.)
     """
     return _reached_by(ptr, nbytes, copier, lambda *_: True)
 
@@ -302,7 +302,7 @@ def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
 
 
 def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
-    """`plain(ptr, holder, user)` decides for memory of cuMemAlloc on another device."""
+    """Whether `user` can access the range. For cuMemAlloc memory of another device it is `plain(ptr, holder, user)`."""
     if nbytes == 0:
         return True
     driver = user.driver

@@ -14,7 +14,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import collective_calls, fp8_rmsnorm, fp8_siblings, gemv, rmsnorm_fp8, trace_cost
+from drvfuse.bench import fp8_rmsnorm, fp8_siblings, gemv, rmsnorm_fp8, trace_cost
 from drvfuse.cli import bench
 from drvfuse.runtime.multicast_support import VETOES
 
@@ -62,7 +62,7 @@ def test_trace_cost_compares_each_op_and_algorithm(command: Command, monkeypatch
     monkeypatch.setattr(trace_cost, "_ALGORITHMS", ("two_stage",))
     monkeypatch.setattr(gemv, "MODEL", (8, 64, 6))
     results, printed = command("trace-cost")
-    expected = [(op, "two_stage", *shape) for shape in trace_cost.SHAPES for op in collective_calls.OPS]
+    expected = [(op, "two_stage", *shape) for shape in trace_cost.SHAPES for op in trace_cost.OPS]
     assert [(r["op"], r["algo"], r["rows"], r["cols"]) for r in results] == [*expected, ("gemv", "", 8, 64)]
     for result in results:
         assert result["events"] > 0 and result["off_us"] > 0 and result["on_us"] > 0 and result["spread_us"] >= 0

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.emulated
 def test_every_algorithm_is_timed_beside_the_wire(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("drvfuse.bench.moves.REPLAYS", 1)
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     out = tmp_path / "bench.json"
     options = ("--driver", "emu", "--max-blocks", "4", "--gpus", "3", "--kib", "1", "3", "--out", str(out))

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.emulated
 
 def test_a_row_for_each_op_and_algorithm(tmp_path):
     out = tmp_path / "out.json"
-    options = ["--driver", "emu", "--shape", "2x64", "--algos", "one_stage", "--out", str(out)]
+    options = ["--driver", "emu", "--op", "reduce-scatter", "all-gather", "--shape", "2x64", "--algos", "push"]
+    options += ["--out", str(out)]
     command = [sys.executable, "-m", "drvfuse", "bench", "processes", *options]
     with Machine(devices=2, served=True) as machine:
         server = Server(machine)
@@ -29,8 +30,8 @@ def test_a_row_for_each_op_and_algorithm(tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
     assert [(result["op"], result["algo"]) for result in results] == [
-        ("allreduce", "one_stage"),
-        ("allreduce_rmsnorm_fp8", "one_stage"),
+        ("reduce_scatter", "push"),
+        ("all_gather", "push"),
     ]
     assert all(result["ratio"] > 0 and result["processes"]["us"] > 0 for result in results)
     assert "ratio of the times with processes to those in one: median" in done.stdout
@@ -40,3 +41,18 @@ def test_emulated_devices_must_be_shared(monkeypatch, capsys):
     monkeypatch.delenv("DRVFUSE_EMU_MACHINE", raising=False)
     assert main(["bench", "processes", "--driver", "emu"]) == 2
     assert "DRVFUSE_EMU_MACHINE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--op", "fast"], "--op is 'fast'; it must be one of 'allreduce', 'allreduce-rmsnorm-fp8'"),
+        (["--op", "broadcast", "--algos", "one_stage"], "--algos is 'one_stage'; it must be one of 'push', 'relay'"),
+        (["--nodes", "2"], "--nodes needs NCCL, which has no emulated form"),
+    ],
+)
+def test_options_are_checked_before_any_work(options, message, monkeypatch, capsys):
+    monkeypatch.setenv("DRVFUSE_EMU_MACHINE", "unix:@nobody")
+    monkeypatch.setattr("drvfuse.cli.bench._driver_of", None)
+    assert main(["bench", "processes", "--driver", "emu", *options]) == 2
+    assert message in capsys.readouterr().err

@@ -20,7 +20,9 @@ import pytest
 from drvfuse.__main__ import main
 from drvfuse.check import cases, collectives
 from drvfuse.check.explorer import _interrupts_held
-from drvfuse.check.mutants import MUTANTS, Mutant, direct_two_stage, hunt
+from drvfuse.check.mutant import Mutant, hunt
+from drvfuse.check.mutants import MUTANTS
+from drvfuse.check.mutants.barriers import direct_two_stage
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
 from drvfuse.ops.call import faults

@@ -116,4 +116,5 @@ def test_a_kernel_is_planned_for_what_every_node_moves(of, data):
             assert work.ranks == ranks.inside
             assert work.most == max(one.most for one in each)
             assert work.most_own == max(one.most_own for one in each)
-            assert work.aligned == all(one.aligned for one in each)
+            for algo in ("put", "pull"):
+                assert work.aligned(algo) == all(one.aligned(algo) for one in each)

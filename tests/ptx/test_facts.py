@@ -8,7 +8,8 @@ import pytest
 from drvfuse.compiler.nvrtc import compile_source
 from drvfuse.ptx.facts import KernelInfo, Param, kernels
 from drvfuse.ptx.ir import PtxError
-from drvfuse.ptx.parser import head, parse
+from drvfuse.ptx.parser import parse
+from drvfuse.ptx.text import head
 
 HEAD = ".version 8.8\n.target sm_90a, debug\n.address_size 64\n"
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import drvfuse as df
+from drvfuse.__main__ import main
 from drvfuse.trace import layout
 from drvfuse.trace.decode import RECORD
 
@@ -57,12 +60,28 @@ def test_the_command_shows_tables_and_writes_files(tmp_path):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_op_and_algorithm_can_be_traced(tmp_path):
-    for algo in ("one_stage", "naive"):
-        options = ("--driver", "emu", "--devices", "2", "--shape", "3x264", "--warm", "0", "--algo", algo)
-        result = run(tmp_path, "-m", "drvfuse", "trace", "allreduce_rmsnorm_fp8", *options)
-        assert result.returncode == 0, result.stderr
-        assert f"allreduce_rmsnorm_fp8_{algo}: 1 launch" in result.stdout
+@pytest.mark.parametrize(
+    ("op", "algo", "kernel"),
+    [
+        ("allreduce_rmsnorm_fp8", "naive", "allreduce_rmsnorm_fp8_naive"),
+        ("reduce_scatter", "auto", "reduce_scatter_push_one_shot"),
+        ("rmsnorm_fp8", "auto", "rmsnorm_fp8"),
+    ],
+)
+def test_a_collective_or_norm_is_traced_by_the_algorithm_asked_for(op, algo, kernel, capsys):
+    devices = () if op == "rmsnorm_fp8" else ("--devices", "2")
+    assert main(["trace", op, "--driver", "emu", *devices, "--shape", "3x264", "--warm", "0", "--algo", algo]) == 0
+    assert f"{kernel}: 1 launch" in capsys.readouterr().out
+
+
+def test_every_op_that_takes_a_trace_can_be_asked_for(capsys):
+    """The help lists the ops; COAT's take no trace."""
+    with pytest.raises(SystemExit):
+        main(["trace", "--help"])
+    listed = re.sub(r"\s", "", re.search(r"  {(.*?)}", capsys.readouterr().out, re.S).group(1)).split(",")
+    public = [getattr(df, name) for name in dir(df)]
+    ops = {op.__name__ for op in public if hasattr(op, "prepare") and "trace" in inspect.signature(op).parameters}
+    assert set(listed) == ops - {"gemv_partial_norm"} | {"gemv"}
 
 
 def test_the_gemv_is_traced_on_one_device(tmp_path):

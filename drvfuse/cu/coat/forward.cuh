@@ -13,17 +13,8 @@
 // so large, small or strange that a step may be inexact by more, all blocks evaluate every y of their part and meet
 // again. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns) and no scale of an x that is not 0 exceeds
 // 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
+// LayerNorm's maximum: forward_layernorm.cuh.
 // NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
-//
-// LayerNorm's maximum with w and b. While the squares of a = x * s - mean are added up, an estimate takes a guess at rstd,
-// from the sums of x * s and of its square: e = |fma(a * guess, w, b)|, of which M is the largest. Blocks look at x once
-// more where the guess is not within g = 2^-20 of rstd, relatively, some |b| exceeds 3 * M, or the range of 2^-17 round M
-// has two scales. Else M is near enough. With u = 2^-24, y = (a * rstd) * w + b is off by the rounding of two products,
-// and of the sum; e by that of one, and of the fma. So |y| and e differ by at most |a * rstd * w| * (g + 3 * u) and
-// u * (|y| + e); and |a * rstd * w| is at most e + |b|, so 4 * M, but for what is far below u. That makes less than
-// 4 * M * (g + 5 * u), which is less than 2^-17 * M. A product that underflows is off by 2^-149 at most and then
-// multiplied by a |w| of at most 2^20, which is far below u of an M of 2^-40. Where y is a NaN, e is one, too.
-// If all y of a row are NaN, then rstd is a NaN because of x, or all w or all b are: then the estimate is not used.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"
@@ -106,13 +97,6 @@ __device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const Fo
     load_weight_pack(pack, p.weight, p.columns, at);
 }
 
-// Elements 4 * j to 4 * j + 3 of a pack.
-__device__ __forceinline__ void unpack_four(float (&v)[4], const Pack<Weight, PACK>& pack, int j) {
-    constexpr int words = Pack<Weight, 4>::words;
-#pragma unroll
-    for (int k = 0; k < words; ++k) Word<Weight>::unpack(pack.word[words * j + k], v + 4 / words * k);
-}
-
 // `largest` grows to the largest magnitude of a pack, a NaN if one is.
 __device__ __forceinline__ void grow_to(float& largest, const Pack<Weight, PACK>& pack) {
     float v[PACK];
@@ -181,87 +165,6 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
     }
 }
 
-// Of row r of a batch: the sum of x * s, and where asked about that of its squares.
-__device__ __forceinline__ float pack_sum(const Batch& batch, int r, float* squares = nullptr) {
-    float sum = 0.0f, squared = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float v[4];
-        Word<X>::unpack(batch.word[r][j], v);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            sum = __fadd_rn(sum, v[k]);
-            if (squares != nullptr) squared = __fmaf_rn(v[k], v[k], squared);
-        }
-    }
-    const float scale = bf16{batch.scale[r]};
-    if (squares != nullptr) *squares = squared * scale * scale;
-    return __fmul_rn(sum, scale);
-}
-
-// An approximation of 1 / root of the variance, from the sum of squares.
-__device__ __forceinline__ float guess_rstd(const ForwardParams& p, float squares, float mean) {
-    const float variance = fmaxf(ptx::divide_full(squares, float(p.columns)) - mean * mean, 0.0f);
-    return reciprocal_root(variance + p.epsilon);
-}
-
-// Whether that approximation is close enough for an estimate of the maximum.
-__device__ __forceinline__ bool near_enough(float guess, float rstd) { return fabsf(guess - rstd) <= 0x1p-20f * rstd; }
-
-// Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack,
-// and, where asked, the largest magnitude, as bits.
-__device__ __forceinline__ float pack_variance(const Batch& batch, int r, float mean, int valid,
-                                               u32* largest = nullptr) {
-    const float scale = bf16{batch.scale[r]};
-    float sum = 0.0f;
-    u32 most = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float v[4];
-        Word<X>::unpack(batch.word[r][j], v);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const float away = __fsub_rn(__fmul_rn(v[k], scale), mean);
-            if (ALIGNED ? valid > 0 : 4 * j + k < valid) {
-                sum = __fadd_rn(sum, __fmul_rn(away, away));
-                if (largest != nullptr) most = max(most, __float_as_uint(fabsf(away)));
-            }
-        }
-    }
-    if (largest != nullptr) *largest = most;
-    return sum;
-}
-
-// Of each row of a batch: as pack_variance gives it, the sum, and as bits the largest |y| that a guess at rstd gives.
-__device__ __forceinline__ void estimate_batch(float (&squares)[BATCH], u32 (&largest)[BATCH], const Batch& batch,
-                                               const float (&mean)[BATCH], const float (&guess)[BATCH],
-                                               const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
-                                               int valid) {
-    float most[BATCH] = {};
-    clear(squares);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float w[4], b[4];
-        unpack_four(w, weight, j), unpack_four(b, bias, j);
-#pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            const float scale = bf16{batch.scale[r]};
-            float v[4];
-            Word<X>::unpack(batch.word[r][j], v);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float away = __fsub_rn(__fmul_rn(v[k], scale), mean[r]);
-                if (ALIGNED ? valid > 0 : 4 * j + k < valid) {
-                    squares[r] = __fadd_rn(squares[r], __fmul_rn(away, away));
-                    most[r] = fmaxf(most[r], fabsf(__fmaf_rn(__fmul_rn(away, guess[r]), w[k], b[k])));
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < BATCH; ++r) largest[r] = __float_as_uint(most[r]);
-}
-
 // The scales of four rows at a column; of rows that do not exist 0.
 __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams& p, i64 row, int at) {
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
@@ -275,51 +178,20 @@ __device__ __forceinline__ float normalised(float x, float scale, float rstd, fl
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
 }
 
-// LayerNorm's y.
-__device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
-    const float xhat = __fmul_rn(__fsub_rn(__fmul_rn(x, scale), mean), rstd);
+// LayerNorm's y, from x * s - mean.
+__device__ __forceinline__ float layer_normalised(float away, float rstd, float w, float b) {
+    const float xhat = __fmul_rn(away, rstd);
     return AFFINE ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
+}
+
+__device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
+    return layer_normalised(__fsub_rn(__fmul_rn(x, scale), mean), rstd, w, b);
 }
 
 // What is quantised: RMSNorm's y is rounded to bf16 first.
 __device__ __forceinline__ float quotient(float x, float scale, float mean, float rstd, float w, float b) {
     if constexpr (LAYER) return layer_normalised(x, scale, mean, rstd, w, b);
     return rounded_to_bf16(normalised(x, scale, rstd, w));
-}
-
-// LayerNorm's largest |y| without w and b of what has the largest |x * s - mean|, since rounding keeps the order;
-// UNDECIDED if that is NaN.
-__device__ __forceinline__ u32 largest_by_rstd(u32 away, float rstd) {
-    const float most = __fmul_rn(__uint_as_float(away), rstd);
-    return most == most ? __float_as_uint(most) : UNDECIDED;
-}
-
-// LayerNorm's largest |y|, with w and b, of each row of a batch, as bits, over the first `valid` columns of the pack, of
-// which one exists; UNDECIDED if none is a number.
-__device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
-                                                 const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
-                                                 const Pack<Weight, PACK>& bias, int valid) {
-    float most[BATCH];
-#pragma unroll
-    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float w[4], b[4];
-        unpack_four(w, weight, j), unpack_four(b, bias, j);
-#pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            const float scale = bf16{batch.scale[r]};
-            float v[4];
-            Word<X>::unpack(batch.word[r][j], v);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float y = fabsf(layer_normalised(v[k], scale, mean[r], rstd[r], w[k], b[k]));
-                if (ALIGNED || 4 * j + k < valid) most[r] = fmaxf(most[r], y);
-            }
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < BATCH; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
 }
 
 // The bits of the scale if all maxima within the error of `estimate` give the same scale, else UNDECIDED.

@@ -23,6 +23,7 @@
 //
 // PDL: nothing in global memory is read before the wait; the trigger is right after the first loads (early_trigger) or
 // after the last store.
+#include "coat/forward_layernorm.cuh"
 #include "coat/forward_meeting.cuh"
 #include "coat/forward_tiles.cuh"
 

@@ -36,6 +36,7 @@
 // PDL: RMSNorm's w is fetched before the wait, all else after it; the trigger is right after the loads (early_trigger) or
 // after the last store.
 #include "coat/forward.cuh"
+#include "coat/forward_layernorm.cuh"
 #include "sync/grid_words.cuh"
 
 constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment

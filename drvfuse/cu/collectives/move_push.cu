@@ -22,26 +22,22 @@ constexpr int SOURCES = SAME ? 1 : PEERS;
 // A thread's packs of a unit for all peers, and that which stays. Those that do not exist are not sent.
 struct Packs {
     u32 word[SOURCES][4];
-    u32 own[4];
+    u32 own[1][4];
     bool exists[SOURCES];
     i64 own_left;
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
 #pragma unroll
-    for (int k = 0; k < (RANKS > 1 ? SOURCES : 0); ++k) {
-        const Spot from = source_of(p, k + 1, index);
-        packs.exists[k] = from.left > 0;
-        if (packs.exists[k]) load_bytes(packs.word[k], from.at, from.left);
-    }
+    for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source_of(p, k + 1, index).left > 0;
+    load_packs(packs.word, [&](int k) { return source_of(p, k + 1, index); });
     const Spot own = own_source_of(p, index);
     packs.own_left = own.left;
-    if (own.left <= 0) return;
     if (SAME && RANKS > 1) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) packs.own[i] = packs.word[0][i];
+        for (int i = 0; i < 4; ++i) packs.own[0][i] = packs.word[0][i];
     } else {
-        load_bytes(packs.own, own.at, own.left);
+        load_packs(packs.own, [&](int) { return own; });
     }
 }
 
@@ -72,9 +68,8 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     for (int k = 0; k < PEERS; ++k) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[k][i] ^= keys[k][0];
-        const Spot to = target_of(p, k + 1, index);
-        if (wanted[k]) store_bytes(to.at, words[k], to.left);
     }
+    store_packs([&](int k) { return target_of(p, k + 1, index); }, words);
     trace.lap(TraceRole::store);
 }
 
@@ -92,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Packs packs;
     if (RANKS > 1 && first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
         load_unit(packs, p, first_index);
+    clear_padding(p);  // while the packs are on their way
     push.start();
     bool first = true;
 #pragma unroll 1
@@ -106,7 +102,13 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            if (packs.own_left > 0) store_bytes(target_of(p, 0, index).at, packs.own, packs.own_left);
+            store_packs(
+                [&](int) {
+                    auto own = target_of(p, 0, index);
+                    own.left = packs.own_left;
+                    return own;
+                },
+                packs.own);
             first = false;
             receive_unit(p, push, trace, index, slots);
         }

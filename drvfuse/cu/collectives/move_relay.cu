@@ -38,18 +38,18 @@ __device__ __forceinline__ void send_to(const Pushing& push, const Slots& slots,
 __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push, Trace& trace, const Unit& unit,
                                           int behind_root) {
     const bool root = behind_root == 0, relays = behind_root == unit.relay;
-    u32 own[4] = {};
+    u32 own[1][4] = {};
     bool exists = false;
     if (root) {
         const Spot from = source_of(p, 1, unit.index);
         exists = from.left > 0;
-        if (exists) load_bytes(own, from.at, from.left);
+        load_packs(own, [&](int) { return from; });
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
         // A relay has not yet received the bytes for the others; the words that it sends to the root need no bytes.
         if (!relays || distance == RANKS - behind_root)
-            send_to(push, unit.slots, distance, exists && distance == unit.relay, own);
+            send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }
     trace.lap(TraceRole::push);
     push.join();
@@ -67,16 +67,16 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     for (int k = 0; k < PEERS; ++k) {
         if (k + 1 == source) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) own[i] = words[k][i] ^ keys[k][0];
+            for (int i = 0; i < 4; ++i) own[0][i] = words[k][i] ^ keys[k][0];
         }
     }
     if (relays) {
 #pragma unroll
         for (int distance = 1; distance < RANKS; ++distance) {
-            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own);
+            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own[0]);
         }
     }
-    if (!root && to.left > 0) store_bytes(to.at, own, to.left);
+    if (!root) store_packs([&](int) { return to; }, own);
     trace.lap(TraceRole::store);
 }
 

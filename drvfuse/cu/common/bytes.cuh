@@ -1,44 +1,164 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs of 16 bytes at addresses of any alignment, of which the last of an array may have fewer bytes.
 //
-// `left` is how many bytes there are from the address on. Aligned packs take one access, those at multiples of 4 bytes
-// four, and all others, and parts of a pack, one for each byte.
+// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. So do those at other
+// addresses where the packs of the warp's lanes lie one behind the other, 512 bytes in all: then each lane accesses the 16
+// aligned bytes that hold the beginning of its pack, and takes the rest from, or gives it to, the lane beside it. The ends
+// of the 512 bytes together are 16 bytes more; the first lane accesses these one by one. So a warp never touches a byte
+// that does not belong to its packs. All other packs are accessed by words of 4 bytes where they are aligned to that, and
+// byte by byte: those of the last warp of an array, and those of warps whose packs belong to two arrays.
 #pragma once
 #include "common/pack16.cuh"
 
-// Whether a pack is read or written by one access.
-__device__ __forceinline__ bool is_whole(const char* at, i64 left) {
-    return left >= 16 && u32(reinterpret_cast<u64>(at)) % 16 == 0;
+// The address of a pack, and the number of bytes from there to the end of its array: 0 or less if there is no pack.
+struct Spot {
+    char* at;
+    i64 left;
+};
+
+__device__ __forceinline__ u32 misalignment(const char* at) { return u32(reinterpret_cast<u64>(at)) % 16; }
+
+// Whether one access reads or writes the pack.
+__device__ __forceinline__ bool is_whole(const Spot& spot) { return spot.left >= 16 && misalignment(spot.at) == 0; }
+
+// Whether the packs of all 32 lanes are whole and lie one behind the other.
+__device__ __forceinline__ bool in_a_row(const Spot& spot) {
+    const u64 at = reinterpret_cast<u64>(spot.at), first = __shfl_sync(0xffffffffu, at, 0);
+    return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
 }
 
-// Bytes beyond the last become zero.
-__device__ __forceinline__ void load_bytes(u32 (&word)[4], const char* at, i64 left) {
-    const u32 low = u32(reinterpret_cast<u64>(at));
-    if (is_whole(at, left)) {
-        ptx::load_v4(word, at);
-    } else if (left >= 16 && low % 4 == 0) {
+// What a lane accesses of its pack, or of packs in a row: all 16 bytes at once, or only `bytes` of them, byte by byte or,
+// where `words`, by words. The first `behind` of these lie 512 bytes behind the others.
+struct Access {
+    char* at;
+    i64 bytes;
+    u32 behind;
+    bool whole, words;
+
+    __device__ __forceinline__ Access(const Spot& spot, bool row) {
+        const u32 off = misalignment(spot.at);
+        at = row ? spot.at - off : spot.at;
+        whole = is_whole(spot) || (row && threadIdx.x % 32 != 0);
+        behind = row ? off : 0;
+        bytes = spot.left;
+        words = bytes >= 16 && off % 4 == 0;
+    }
+
+    __device__ __forceinline__ char* byte(u32 i) const { return at + i + (i < behind ? 512 : 0); }
+};
+
+// The 16 bytes from byte `skip`, 0 to 15, of `low` and then `high`.
+__device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4], const u32 (&high)[4], u32 skip) {
+    u32 all[8];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = ptx::load_u32(at + 4 * i);
+    for (int i = 0; i < 8; ++i) all[i] = i < 4 ? low[i] : high[i - 4];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) all[i] = skip & 8 ? all[i + 2] : all[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) all[i] = skip & 4 ? all[i + 1] : all[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
+}
+
+// The words of the lane that is `ahead` lanes ahead, in a circle.
+__device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 ahead) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);
+}
+
+// The pack of each lane of a warp, all 32 of which come to it. Bytes beyond the last become zero.
+__device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
+    const bool row = in_a_row(from);
+    const Access access(from, row);
+    clear(word);
+    if (access.whole) {
+        ptx::load_v4(word, access.at);
+    } else if (access.words) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = ptx::load_u32(access.byte(4 * i));
     } else {
-        clear(word);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            if (i < left) word[i / 4] |= ptx::load_u8(at + i) << (8 * (i % 4));
+            if (i < access.bytes) word[i / 4] |= ptx::load_u8(access.byte(i)) << (8 * (i % 4));
+        }
+    }
+    if (!row) return;
+    u32 next[4];
+    of_lane(next, word, 1);
+    shift_bytes(word, word, next, access.behind);
+}
+
+__device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]) {
+    const bool row = in_a_row(to);
+    const Access access(to, row);
+    u32 own[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own[i] = word[i];
+    if (row && access.behind != 0) {
+        u32 before[4];
+        of_lane(before, word, 31);
+        shift_bytes(own, before, word, 16 - access.behind);
+    }
+    if (access.whole) {
+        ptx::store_v4(access.at, own);
+    } else if (access.words) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) ptx::store_u32(access.byte(4 * i), own[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            if (i < access.bytes) ptx::store_u8(access.byte(i), own[i / 4] >> (8 * (i % 4)));
         }
     }
 }
 
-__device__ __forceinline__ void store_bytes(char* at, const u32 (&word)[4], i64 left) {
-    const u32 low = u32(reinterpret_cast<u64>(at));
-    if (is_whole(at, left)) {
-        ptx::store_v4(at, word);
-    } else if (left >= 16 && low % 4 == 0) {
+// K packs of each lane of a warp, of which pack k lies at at(k). All 32 lanes come to it. Words of a pack that does not
+// exist are undefined. Where all packs of the warp are whole and aligned, all are in flight at once.
+template <int K, typename At>
+__device__ __forceinline__ bool all_whole(const At& at) {
+    bool whole = true;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) ptx::store_u32(at + 4 * i, word[i]);
-    } else {
+    for (int k = 0; k < K; ++k) {
+        const auto spot = at(k);
+        whole &= spot.left <= 0 || is_whole(spot);
+    }
+    return __all_sync(0xffffffffu, whole);
+}
+
+template <int K, typename At>
+__device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
+    if (all_whole<K>(at)) {
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            if (i < left) ptx::store_u8(at + i, word[i / 4] >> (8 * (i % 4)));
+        for (int k = 0; k < K; ++k) {
+            const Spot spot = at(k);
+            if (spot.left > 0) ptx::load_v4(words[k], spot.at);
         }
+        return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+        u32 word[4];
+        load_bytes(word, at(k));
+#pragma unroll
+        for (int i = 0; i < 4 * K; ++i) words[i / 4][i % 4] = i / 4 == k ? word[i % 4] : words[i / 4][i % 4];
+    }
+}
+
+template <int K, typename At>
+__device__ __forceinline__ void store_packs(const At& at, const u32 (&words)[K][4]) {
+    if (all_whole<K>(at)) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const Spot spot = at(k);
+            if (spot.left > 0) ptx::store_v4(spot.at, words[k]);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+        u32 word[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4 * K; ++i) word[i % 4] = i / 4 == k ? words[i / 4][i % 4] : word[i % 4];
+        store_bytes(at(k), word);
     }
 }

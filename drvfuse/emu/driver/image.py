@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...ptx import fatbin
-from ...ptx.parser import head
+from ...ptx.text import head
 from ..bindings import R
 from ..findings.reports import Report
 from ..machine.failure import Failure

@@ -6,9 +6,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ...ptx import parser
 from ...ptx.ir import PtxError
 from ...ptx.linker import LinkError, Unit, link
+from ...ptx.parser import parse
+from ...ptx.text import head
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine.failure import Failure
@@ -71,14 +72,14 @@ def cuLinkAddFile(
 
 def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> None:
     check(state.image is None)
-    code = kind in _CODE and parser.head(content.split(b"\0", 1)[0].decode(errors="replace"))[1]
+    code = kind in _CODE and head(content.split(b"\0", 1)[0].decode(errors="replace"))[1]
     if kind not in _PTX and not code:
         what = kind.name.removeprefix("CU_JIT_INPUT_").lower()
         message = f"{name} is an input of the type {what}: the emulated driver links PTX, alone or in fat binaries"
         raise unsupported(message)
     ptx = ptx_of(proc, content)
     try:
-        parser.parse(ptx)
+        parse(ptx)
         unit = Unit.of(name, ptx)
     except PtxError as error:
         file, line = error.source or (name, error.line)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...ptx.ir import NotEmulated, PtxError
-from ...ptx.parser import head
+from ...ptx.text import head
 from ..abi import Kind
 from ..bindings import R, T
 from ..findings.reports import Report

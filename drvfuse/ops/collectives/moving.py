@@ -20,6 +20,7 @@ from .across_nodes import require_moves
 from .call_options import CallOptions
 from .copies import Copies
 from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -37,6 +38,8 @@ class MovePart:
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
+    arrangement: moves.Arrangement | None = None
+    """Of scales that do not arrive as they lie."""
 
     def reachable(self, group: Group, targets: bool) -> bool:
         """Whether the kernels of a rank's peers can access its target, or else its source, where it lies."""
@@ -93,12 +96,12 @@ def outputs(
     dtype: DType,
     queues: Sequence[Stream],
     why: str,
+    alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """Arrays, given or new, at any address, as operands and as what the caller gets. A list has a shape for each local
-    rank."""
+    """Arrays, given or new, as operands and as what the caller gets. A list has a shape for each local rank."""
     targets = []
     if given is not None:
-        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=1, writable=True)
+        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
     return results.of_ranks(group, argument, given, targets, shape, dtype, queues)
 
 
@@ -117,7 +120,7 @@ def prepare(
     bytes are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an
     input that are still to be read.
     """
-    work = moves.MoveWork(tuple(part.table for part in parts), same, root)
+    work = moves.MoveWork(tuple(part.table for part in parts), same, root, parts[-1].arrangement)
     described = MoveCall(text, common, parts, work, in_place_hazard, common.algo, False)
 
     def make(algo: str) -> MoveCall:
@@ -177,16 +180,17 @@ class MoveCall:
             return ["naive"]
         best = ("pull", "put") if self.work.root is not None else ("put", "pull")  # measured: docs/performance.md
         behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
-        return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
+        staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
+        return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
-        if self.in_place_hazard:
+        if self.in_place_hazard or (algo == "put" and self.work.arrangement is not None):
             return False
         if algo == "naive":
             return True
-        every = (operand for part in self.parts for operand in (*part.sources, *part.targets))
-        aligned = self.work.aligned and all(operand.ptr % 16 == 0 for operand in every)
+        far = [operand for part in self.parts for operand in (part.targets if algo == "put" else part.sources)]
+        aligned = self.work.aligned(algo) and all(operand.ptr % 16 == 0 for operand in far)
         return aligned and all(part.reachable(self.common.group, algo == "put") for part in self.parts)
 
     def schedule(self) -> tuple[Schedule, list[Ready]]:
@@ -199,7 +203,7 @@ class MoveCall:
         """The launches of all local ranks, by another algorithm than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        tables = tuple(part.table for part in self.parts)
+        tables = () if group.link is None else tuple(part.table for part in self.parts)  # else those of `work`
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
         for field, part in zip(("rows", "scales"), self.parts, strict=False):
@@ -219,12 +223,15 @@ class MoveCall:
         same = work.same and (
             self.algo == "push" or (self.algo == "pull" and self.staged)
         )  # only where kernels differ by it
-        kernel = MoveKernel(self.algo, work.ranks, same, self.staged, plan.compares(group))
+        arrangement = work.arrangement
+        kernel = MoveKernel(self.algo, work.ranks, same, self.staged, arrangement is not None, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:
             peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
             for target, part in zip((parameters.rows, parameters.scales), self.parts, strict=False):
                 target.tailor(part.table, peers, place)
+            if arrangement is not None:
+                parameters.arrangement.tailor(arrangement, rank)
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)

@@ -30,6 +30,7 @@ from .across_nodes import AcrossNodes, Bytes, Kernels, Stage, level_inside
 from .call_options import CallOptions
 from .move_kernels import RELAY
 from .moving import MoveCall, MovePart
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -146,7 +147,7 @@ class NodeMoveCall:
             return replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
         puts = call.direct("put") and self.common.algo != "push"
         if puts and self.common.algo == "auto":
-            puts = moves.algorithm(call.work, "put", False) == "put"
+            puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
         return replace(call, algo="put" if puts else "push")  # what is staged by "put" takes the payload itself
 
     def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:

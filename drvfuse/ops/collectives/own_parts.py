@@ -13,6 +13,7 @@ from . import plan
 from .across_nodes import require_moves
 from .moving import lengths
 from .scatter_kernels import FORMS
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -46,7 +47,9 @@ def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequenc
         return [algo]
     if not group.peers_readable:
         return ["naive"]
-    pulled = pulls(received, group.workspace.half_bytes) and plan.readable_by_peers(group, sources)
+    pulled = pulls(group.part(Tuned).costs, received, group.workspace.half_bytes) and plan.readable_by_peers(
+        group, sources
+    )
     return ["pull", "push"] if pulled else ["push", "pull"]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from drvfuse.ops.collectives.kernels import ALGOS, PULL, PUSH
 
 __all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
+ON_GPUS = os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda"
 LEAST = {algo: 8192 if algo == "push_two_shot" else 4096 for algo in ALL_ALGOS}
 """The least workspace_bytes that serve 3 ranks with any number of elements, or rows of 264: the slots of push_two_shot
 hold a unit of every rank."""
@@ -24,6 +26,17 @@ hold a unit of every rank."""
 def ranks(*numbers: int) -> list[Any]:
     """Parameters for numbers of ranks, each skipped where fewer devices are present."""
     return [pytest.param(n, marks=pytest.mark.gpus(n)) for n in numbers]
+
+
+def every_number_of_ranks(forms: Sequence[Any], least: int = 1) -> list[Any]:
+    """Parameters (number of ranks, form). On the emulated driver, each form has one of the numbers 5, 6 and 7, and all
+    others: every number needs a kernel of its own, which takes long to compile."""
+    return [
+        pytest.param(n, form, marks=pytest.mark.gpus(n))
+        for n in range(least, 9)
+        for number, form in enumerate(forms)
+        if ON_GPUS or n not in (5, 6, 7) or number % 3 == n - 5
+    ]
 
 
 def random_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], dtype: str) -> list[np.ndarray]:

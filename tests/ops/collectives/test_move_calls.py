@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collective_support import assert_bits, fill_late, garbage, place
-from test_moves import ALL_ALGOS, SEVERAL, words
+from test_moves import ALL_ALGOS, SEVERAL, off, words
 from test_push import epochs, slots_are_empty
 
 import drvfuse as df
@@ -170,3 +170,31 @@ def test_remote_bytes_are_those_of_the_formula(algo):
                 assert nbytes <= written < nbytes + 2000 and read == 0  # and the barriers' flags
             else:
                 assert nbytes == read and written < 2000
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("algo", ALGOS)
+def test_bytes_at_odd_addresses_take_few_accesses_more_and_none_of_other_bytes(algo, rng):
+    """A warp's 512 bytes take 31 accesses of 16 bytes and 16 single ones, not 512; in place, no thread accesses a byte
+    that another warp is to write."""
+    with df.emu.Machine(devices=3, race="strict") as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
+        accesses = []
+        for by in (0, 5):
+            hosts = [words(rng, 16384) for _ in range(3)]
+            own, far = (by, 0) if algo != "pull" else (0, by)
+            xs = [off(rank, host, own) for rank, host in zip(group, hosts, strict=True)]
+            ys = [off(rank, np.zeros(3 * 16384, np.uint8), far) for rank in group]
+            group.synchronize()
+            ended = len(machine.launches)
+            df.all_gather(group, xs, ys, algo=algo)
+            assert_bits(ys, reference.all_gather(hosts))
+            copies = ("bytes.cuh", "moves.cuh", "memory.cuh")
+            counted = [record.counters.lines for record in list(machine.launches)[ended:]]
+            accesses.append(sum(n.accesses for of in counted for (file, _), n in of.items() if file.endswith(copies)))
+        assert accesses[0] < accesses[1] < 1.5 * accesses[0]
+        hosts = [words(rng, (3 * 5, 333)) for _ in range(3)]
+        xs = place(group, hosts)
+        df.all_to_all(group, xs, xs, algo=algo)
+        for x, expected in zip(xs, reference.all_to_all(hosts), strict=True):
+            assert_bits([x], expected)
+    assert machine.reports == []

@@ -252,9 +252,15 @@ def test_arrays_that_peers_cannot_access_and_odd_addresses_are_staged(open_group
     private = [private_array(rank.device, host)[0] for rank, host in zip(group, hosts, strict=True)]
     outputs = [private_array(rank.device, np.zeros(3 * 640, np.uint8))[0] for rank in group]
     direct = {algo: df.all_gather.prepare(group, pooled, algo=algo) for algo in ALGOS}
-    for algo, xs, ys in (("pull", private, None), ("put", pooled, outputs), ("pull", pooled, outputs)):
+    odd = [off(rank, host, 5) for rank, host in zip(group, hosts, strict=True)]
+    for algo, xs, ys, staged in (
+        ("pull", private, None, True),
+        ("put", pooled, outputs, True),
+        ("pull", pooled, outputs, False),
+        ("pull", odd, None, True),
+        ("put", odd, None, False),
+    ):
         call = df.all_gather.prepare(group, xs, ys, algo=algo)
-        staged = algo == "put" or xs is private
         assert (call.traffic == direct[algo].traffic) is not staged
         assert_bits(call.launch(), reference.all_gather(hosts))
     group.synchronize()

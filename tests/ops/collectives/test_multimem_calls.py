@@ -44,7 +44,7 @@ def xs(group):
 
 
 def nothing_was_made(group) -> bool:
-    return not group._multicast.staged
+    return not group._memory.staged
 
 
 @pytest.mark.parametrize("op", OPS)

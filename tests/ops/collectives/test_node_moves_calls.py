@@ -201,3 +201,11 @@ def test_traffic_counts_kernels_and_exchanges(open_nodes):
     gathered, exchanged = df.all_gather.prepare(group, xs), df.all_to_all.prepare(group, xs)
     assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows once to each other rank
     assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)  # inside, between, and on the way to another number
+
+
+def test_scales_by_column_or_tile_are_refused(open_nodes):
+    group, quantisation = open_nodes(), df.Quantisation.mxfp8(layout="tiles")
+    xs = [rank.zeros((4, 64), "float8_e4m3fn") for rank in group]
+    scales = [rank.zeros(512, "float8_e8m0fnu") for rank in group]
+    with pytest.raises(errors.Unsupported, match="'tiles' over several nodes: use the layout 'row'"):
+        df.all_gather(group, xs, scales=scales, quantisation=quantisation)

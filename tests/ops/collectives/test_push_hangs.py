@@ -244,7 +244,7 @@ def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, alg
     for pointer, rank in zip(group.workspace.pointers, group, strict=True):
         word = df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
         word.copy_from(np.array([calls * workspace.EPOCH_UNIT], np.uint64))
-    group._history._older = [history.Totals(calls, calls) for _ in group]
+    group._state.history._older = [history.Totals(calls, calls) for _ in group]
     call.launch()
     call.launch(rank=0)
     call.launch(rank=1)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms of a fused norm that benchmarks time: how a row is normalised and quantised, and what is stored with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plans.quantisation import E8M0, Quantisation
+
+PLAIN = "row"
+
+
+@dataclass(frozen=True)
+class Form:
+    """`residual` is the dtype of the residuals, in and out, or None without. `head_columns` is 0 where a row has one
+    norm. `normed`: the normed rows are stored too."""
+
+    quantisation: Quantisation = Quantisation.per_row()
+    residual: str | None = None
+    gamma: str = "bfloat16"
+    norm: str = "rms"
+    beta: bool = False
+    head_columns: int = 0
+    normed: bool = False
+
+    def fits(self, columns: int) -> bool:
+        """Whether heads divide rows of so many columns, and groups divide what has a norm of its own."""
+        of_norm = self.head_columns or columns
+        return columns % of_norm == 0 and of_norm % (self.quantisation.group or 1) == 0
+
+
+_GROUPS = {
+    f"group-{group}{suffix}": Form(Quantisation.per_group(group, scales=scales))
+    for group in (64, 128)
+    for suffix, scales in (("", "float32"), ("-e8m0", E8M0))
+}
+_BLOCKS = {
+    f"{name}{suffix}": Form(made)
+    for suffix, layout in (("", "row"), ("-column", "column"), ("-tiles", "tiles"))
+    for name, made in (("mxfp8", Quantisation.mxfp8(layout=layout)), ("nvfp4", Quantisation.nvfp4(2.0**-7, layout)))
+}
+FORMS = {
+    PLAIN: Form(),
+    "row-bfloat16-scales": Form(Quantisation.per_row(scales="bfloat16")),
+    "static": Form(Quantisation.static(2.0**-6)),
+    **_GROUPS,
+    "group-128-column": Form(Quantisation.per_group(128, layout="column")),
+    "group-128-e8m0-tiles": Form(Quantisation.per_group(128, scales=E8M0, layout="tiles")),
+    **_BLOCKS,
+    "normed": Form(normed=True),
+    "gamma-float32": Form(gamma="float32"),
+    "layer": Form(norm="layer"),
+    "layer-beta": Form(norm="layer", beta=True),
+    "heads-128": Form(head_columns=128),
+    "residual": Form(residual="bfloat16"),
+    "residual-float32": Form(residual="float32"),
+    "residual-group-128": Form(Quantisation.per_group(128), residual="bfloat16"),
+}
+"""By the names that `drvfuse bench fused-forms --form` takes. Given scales suit normally distributed data."""

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of the fused norms in every form, beside the plain one and the wire time of the form's own formula.
+
+The plain form, FP8 by row, is measured first at every shape. The wire time is that of the bytes that each rank receives
+by the algorithm which "auto" has chosen, at the rate of large copies from each rank to the next in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .. import dtypes
+from ..comm.group import Group
+from ..errors import Unsupported
+from ..plans import tuning
+from . import timing
+from .collective_calls import LEVELS
+from .floors import Links
+from .forms import FORMS, PLAIN, Form
+from .moves import sets_of
+from .norm_calls import OPS as OPS
+from .ops import calls_of
+from .settings import Settings
+
+SHAPES = ((1, 8192), (128, 8192), (2048, 8192), (8192, 8192))
+HEAD = ["op", "rows x cols", "form", "PDL", "algo", "us", "spread", "x row", "wire", "x wire", "- wire"]
+TEXT_COLUMNS = 5
+
+
+def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
+    """The bytes that each rank receives: sums of 16 bits, and by two shots what the owners of rows send of them, which
+    is the residual's output where there is one, or codes, scales and normed rows."""
+    source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
+    row_bytes = columns * source.itemsize
+    if op == "reduce_scatter_rmsnorm_fp8":
+        return (ranks - 1) / ranks * rows * row_bytes
+    if form.residual:
+        sent = columns * dtypes.get(form.residual).itemsize
+    else:
+        sent = form.quantisation.row_bytes(columns, source) + (row_bytes if form.normed else 0)
+        sent += columns // of_norm * form.quantisation.row_scale_bytes(of_norm)
+    both = tuning.fused_received(ranks, row_bytes, sent, rows, False)
+    return both[tuning.ALGORITHMS.index(algo)]
+
+
+def measure(
+    group: Group, ops: Sequence[str], shapes: Sequence[tuple[int, int]], forms: Sequence[str], settings: Settings
+) -> Iterator[dict[str, Any]]:
+    """A result for each op, shape and form that fits its columns. Unsupported without peer access."""
+    if not group.peers_readable:
+        raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
+    rate = Links(group, settings.link_bytes).bytes_per_us(10)
+    for op in ops:
+        for rows, columns in shapes:
+            sets = sets_of(2 * rows * columns, settings.sets)
+            plain: dict[str, Any] = {}
+            for name in dict.fromkeys((PLAIN, *forms)):
+                form = FORMS[name]
+                if not form.fits(columns):
+                    continue
+                times = calls_of(group, op, rows, columns, sets, form).times("auto", settings.calls)
+                plain = plain or times
+                yield {
+                    **{"op": op, "rows": rows, "cols": columns, "form": name, "gpus": group.size},
+                    **{"device": group[0].device.name, "link_bytes_per_us": rate, "calls": settings.calls},
+                    "wire_us": received_bytes(op, times["algo"], group.size, rows, columns, form) / rate,
+                    "times": times,
+                    "x_row": {level: times[level]["us"] / plain[level]["us"] for level in LEVELS},
+                }
+
+
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """A line for each level of PDL."""
+    return [_line(result, level) for level in LEVELS]
+
+
+def _line(result: dict[str, Any], level: str) -> list[str]:
+    us, spread = (result["times"][level][what] for what in ("us", "spread"))
+    wire = result["wire_us"]
+    cells = [result["op"], f"{result['rows']}x{result['cols']}", result["form"], level, result["times"]["algo"]]
+    cells += [f"{us:.2f}", f"{spread:.2f}", f"{result['x_row'][level]:.2f}"]
+    return [*cells, f"{wire:.2f}", f"{us / wire:.2f}", f"{us - wire:.2f}"]
+
+
+def notes(results: Sequence[dict[str, Any]]) -> list[str]:
+    """How it was measured."""
+    first = results[0]
+    return [
+        f"microseconds per call, median and (largest - smallest) of {timing.REPLAYS} replays; at least "
+        f"{first['calls']} calls per graph; results were equal to the reference bit for bit before",
+        f"wire: what a rank receives by the algorithm, at {first['link_bytes_per_us'] / 1e3:.0f} GB/s: copies, each "
+        "rank to the next; x row: over the form of the first line of the shape",
+    ]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of a group over several nodes, all in this process, beside those of one node and the exchange alone.
+
+A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
+"Exchange" are the engine's copies of one call without the kernels around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ..comm.group import Group
+from ..errors import Unsupported
+from ..runtime.driver import Driver
+from . import timing
+from .collective_calls import CollectiveCalls, figure, launches
+from .ops import calls_of
+from .settings import Settings
+from .timing import microseconds_per_call, together
+
+HEAD = ("op", "rows x cols", "one node", "+-", "nodes", "+-", "exchange", "x one node")
+TEXT_COLUMNS = 2
+SHAPES = ((1, 4096), (16, 4096), (128, 4096), (2048, 8192))
+
+
+def measure(
+    driver: Driver,
+    gpus: int,
+    nodes: int,
+    exchange: str,
+    ops: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    settings: Settings,
+) -> Iterator[dict[str, Any]]:
+    """A result for each op and shape. Of several nodes an op that lacks them has the reason in place of times. The
+    results of both groups are compared with the reference before they are timed."""
+    cases = [(op, shape) for op in ops for shape in shapes]
+    with Group.local(gpus, driver=driver) as group:
+        device = group[0].device.name
+        inside = [calls_of(group, op, *shape, settings.sets).times("auto", settings.calls) for op, shape in cases]
+    with Group.local(gpus, driver=driver, nodes=nodes, exchange=exchange) as group:
+        for (op, (rows, cols)), one in zip(cases, inside, strict=True):
+            yield {
+                **{"op": op, "rows": rows, "cols": cols, "gpus": gpus, "nodes": nodes, "device": device},
+                **{"exchange": exchange, "one_node": one, "over_nodes": _over_nodes(group, op, rows, cols, settings)},
+            }
+
+
+def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings) -> dict[str, Any]:
+    """The times of a call and of its exchange; or why there are none."""
+    try:
+        calls = calls_of(group, op, rows, cols, settings.sets)
+        calls.check("auto")
+    except Unsupported as error:
+        return {"unsupported": str(error)}
+    assert group.link is not None
+    joined = group.link.engine.name == "in process"  # whose copies need one graph for all ranks
+    time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
+    found = {"off": figure(time(launches(calls.prepared("auto"))))}
+    exchanged = _exchange(calls)
+    return {**found, "exchange": figure(time([exchanged]))} if exchanged else found
+
+
+def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
+    """What the engine does in one call; None for a call that exchanges nothing."""
+    link = calls.group.link
+    assert link is not None
+    (call,) = calls.prepared("auto", sets=1)
+    noted = _Noting(link.engine)
+    with contextlib.ExitStack() as undo:
+        undo.callback(setattr, link, "engine", link.engine)
+        link.engine = noted
+        call.launch()
+    calls.group.synchronize()
+    return together(noted.work) if noted.work else None
+
+
+class _Noting:
+    """An engine that notes its exchanges, as functions that repeat them."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.work: list[Callable[[], object]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def all_gather(self, parts: Any) -> None:
+        self._note(partial(self._engine.all_gather, list(parts)))
+
+    def all_reduce(self, parts: Any) -> None:
+        self._note(partial(self._engine.all_reduce, list(parts)))
+
+    def _note(self, work: Callable[[], object]) -> None:
+        self.work.append(work)
+        work()
+
+
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """The row of the table."""
+    one, over = result["one_node"]["off"], result["over_nodes"]
+    cells = [result["op"], f"{result['rows']}x{result['cols']}", f"{one['us']:.2f}", f"{one['spread']:.2f}"]
+    if "unsupported" in over:
+        return [[*cells, "unsupported", "", "", ""]]
+    exchange = f"{over['exchange']['us']:.2f}" if "exchange" in over else ""
+    us, spread = over["off"]["us"], over["off"]["spread"]
+    return [[*cells, f"{us:.2f}", f"{spread:.2f}", exchange, f"{us / one['us']:.2f}"]]
+
+
+def notes(results: Sequence[dict[str, Any]]) -> list[str]:
+    """How it was measured, and what is not supported."""
+    first = results[0]
+    found = [
+        f"microseconds per call without PDL, median and (largest - smallest) of {timing.REPLAYS} replays; "
+        f"{first['gpus']} GPUs as one node, and as {first['nodes']} nodes by the exchange {first['exchange']}"
+    ]
+    reasons = (r["over_nodes"].get("unsupported") for r in results)
+    return found + list(dict.fromkeys(f"unsupported: {reason}" for reason in reasons if reason))

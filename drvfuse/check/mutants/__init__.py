@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that other systems have had, planted in drvfuse's kernels: `drvfuse check` must find each of them."""
+
+from . import barriers, calls, moves, multimem, nodes, one_device, push
+
+_MODULES = (barriers, one_device, push, multimem, calls, nodes, moves)
+MUTANTS = {mutant.name: mutant for module in _MODULES for mutant in module.MUTANTS}
+"""All planted faults, by name."""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the all-reduces over several nodes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..collectives import repeated
+from ..mutant import Mutant
+from ..substitutions import NO_MEETING
+
+several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)
+
+MUTANTS = (
+    Mutant(
+        "node-sums-no-start-barrier",
+        "a rank starts the sums of its node before the inputs of its peers are written",
+        "hierarchical all-reduces without a barrier at their start",
+        partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "node-sums-staging-unpublished",
+        "the flag of a block is set while other threads of the block still stage inputs",
+        "staged reduce-scatters with one flag per block",
+        partial(several_nodes, private=True),
+    ),
+    Mutant(
+        "node-results-before-barrier",
+        "a rank gathers the results of its peers when its own results are complete",
+        "hierarchical all-reduces that rely on the exchange between nodes as a barrier inside a node",
+        partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "exchange-before-sums",
+        "partial sums are exchanged before the kernels that make them have ended, or overwritten while they are copied",
+        "exchanges that are queued on a separate stream",
+        several_nodes,
+        host=NO_MEETING,
+        in_kernels=False,
+    ),
+)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that a group has launched since its last reset, and the failure that makes a reset necessary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import DrvfuseError, LaunchError, RankEnded
+from ..runtime.lifetime import hold, release
+from .history import History, Noted
+from .partial import PartialCalls
+from .reports import error_of
+
+if TYPE_CHECKING:
+    from ..nodes.link import NodeLink
+    from .calls import ComparedCalls
+    from .transport import Transport
+    from .workspace import Workspace
+
+
+class CallState:
+    """The calls of the local ranks: which of them were launched with which, and whether a call has failed."""
+
+    def __init__(
+        self, transport: Transport, partial: PartialCalls, workspace: Workspace, link: NodeLink | None
+    ) -> None:
+        self._transport, self._workspace, self._link = transport, workspace, link
+        self._partial = partial
+        self.history = History(transport.indices)
+        self._error: Callable[[], DrvfuseError] | None = None
+        self._stale = False
+        self._held = False
+
+    def admit(self, calls: ComparedCalls | None) -> bool:
+        """Whether the group must be reset before its next call, since an error was raised or a call was abandoned.
+
+        Otherwise raises the error of `check`, if there is one, or RankEnded if the process of a rank has ended.
+        """
+        if self._stale or self._error is not None:
+            return True
+        if self._workspace.reported() or (self._link is not None and self._link.failure is not None):
+            self.check(calls)
+        elif self._transport.ended:
+            rank, how = next(iter(self._transport.ended.items()))  # the first one that ended
+            raise RankEnded("a call of the group", rank, how)
+        return False
+
+    def check(self, calls: ComparedCalls | None) -> None:
+        """Raise the error of a report of a kernel since the last reset, or that of the link between the nodes.
+
+        `calls` has the names of compared calls. Reads host memory only.
+        """
+        if self._error is None and self._workspace.reported():
+            self._error = error_of(self._workspace.first_report(), self.history, calls, self._transport.ended)
+        if self._error is not None:
+            raise self._error()
+        if self._link is not None and self._link.failure is not None:
+            self._stale = True
+            raise self._link.failure
+
+    def refuse(self, calls: ComparedCalls | None) -> None:
+        """Raise why the group must be reset by all of its processes."""
+        self.check(calls)
+        raise LaunchError(
+            "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
+            "up: call group.reset() on all ranks"
+        )
+
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
+        """See `Group.begin`."""
+        if self._partial.begin(positions, call):
+            self._held = True
+            hold(self)
+        elif self._held:
+            self._held = False
+            release(self)
+        self.history.launched(positions, call.note)
+
+    def abandon(self) -> None:
+        """Make a reset due, since a call was launched on some ranks only."""
+        self._stale = True
+
+    def forget_partial(self) -> None:
+        """Drop the calls that were launched on some ranks only: no rank has to be launched with them any more."""
+        self._partial.clear()
+        self._held = False
+        release(self)
+
+    def clear(self) -> None:
+        """Called when the group was reset."""
+        self.history.clear()
+        self._error = None
+        self._stale = False

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source lines of instructions, which PTX names by .file and .loc directives."""
+
+from __future__ import annotations
+
+import re
+
+from .ir import Location, PtxError
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
+_LOC = re.compile(r"\s*(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
+_DEEPEST = 16  # the most inlined calls that a location names
+
+
+class Locations:
+    """Appends the locations of a module to the list `found`. `current` is the index in this list of the location of the
+    next instruction, 0 if it has none."""
+
+    def __init__(self, found: list[Location]):
+        self.current = 0
+        self._found = found
+        self._files: dict[int, str] = {}
+        self._indices: dict[str, int] = {}
+        self._last: dict[tuple[int, int, int], Location] = {}
+
+    def read_files(self, text: str) -> None:
+        """Take the .file directives of a module."""
+        self._files = {int(m[1]): m[2] for m in _FILE.finditer(text)}
+
+    def enter(self, text: str) -> None:
+        """Take a .loc directive, of which `text` is what stands behind its name."""
+        m = _LOC.match(text)
+        if m is None:
+            self.current = 0
+            return
+        key = (int(m[1]), int(m[2]), int(m[3]))
+        inlined: tuple[tuple[str, int], ...] = ()
+        if m[4]:
+            # inlined_at gives the position of the call in the terms of an earlier .loc, which may be inlined itself.
+            caller = self._last.get((int(m[4]), int(m[5]), int(m[6])))
+            here = (self._files.get(int(m[4]), "?"), int(m[5]))
+            inlined = (here, *(caller.inlined if caller and len(caller.inlined) < _DEEPEST else ()))
+        location = Location(self._files.get(key[0], "?"), key[1], inlined)
+        self._last[key] = location
+        index = self._indices.get(text)
+        if index is None or self._found[index] != location:
+            index = self._indices[text] = len(self._found)
+            self._found.append(location)
+        self.current = index
+
+    def add_to(self, error: PtxError) -> PtxError:
+        """The error with the location of the instruction that was read when it occurred."""
+        location = self._found[self.current]
+        if self.current and location.file != "?":
+            error.source = (location.file, location.line)
+        return error

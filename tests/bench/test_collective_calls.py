@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that benchmarks time have the results of the reference, and a wrong bit is found before any of them is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import errors
+from drvfuse.bench import moves, ops, sum_worker
+from drvfuse.bench.collective_calls import BANK, bank, repeated
+from drvfuse.bench.forms import FORMS
+from drvfuse.bench.settings import EMULATED
+
+pytestmark = pytest.mark.emulated
+ROWS = BANK + 3  # so that a rank's tensor repeats rows
+
+
+@pytest.fixture(scope="module")
+def group():
+    with df.emu.Machine(devices=2, sm_count=2) as machine, df.Group.local(2, driver=machine, max_blocks=2) as made:
+        yield made
+        assert not machine.reports
+
+
+@pytest.mark.parametrize("op", ops.ALGORITHMS)
+def test_results_are_those_of_the_reference(group, op):
+    ops.calls_of(group, op, ROWS, 64, sets=2).check("auto")
+
+
+@pytest.mark.parametrize("op", ["allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8"])
+def test_a_form_with_groups_and_residual_has_the_results_of_the_reference(group, op):
+    form = FORMS["residual-group-128"]
+    ops.calls_of(group, op, ROWS, 128, sets=1, form=form).check("auto")
+
+
+@pytest.mark.parametrize("op", ops.ALGORITHMS)
+def test_one_wrong_bit_on_one_rank_is_named(group, op):
+    calls = ops.calls_of(group, op, 5, 64, sets=1)
+    expected = calls.results[-1].expected()
+    wrong = [array.copy() for array in expected]
+    wrong[1].view(np.uint8).reshape(-1)[-1] ^= 1
+    calls.results[-1].expected = lambda: wrong
+    with pytest.raises(errors.DrvfuseError, match=f"^{op} .*{calls.results[-1].name} of rank 1 are wrong"):
+        calls.check("auto")
+
+
+def test_each_form_fits_the_columns_that_its_groups_and_heads_divide():
+    assert all(form.fits(8192) for form in FORMS.values())
+    assert {name for name, form in FORMS.items() if not form.fits(64)} == {name for name in FORMS if "128" in name}
+
+
+def test_every_quantisation_and_option_of_a_norm_is_a_form():
+    made = [form.quantisation for form in FORMS.values()]
+    assert {(q.kind, q.group) for q in made} == {
+        ("row", 0), ("static", 0), ("group", 64), ("group", 128), ("group", 32), ("group", 16)
+    }  # fmt: skip
+    assert {(q.group, q.layout) for q in made if q.group in (16, 32)} == {
+        (group, layout) for group in (16, 32) for layout in ("row", "column", "tiles")
+    }
+    every = FORMS.values()
+    assert {form.residual for form in every} == {None, "bfloat16", "float32"}
+    assert {(form.norm, form.beta) for form in every} == {("rms", False), ("layer", False), ("layer", True)}
+    assert any(form.head_columns for form in every) and any(form.normed for form in every)
+    assert any(form.gamma == "float32" for form in every)
+
+
+def test_a_tensor_repeats_the_rows_of_its_bank():
+    values = bank(1, 1000, 8)
+    assert values.shape == (BANK, 8) and not np.array_equal(values, bank(2, 1000, 8))
+    tensor = repeated(values, 1000)
+    assert all((tensor[row] == values[row % BANK]).all() for row in (0, BANK, 999))
+
+
+@pytest.mark.parametrize("op", ["allreduce_many", "reduce_scatter", "reduce_scatter_rmsnorm_fp8"])
+def test_an_op_is_measured_beside_the_wire(monkeypatch, group, op):
+    monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
+    results = list(moves.measure(group, op, [1], ["auto"], EMULATED, with_peers=False))
+    (result,) = results
+    assert result["kib"] == 1 and result["wire_us"] > 0
+    assert set(result["ours"]["auto"]) == {"off", "early", "algo"}
+    assert result["ours"]["auto"]["algo"] in ops.ALGORITHMS[op]
+    lines = moves.lines(result)
+    assert [len(line) for line in lines] == [len(moves.HEAD)] * 2
+    assert "sizes are those of an input" in moves.notes(results)[0]
+
+
+def test_an_input_has_a_row_for_each_rank_and_is_cut_into_tensors_of_whole_packs():
+    for ranks in (1, 2, 8):
+        for kib in moves.KIB:
+            nbytes = kib * 1024
+            columns = sum_worker.columns_of(nbytes, ranks)
+            assert nbytes // 2 % columns == 0 and nbytes // 2 // columns >= ranks and columns <= 4096
+            assert nbytes % sum_worker.tensors_of(nbytes) == 0
