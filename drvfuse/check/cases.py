@@ -58,6 +58,7 @@ CASES: dict[str, Case] = {
     "gemv-fp8": gemv.fp8,
     "moves": moves.moves,
     "moves-rounds": moves.moves_in_rounds,
+    "moves-arranged": partial(moves.moves, ops=("arranged",)),
     "mixed": mixed,
     "many-push": forms.many,
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),

@@ -9,6 +9,7 @@ depends on numbers that are the same on every rank.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .limits import ceil_div
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
+from .quantisation import Quantisation
 from .traffic import Traffic
 from .tuning import Costs
 
@@ -72,13 +74,42 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 
 
 @dataclass(frozen=True)
+class Arrangement:
+    """Scales that are gathered in a layout that is not one of whole rows: "column" or "tiles" of a `Quantisation`.
+
+    `itemsize` is that of a scale, `groups` how many a row has, `rows[i]` the rows of rank i. A rank's scales are moved
+    as they lie, padding included, and the rank that receives them stores each in its place.
+    """
+
+    layout: str
+    itemsize: int
+    groups: int
+    rows: tuple[int, ...]
+
+
+def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: int) -> tuple[Moves, Arrangement]:
+    """The scales of rank i's `rows[i]` rows of so many columns go to every output. Targets are in no use: scales do not
+    stay together.
+    """
+    assert quantisation.scales is not None
+    itemsize = quantisation.scales.itemsize
+    table = []
+    for count in rows:
+        shape = quantisation.scales_shape((count,), columns)
+        assert shape is not None
+        table.append((Move(0, 0, math.prod(shape) * itemsize),) * len(rows))
+    return tuple(table), Arrangement(quantisation.layout, itemsize, quantisation.groups(columns), tuple(rows))
+
+
+@dataclass(frozen=True)
 class MoveWork:
     """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included. `root`: of a
-    broadcast."""
+    broadcast. `arrangement`: of the scales, where they have one."""
 
     tables: tuple[Moves, ...]
     same: bool
     root: int | None = None
+    arrangement: Arrangement | None = None
 
     @property
     def ranks(self) -> int:
