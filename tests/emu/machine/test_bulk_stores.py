@@ -183,7 +183,8 @@ def test_an_uninitialised_source_is_found_and_its_copy_is_named(rig: Rig, rng: n
     )
     assert rig.finish(launch) and launch.fault is not None
     assert (launch.fault.kind, launch.fault.line) == ("uninitialised", line_of(body, "read"))
-    text = f"the cp.async.bulk at line {line_of(body, 'put')} will write it, and no cp.async.bulk.wait_group (without"
+    text = f"the cp.async.bulk at line {line_of(body, 'put')} will write it, and no "
+    text += "cp.async.bulk.wait_group (without .read)"
     assert text in launch.fault.message
 
 
