@@ -10,7 +10,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import errors
-from drvfuse.bench import moves, ops, sum_worker
+from drvfuse.bench import gather_calls, moves, ops, sum_worker
 from drvfuse.bench.collective_calls import BANK, bank, repeated
 from drvfuse.bench.forms import FORMS
 from drvfuse.bench.settings import EMULATED
@@ -35,6 +35,11 @@ def test_results_are_those_of_the_reference(group, op):
 def test_a_form_with_groups_and_residual_has_the_results_of_the_reference(group, op):
     form = FORMS["residual-group-128"]
     ops.calls_of(group, op, ROWS, 128, sets=1, form=form).check("auto")
+
+
+@pytest.mark.parametrize("form", ["row", "group-128-column", "mxfp8-tiles", "nvfp4"])
+def test_rows_are_gathered_with_their_scales(group, form):
+    gather_calls.gathers(group, 5, 128, sets=1, made=FORMS[form].quantisation).check("auto")
 
 
 @pytest.mark.parametrize("op", ops.ALGORITHMS)
