@@ -247,7 +247,7 @@ def test_every_field_has_the_offset_and_size_that_the_kernel_sees(block):
     assert in_kernel(block, list(expected)) == expected
 
 
-def test_a_field_that_the_host_lacks_does_not_compile():
+def test_a_kernel_that_uses_a_field_unknown_to_the_host_does_not_compile():
     block = BLOCKS[0]
     names = list(of_host(block))
     with pytest.raises(CompileError, match="more elements than there are binding names"):

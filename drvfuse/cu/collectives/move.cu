@@ -21,9 +21,9 @@
 //   outputs are free. At the end barrier a rank's peers have read all of its input (pull), or written all of its output
 //   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that
 //   known to what follows in the stream. Inputs and outputs of one call have no bytes in common but those that stay.
-//   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers' blocks
-//   arrive after reading that half. After the start barrier of a call payloads are free. Nobody else reads an input or
-//   writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
+//   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers'
+//   blocks arrive after reading that half. After the start barrier of a call payloads are free. Nobody else reads an
+//   input or writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/move_copies.cuh"

@@ -54,7 +54,7 @@ def on_ranks(group, hosts, dtype):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_gathered_scales_have_the_layout_of_all_rows(open_group, rng, algo, layout):
-    """Also where the padding of the ranks' own scales is not 0, as that of other libraries."""
+    """The padding of the inputs need not be 0, as scales of other libraries have other padding."""
     group = open_group(SEVERAL, workspace_bytes=1 << 16)
     made, columns = LAYOUTS[layout]
     for rows in ROWS:

@@ -20,7 +20,7 @@ from drvfuse.ops.collectives.move_kernels import MoveKernel
     ],
     ids=lambda kernel: kernel.name,
 )
-def test_nothing_is_spilled_and_two_blocks_of_256_threads_fit_a_multiprocessor(kernel):
+def test_kernels_spill_nothing_and_two_blocks_of_256_threads_fit_a_multiprocessor(kernel):
     log = kernel.specialisation.compile("sm_90a", ("--ptxas-options=-v",)).log
     assert re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log) == ["0"] * 3
     (registers,) = re.findall(r"Used (\d+) registers", log)
