@@ -20,7 +20,8 @@ struct Move {
 struct Moved {
     char* input;
     char* output;
-    // Where a kernel accesses them, by distance: by pull the inputs of the senders, by put the outputs of the receivers.
+    // Of peers, by distance from 1 on, where a kernel accesses them: by pull the inputs of senders, by put the outputs of
+    // receivers.
     char* far[DRVFUSE_MAX_RANKS];
     Move sent[DRVFUSE_MAX_RANKS];
     Move received[DRVFUSE_MAX_RANKS];
@@ -85,13 +86,13 @@ __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64
 // The pack in the input of the rank from which this one receives.
 __device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
-    return spot(p.rows.far[distance] + rows.source, rows.nbytes, p.scales.far[distance] + scales.source, scales.nbytes,
-                index);
+    const auto input = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.input; };
+    return spot(input(p.rows) + rows.source, rows.nbytes, input(p.scales) + scales.source, scales.nbytes, index);
 }
 
 // The pack in the output of the rank to which this one sends.
 __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
-    return spot(p.rows.far[distance] + rows.target, rows.nbytes, p.scales.far[distance] + scales.target, scales.nbytes,
-                index);
+    const auto output = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.output; };
+    return spot(output(p.rows) + rows.target, rows.nbytes, output(p.scales) + scales.target, scales.nbytes, index);
 }

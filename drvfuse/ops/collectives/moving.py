@@ -197,10 +197,10 @@ class MoveCall:
                 continue
             ranks = len(inputs)
             if self.algo == "put":
-                far = [written[(position + distance) % ranks] for distance in range(ranks)]
+                far = [written[(position + distance) % ranks] for distance in range(1, ranks)]
             else:
-                far = [inputs[position - distance] for distance in range(ranks)]
-            one.point(f"{field}.far", *far)
+                far = [inputs[position - distance] for distance in range(1, ranks)]
+            one.point(f"{field}.far", 0, *far)
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
