@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm forward and backward at the edges of what they take: special values, exact ties, layouts, far rows."""
+"""RMSNorm forward and backward at the limits of their inputs: special values, exact ties, layouts, large offsets."""
 
 from __future__ import annotations
 
