@@ -89,7 +89,10 @@ _FUSED = {
 }
 _NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
 _FORM = NormForm(normed=True)
-_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, ARRANGED=0, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
+_MOVES = {
+    **workspace.defines(),
+    **_defines(RANKS=2, SAME=1, ARRANGED=0, COMPARES=0, PUT=0, STAGED=0, PACKS=8, KERNEL="kernel"),
+}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",

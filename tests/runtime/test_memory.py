@@ -250,7 +250,7 @@ def test_in_a_capture_allocations_are_refused_and_frees_wait_for_its_end(driver:
 
 @pytest.mark.gpus(2)
 def test_pool_memory_is_opened_to_peers(driver: str) -> None:
-    from drvfuse.runtime.interop import readable_by
+    from drvfuse.runtime.reach import readable_by
 
     a, b = df.device(0, driver=driver), df.device(1, driver=driver)
     if not b.can_access_peer(a):
@@ -285,7 +285,7 @@ def test_a_view_of_a_pinned_buffer_keeps_it_alive(driver: str) -> None:
 
 @pytest.mark.gpus(2)
 def test_symmetric_buffer_is_reached_by_every_device(driver: str, rng: np.random.Generator) -> None:
-    from drvfuse.runtime.interop import readable_by
+    from drvfuse.runtime.reach import readable_by
 
     devices = [df.device(i, driver=driver) for i in range(2)]
     if not devices[0].can_access_peer(devices[1]):
