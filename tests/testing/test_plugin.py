@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin, in runs of pytest inside a test. A machine that need only have reported something is told so."""
+"""The pytest plugin, in runs of pytest inside a test. Some tests add a report to a machine by hand."""
 
 from __future__ import annotations
 

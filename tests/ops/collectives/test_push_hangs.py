@@ -127,11 +127,17 @@ def test_a_sleeping_rank_of_three_is_named(new_group, rng, driver, op, sleeper):
 def test_the_raised_report_is_one_whose_peer_has_not_reported(new_group):
     """Rank 0 waits for rank 1, which waits for rank 2. If the waits form a cycle, the first report is raised."""
     owner = new_group(3).workspace
-    for chain, told in (((1, 2, None), 1), ((1, None, None), 0), ((2, 0, None), 0), ((1, 2, 0), 0), ((2, 2, None), 0)):
+    for chain, raised in (
+        ((1, 2, None), 1),
+        ((1, None, None), 0),
+        ((2, 0, None), 0),
+        ((1, 2, 0), 0),
+        ((2, 2, None), 0),
+    ):
         for rank, peer in enumerate(chain):
             owner.reports[rank]["rank"], owner.reports[rank]["peer"] = rank, peer or 0
             owner.reports[rank]["magic"] = 0 if peer is None else workspace.REPORT_MAGIC
-        assert owner.first_report()["rank"] == told
+        assert owner.first_report()["rank"] == raised
     owner.reports["magic"] = 0
 
 
