@@ -14,7 +14,7 @@ from drvfuse import dtypes
 from drvfuse.ops.collectives.kernels import CollectiveKernel
 
 BF16 = dtypes.get("bfloat16")
-FILE, STEP = 65536, 8  # registers of a multiprocessor, and by how many the threads of a warp get them
+FILE, STEP = 65536, 8  # registers of a multiprocessor, and the granularity of allocation per thread
 
 
 def image_of(**options):
