@@ -172,7 +172,7 @@ def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> sock
 
 
 def _receive(listener: socket.socket, token: bytes, board: Board, received: dict[int, list[int]], until: float) -> None:
-    """Fill `received` with the descriptors that every peer has sent. Raises OSError, also if descriptors are missing."""
+    """Fill `received` with the descriptors that every peer has sent. Raises OSError, also if some are missing."""
     while len(received) < board.size - 1:
         listener.settimeout(max(until - time.monotonic(), 0.001))
         connected, _ = listener.accept()

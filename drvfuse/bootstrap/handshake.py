@@ -38,7 +38,7 @@ def proof(secret: bytes, role: str, theirs: str, own: str, group: str, rank: int
 
 
 def is_proof(given: object, expected: str) -> bool:
-    """Whether the proof of the other end is right. The time of the comparison does not depend on where proofs differ."""
+    """Whether the proof of the other end is right. The comparison takes equally long for all wrong proofs."""
     return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
 
 
@@ -54,7 +54,7 @@ def credentials(connected: socket.socket) -> tuple[int, int] | None:
 
 
 def same_user(connected: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user. True for TCP, where the kernel does not know the user."""
+    """Whether the process at the other end belongs to this user. True for TCP, where it is unknown."""
     known = credentials(connected)
     return known is None or known[1] == os.getuid()
 

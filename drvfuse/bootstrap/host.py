@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def host_identity() -> str:
-    """A string that is equal in two processes if and only if they run under one kernel and see the same Unix sockets."""
+    """A string that two processes share if and only if they run under one kernel and see the same Unix sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}, {os.readlink('/proc/self/ns/net')}"
 

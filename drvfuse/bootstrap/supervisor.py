@@ -116,7 +116,7 @@ class Supervisor:
         return process
 
     def first_line(self, service: Process, seconds: float) -> str:
-        """The first line of a service, which it prints when it is ready. Raises DrvfuseError if the line does not come."""
+        """The first line of a service, which it prints when it is ready. Raises DrvfuseError if there is none."""
         until = time.monotonic() + seconds
         while service.first_line is None:
             if service.ended or self._status is not None or time.monotonic() > until:

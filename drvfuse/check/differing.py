@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases in which kernels compare the calls of different ranks, as in a group of several processes: equal calls, and
-calls that differ.
+"""Cases in which kernels compare the calls of the ranks, as in a group of several processes. Some calls are equal on
+all ranks, others differ.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ KINDS = (
     ("allreduce", "one_stage"),
     (FUSED, "push_two_shot"),
 )
-"""Of which each call is another one than the two before it."""
+"""Kinds of calls in an order in which each call differs from the two before it."""
 
 FEW = tuple(kind for kind in KINDS if kind[0] == FUSED)
 
 NUMBERS = (0, 2**16 - 9, 2**31 - 9)
-"""Of calls before the first: near the ends of the number in a word and of that in a workspace."""
+"""How many calls the group counts before the first call of a case: numbers near the overflow of the call number in a
+word, and near that in a workspace."""
 
 SHAPE, LARGE = (5, 72), (32, 264)
 
@@ -54,7 +55,7 @@ def compared(
     timeout: float = 10.0,
     pdl: PDLLevel | None = None,
 ) -> None:
-    """Calls of these kinds, which are equal on all ranks, on a group of 2, 3 or 4 ranks: in order, then at random."""
+    """Calls of these kinds on a group of 2, 3 or 4 ranks, first in order, then at random, equal on all ranks."""
     ranks = (2, 3, 4)[run.seed % 3]
     tight = run.chance(0.3)
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS if tight else AMPLE, max_blocks=4) as group:
@@ -93,8 +94,8 @@ def _set_numbers(group: Group, before: int) -> None:
 
 
 def differing(run: Run, *, kind: str = "", timeout: float = 10.0) -> None:
-    """Calls that are equal, then one in which a rank makes another call, of a kind of DIFFERENCES: that must be found,
-    and the group must work when it has been reset."""
+    """Equal calls, then one in which one rank makes a different call, as an entry of DIFFERENCES says. The kernels must
+    detect that, and the group must work after a reset."""
     ranks = (2, 3, 4)[run.seed % 3]
     kind = kind or run.choice(list(DIFFERENCES))
     odd = int(run.random.integers(ranks))
@@ -131,7 +132,7 @@ def _group(machine: Machine, ranks: int) -> Group:
 
 
 class Differing:
-    """Calls of a group on arrays of its own."""
+    """Makes calls of a group, on new arrays."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -172,7 +173,8 @@ HANGING: dict[str, _Pair] = {
     "fused push and pull": _one(lambda of: of.norm("push_one_shot"), lambda of: of.norm("two_stage")),
     "residuals": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", residual=True)),
 }
-"""Usual calls and those of one rank, by what differs: some rank waits in vain."""
+"""Pairs of calls by their difference: the calls of all ranks but one, and those of that rank. Without the comparison a
+rank would wait for words that nobody sends."""
 
 SILENT: dict[str, _Pair] = {
     "op": _one(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
@@ -184,11 +186,11 @@ SILENT: dict[str, _Pair] = {
     "pull epsilon": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", epsilon=1.0)),
     "out_dtype": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", out_dtype="float8_e5m2")),
 }
-"""Likewise: without the comparison the calls would end, with results of nobody's call."""
+"""More of these pairs. Without the comparison the calls would end with wrong results."""
 
 GARBAGE: dict[str, _Pair] = {
     "pull algorithm": _one(lambda of: of.sum("one_stage", (1, 72)), lambda of: of.sum("two_stage", (1, 72))),
 }
-"""Likewise: a rank would read what nobody has written."""
+"""More of these pairs. Without the comparison a rank would read memory that nobody has written."""
 
 DIFFERENCES = HANGING | SILENT | GARBAGE

@@ -25,11 +25,11 @@ MUTANT_SEEDS = 12
 """The number of seeds within which a mutant must be found."""
 
 PROFILE = "strict"
-"""The profile of the race detector for cases, whose kernels rely on nothing beyond the PTX model. A mutant has to be
-found by the profile that accepts more."""
+"""The profile of the race detector for cases, since drvfuse's kernels rely on the PTX memory model alone. Mutants must
+be found by the profile "hardware", which reports fewer races."""
 
 _PR_SET_PDEATHSIG = 1
-_TASKS_PER_JOB = 4  # tasks that the pool has at a time: with all of them at once its pipes could fill up
+_TASKS_PER_JOB = 4  # tasks that are submitted to the pool at a time: all of them at once could fill its pipes
 _INTERRUPT_SECONDS = 0.2  # seconds within which Ctrl-C takes effect
 
 
@@ -43,11 +43,11 @@ class Outcome:
 
 
 Task = tuple[str, Sequence[int]]
-"""A case with one seed, or a mutant with the seeds to try."""
+"""The name of a case with one seed, or the name of a mutant with the seeds to try."""
 
 
 def tasks(names: Sequence[str], seeds: Sequence[int], mutant_seeds: Sequence[int]) -> list[Task]:
-    """All tasks, seed by seed, so that processes compile different kernels at first."""
+    """All tasks. Those of one seed come together, so that the processes first compile different kernels."""
     found: list[Task] = [(name, (seed,)) for seed in seeds[:1] for name in names if name in CASES]
     found += [(name, mutant_seeds) for name in names if name in MUTANTS]
     return found + [(name, (seed,)) for seed in seeds[1:] for name in names if name in CASES]
@@ -74,14 +74,15 @@ def _unlogged() -> Iterator[None]:
 
 
 def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
-    """The results, in the order in which tasks end. One job is this process. Closing the iterator ends all processes.
+    """The results, in the order in which tasks end. With one job this process does all tasks, else that number of other
+    processes does. Closing the iterator ends the processes.
 
     Raises DrvfuseError if a process of the pool is killed.
     """
     if jobs == 1:
         yield from map(perform, todo)
         return
-    context = multiprocessing.get_context("spawn")  # `spawn`, as a machine does not survive a fork
+    context = multiprocessing.get_context("spawn")  # an emulated machine does not survive a fork
     pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context, initializer=_start)
     others = set(multiprocessing.active_children())
     waiting = iter(todo)
@@ -110,10 +111,10 @@ def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, N
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """SIGINT takes effect at the end of the block. Processes that are started in the block do not get it.
+    """A block in which SIGINT is held back until its end. Processes that are started in the block do not get SIGINT.
 
-    KeyboardInterrupt, which is raised between any two bytecodes of the main thread, could leave a lock taken that the
-    threads of the pool need, and the exit of the process waits for these threads.
+    KeyboardInterrupt may be raised between any two bytecodes of the main thread. It could leave a lock taken that the
+    threads of the pool need, and the process does not exit before these threads end.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread runs Python's signal handlers
         yield

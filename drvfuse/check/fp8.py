@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single-device FP8 ops as a training step runs them; compared with their references."""
+"""Cases of the FP8 ops on one device, in sequences as in a training step. Results are compared with the references."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ RMSNORM_SHAPE = (17, 272)  # more rows than one block or cluster holds
 HELD_SHAPE = (12, 1040)  # a cluster of four blocks, of which one has no columns
 TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # two strips of several blocks
 TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward wait for one another
-ODD_SHAPE = (13, 273)  # db begins at an even column of the words that blocks leave
-SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # two teams of blocks share columns; one has a group more
+ODD_SHAPE = (13, 273)  # db begins at an even column of the partial sums of the blocks
+SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # two teams of blocks share the columns
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
 
@@ -45,7 +45,7 @@ def _of(out: Arrays, names: Iterable[str], suffix: str = "") -> tuple[Array, ...
 
 
 def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
-    """x, its scales, and weights, the same in each step: they may be fetched while the kernel in front runs."""
+    """x, its scales, and the weights. The weights are equal in all steps, since they may be read before the wait."""
     rows, columns = shape
     scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
     return random(number, shape, E4M3, 64), scales, _vector(0, columns)
@@ -175,36 +175,36 @@ def _launch_layernorm_gradient(
 
 
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward and backward."""
+    """Forward pass and backward pass."""
     steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(RMSNORM_SHAPE[1]))
 
 
 def rmsnorm_few(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward of few rows, which a cluster holds."""
+    """Forward pass of few rows, which one cluster holds."""
     steps(run, functools.partial(_forward, shape=HELD_SHAPE), _launch_forward, pdl, fp8_workspace_bytes(HELD_SHAPE[1]))
 
 
 def rmsnorm_tiles(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward of rows that the registers of a grid hold."""
+    """Forward pass of rows that the registers of a grid hold."""
     workspace = fp8_workspace_bytes(TILES_SHAPE[1])
     solved = functools.partial(_forward, shape=TILES_SHAPE)
     steps(run, solved, _launch_forward, pdl, workspace, sm_count=TILES_MULTIPROCESSORS)
 
 
 def rmsnorm_rows(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward of many rows, of which blocks share the columns."""
+    """Forward pass of many rows, whose columns several blocks share."""
     workspace = fp8_workspace_bytes(SHARED_SHAPE[1])
     solved = functools.partial(_forward, shape=SHARED_SHAPE)
     steps(run, solved, _launch_forward, pdl, workspace, sm_count=SHARED_MULTIPROCESSORS)
 
 
 def rmsnorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Backward of many rows."""
+    """Backward pass of many rows."""
     steps(run, _tall, _launch_tall, pdl, fp8_workspace_bytes(TALL_SHAPE[1]))
 
 
 def division(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Division; with the transpose; the transpose alone, by the scale that the first one found."""
+    """The division alone, with the transpose, and the transpose alone with the scale of the first division."""
     steps(run, _division, _launch_division, pdl, fp8_workspace_bytes(DIVISION_SHAPE[1]))
 
 
@@ -214,10 +214,11 @@ def groups(run: Run, pdl: PDLLevel | None = None) -> None:
 
 
 def layernorm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """LayerNorm forward, with parameters and without."""
+    """Forward pass of LayerNorm, with parameters and without."""
     steps(run, _layernorm, _launch_layernorm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
 
 
 def layernorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Backward of an odd number of columns, with parameters and a sum of two gradients, and without."""
+    """Backward pass of LayerNorm with an odd number of columns: with parameters and the sum of two gradients, and
+    without both."""
     steps(run, _layernorm_gradient, _launch_layernorm_gradient, pdl, fp8_workspace_bytes(2 * ODD_SHAPE[1]))

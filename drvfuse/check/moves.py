@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather, broadcast and all-to-all, call after call on one group.
+"""Cases of all-gather, broadcast and all-to-all: sequences of calls on one group.
 
-All calls of a run have their inputs in the same memory, written by a kernel directly before, and their outputs too,
-from which a kernel directly behind takes them. The host waits once, at the end. So a rank that is through with a call
-overwrites what others may still read, and takes what others may still write. A quarter of the words are 0xFFFFFFFF.
+All calls of a run have their inputs in the same memory, and their outputs in the same memory. A kernel directly before
+a call writes its inputs, and a kernel directly after it copies its outputs. The host waits once, at the end. So a rank
+that has ended a call at once overwrites inputs, and reads outputs. If a peer may still read or write these, a case
+fails. A quarter of the words are 0xFFFFFFFF.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ..ops.collectives.all_to_all import all_to_all
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.broadcast import broadcast
 from ..ops.collectives.move_kernels import ALGOS
-from ..runtime.array import Array
+from ..plans.quantisation import Quantisation
+from ..runtime.array import Array, view
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from .collectives import AMPLE, PDL, maybe_graph
@@ -30,13 +32,17 @@ from .problems import Host
 from .run import Run
 
 TIGHT = 8 << 10
-OPS = ("all_gather", "scales", "broadcast", "relay", "all_to_all", "one_way", "in_place")
-COLUMNS = (33, 64)  # words of a row, which then begins at multiples of 4 bytes or of 16
+OPS = ("all_gather", "scales", "arranged", "broadcast", "relay", "all_to_all", "one_way", "in_place")
+COLUMNS = (33, 64)  # words of a row: rows begin at multiples of 4 bytes, or of 16
 _WORDS = 1 << 14
+_COLUMNS = 160  # of rows with scales by column or in tiles, where a row has five
+
+Pair = tuple[str, str, list[Host], list[Host]]
+"""The names of an input and an output, and what they hold on each rank."""
 
 
 class _Memory:
-    """The inputs and outputs of all calls of a group: words of each rank, of which a call takes what it needs."""
+    """The memory for inputs and outputs of all calls of a group. Each call uses as many of its words as it needs."""
 
     def __init__(self, run: Run, group: Group) -> None:
         self.run, self.group = run, group
@@ -52,7 +58,7 @@ class _Memory:
         return [a[:size].reshape(shape) for a, size, shape in zip(self._arrays[name], sizes, shapes, strict=True)]
 
     def copying(self, sources: Sequence[Array], targets: Sequence[Array], pdl: bool) -> list[list[Launch]]:
-        """For each rank the launch that copies, or none."""
+        """The launches of each rank that copy, of which there may be none."""
         return [
             [self._copy.prepare(1, 128, source, target, source.nbytes, device=target.device, pdl=pdl)]
             if source.nbytes
@@ -62,17 +68,19 @@ class _Memory:
 
 
 class _Call:
-    """A prepared call with the kernels around it, and what must come of it."""
+    """A prepared call, the kernels before and after it, and its expected results."""
 
     def __init__(self, memory: _Memory, op: str, algo: str, pdl: PDLLevel, blocks: int) -> None:
         run, group, n = memory.run, memory.group, memory.group.size
         columns = run.choice(COLUMNS)
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": blocks}
-        pairs: list[tuple[str, str, list[Host], list[Host]]] = []  # input, output, what they hold
+        pairs: list[Pair] = []
         self.what = f"{op} {algo}"
         rows = [int(rows) for rows in run.random.integers(1, 9, n)]
         call: Prepared[Any]
-        if op in ("all_gather", "scales"):
+        if op == "arranged":
+            call, pairs, xs, ys = _arranged(memory, options)
+        elif op in ("all_gather", "scales"):
             hosts = [_words(run, (count, columns)) for count in rows]
             pairs.append(("in", "out", hosts, [reference.all_gather(hosts)] * n))
             if op == "scales":
@@ -89,7 +97,7 @@ class _Call:
             call = broadcast.prepare(group, xs[0], ys[0], root=root, **options)
         else:
             table = run.random.integers(0, 9, (n, n))
-            if op == "one_way":  # bytes from a rank of which none come back
+            if op == "one_way":  # a rank receives bytes from one to which it sends none
                 table = np.triu(table, 1) * 3
             if op == "in_place":
                 table = table + table.T
@@ -133,7 +141,45 @@ class _Call:
                 run.compare(f"{self.what}, rank {rank}", array.numpy(), wanted)
 
 
-def _both(memory: _Memory, pairs: Sequence[tuple[str, str, list[Host], list[Host]]]) -> tuple[Any, Any]:
+def _arranged(memory: _Memory, options: dict[str, Any]) -> tuple[Prepared[Any], list[Pair], Any, Any]:
+    """An all-gather of FP8 rows with scales by column or in tiles, whose rows begin anywhere in a tile."""
+    run, group, n = memory.run, memory.group, memory.group.size
+    made = Quantisation.mxfp8(layout=run.choice(("column", "tiles")))
+    rows = [int(rows) for rows in run.random.integers(0, 50, n)]
+
+    def shape(count: int) -> tuple[int, ...]:
+        found = made.scales_shape((count,), _COLUMNS)
+        assert found is not None
+        return found
+
+    codes = [_words(run, (count, _COLUMNS // 4)) for count in rows]
+    scales = [_words(run, (int(np.prod(shape(count))) // 4,)) for count in rows]
+    gathered = reference.all_gather(
+        [host.view(np.uint8) for host in codes],
+        [host.view(np.uint8).reshape(shape(count)) for host, count in zip(scales, rows, strict=True)],
+        made,
+    )
+    wanted = [host.reshape(-1).view(np.uint32) for host in gathered]
+    pairs = [("in", "out", codes, [wanted[0]] * n), ("in 2", "out 2", scales, [wanted[1]] * n)]
+    xs, ys = _both(memory, pairs)
+
+    def typed(arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[Array]:
+        return [view(x.ptr, of, dtype, x.device, owner=x) for x, of in zip(arrays, shapes, strict=True)]
+
+    call = all_gather.prepare(
+        group,
+        typed(xs[0], [(count, _COLUMNS) for count in rows], made.dtype),
+        typed(ys[0], [(sum(rows), _COLUMNS)] * n, made.dtype),
+        splits=rows,
+        scales=typed(xs[1], [shape(count) for count in rows], made.scales),
+        gathered_scales=typed(ys[1], [shape(sum(rows))] * n, made.scales),
+        quantisation=made,
+        **options,
+    )
+    return call, pairs, xs, ys
+
+
+def _both(memory: _Memory, pairs: Sequence[Pair]) -> tuple[Any, Any]:
     xs = [memory.arrays(name, [host.shape for host in hosts]) for name, _, hosts, _ in pairs]
     ys = [
         x if target == source else memory.arrays(target, [host.shape for host in expected])
@@ -160,9 +206,10 @@ def moves(
     pdl: PDLLevel | None = None,
     timeout: float = 10.0,
 ) -> None:
-    """Six calls on 2 or 3 GPUs, with options as drawn by the seed where None.
+    """Six calls on 2 or 3 GPUs. The seed selects the options that are None.
 
-    A `tight` workspace holds a fraction of a call; `graph` replays the sequence twice; `alone` launches rank by rank.
+    With `tight` the workspace holds only a fraction of a call. With `graph` the sequence is replayed twice from a
+    graph. With `alone` the ranks are launched one by one.
     """
     ranks = ranks or 2 + run.seed % 2
     tight = run.chance() if tight is None else tight
@@ -193,7 +240,8 @@ def moves_in_rounds(
     ranks: int = 3,
     timeout: float = 10.0,
 ) -> None:
-    """Push calls of several rounds, some with bytes one way alone, between sums whose words use the same slots.
+    """Push calls of several rounds, between sums that use the same slots. In some calls bytes move in one direction
+    only.
 
     A relay needs three ranks.
     """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fault that is planted in drvfuse, and the search for it.
+"""A mutant: a fault that is planted in drvfuse, and the search for it.
 
-In a kernel a fault is where FAULT has its name (cu/common/faults.cuh), on the host a method that is exchanged for
-another (substitutions.py). It comes with a case in which it has its effect; without the fault that case must be clean.
+A fault of a kernel is code that is compiled where FAULT has its name (cu/common/faults.cuh). A fault of the host is a
+method that is replaced by another one (substitutions.py). Each fault has a case that it must make fail, and that must
+have no findings without the fault.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ WRONG = ("race", "mismatch", "uninitialised")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`what` is wrong, the kind of system where it was `seen`, the case that shows it, and the kinds of findings that
-    count as having found it. It is planted `in_kernels` by its name, on the `host`, or both."""
+    """A fault. `what` says what is wrong, `seen` in what kind of system it occurred, `case` shows it, and `expected`
+    are the kinds of findings of which one must appear. It is planted `in_kernels` by its name, on the `host`, or both.
+    """
 
     name: str
     what: str
@@ -33,7 +35,7 @@ class Mutant:
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """Calls that are made in the block have the fault."""
+        """A block in which all calls have the fault."""
         with (
             faults.in_kernels(self.name if self.in_kernels else ""),
             contextlib.nullcontext() if self.host is None else self.host.made(),
@@ -43,10 +45,10 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the search for a mutant: `seed` is the first under which it was found, `by` the kinds of findings
-    there.
+    """The result of the search for a mutant. `seed` is the first seed under which it was found, None if there is none,
+    and `by` are the kinds of findings under that seed.
 
-    `unexpected` is what was found without the fault, under the same seed.
+    `unexpected` are the findings of the case without the fault under the same seed.
     """
 
     name: str
@@ -60,7 +62,8 @@ class Verdict:
 
 
 def hunt(mutant: Mutant, seeds: Sequence[int]) -> Verdict:
-    """Run a mutant under seed after seed until it is found; then its case without the fault under that seed."""
+    """Run the case of a mutant under one seed after another until a finding is one of the expected kinds. Then run the
+    case without the fault under the same seed."""
     name = mutant.name
     for seed in seeds:
         with mutant.planted():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for the kernels in drvfuse/check/cu: protocols of other libraries that drvfuse's own kernels do not use."""
+"""Cases of the kernels in drvfuse/check/cu, which use protocols of other libraries that drvfuse does not use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Peers(ctypes.Structure):
 
 
 def slots(run: Run, ranks: int = 2, count: int = 300) -> None:
-    """Exchanges by launches of one block and of several blocks in turn, without synchronisation between them."""
+    """Exchanges by launches with one block and with several blocks in turn, without synchronisation between them."""
     with run.group(ranks, workspace_bytes=4096, max_blocks=1) as group:
         kernel = run.kernel(group.driver, "slots")
         data = [rank.zeros(count, "uint32") for rank in group]
@@ -45,7 +45,7 @@ def slots(run: Run, ranks: int = 2, count: int = 300) -> None:
 
 
 def last_block(run: Run, count: int = 5000) -> None:
-    """The same sum several times, by different grids."""
+    """The same sum several times, by grids of different sizes."""
     with run.group(1, workspace_bytes=4096, max_blocks=1) as group:
         (rank,) = group
         kernel = run.kernel(group.driver, "last_block")

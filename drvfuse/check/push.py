@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further cases of the push algorithms: slots that calls of other kinds use too, and calls that stop waiting."""
+"""Further cases of the push algorithms: calls of different kinds that use the same slots, and calls that time out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .run import Finding, Run
 from .substitutions import ANY_ORDER
 
 ROWS, SHORTER = (9, 520), (9, 264)
-"""Of a rank that sends rows of the second shape the words end within a row of the first."""
+"""Two shapes: the last word that a rank sends for the second shape lies inside a row of the first shape."""
 
 
 def changing(run: Run, algo: str = "push_two_shot") -> None:
-    """Calls of which each uses the slots as another op, shape and dtype than the one before last; some have fewer rows
-    than ranks."""
+    """Calls that differ in op, shape and dtype from the call two before them, whose slots they use. Some have fewer
+    rows than ranks."""
     norm, plain = "allreduce_rmsnorm_fp8", "allreduce"
     kinds = (
         (norm, (9, 520), "bfloat16"),
@@ -39,7 +39,7 @@ def changing(run: Run, algo: str = "push_two_shot") -> None:
 
 
 def several_rounds(run: Run) -> None:
-    """Calls by two shots in several rounds, of 3 or 4 ranks, and behind each a push call of another kind."""
+    """Calls of push_two_shot in several rounds on 3 or 4 ranks. A push call of another kind follows each of them."""
     ranks, norm, plain = int(run.choice((3, 4))), "allreduce_rmsnorm_fp8", "allreduce"
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS, max_blocks=4) as group:
         calls = []
@@ -56,8 +56,8 @@ def several_rounds(run: Run) -> None:
 
 
 def given_up(run: Run, algo: str = "push_one_shot") -> None:
-    """A call of rows that clusters of blocks share, of which a rank sends some whole, one in part and the others not;
-    then calls that work. So threads of a cluster give up while others have what they wait for."""
+    """A call whose rows are shared by clusters of blocks. One rank sends some rows completely, one row in part and the
+    other rows not at all, so some threads of a cluster give up waiting while others do not. Then calls that work."""
     with run.group(2, workspace_bytes=AMPLE, max_blocks=4) as group:
         streams = [rank.stream for rank in group]
         norm, stops = "allreduce_rmsnorm_fp8", run.choice((0, 1))

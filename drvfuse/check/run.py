@@ -25,24 +25,24 @@ from ..runtime.kernel import compile as compile_source
 
 _OWN = Path(__file__).parent / "cu"
 HANGS = ("deadlock", "timeout")
-"""Kinds of findings that mean a wait without an end: found by the emulated driver, or given up by the kernel."""
+"""Kinds of findings that mean an endless wait: the emulated driver reports it, or the kernel gives up waiting."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`kind` is that of a machine's report ("race", "deadlock", ...), or "mismatch": wrong bits; "timeout": a kernel
-    gave up waiting for a peer; "calls": kernels took equal calls of the ranks for different ones; "error": any other
-    exception."""
+    """A finding. `kind` is the kind of a machine's report ("race", "deadlock", ...) or one of these: "mismatch", wrong
+    bits; "timeout", a kernel gave up waiting for a peer; "calls", kernels reported that equal calls differ; "error",
+    any other exception."""
 
     kind: str
     text: str
 
 
 class Run:
-    """What a case gets: `seed`, `random` numbers that depend on the case and the seed, and `findings` to add to.
+    """The argument of a case: its `seed`, `random` numbers that depend on the case and the seed, and its `findings`.
 
-    `race` is the detector's profile, "hardware" or "strict", or False for none. Odd seeds start dependent launches as
-    early as they may; of every eight seeds two delay stores.
+    `race` is the profile of the race detector, "hardware" or "strict", or False for none. Odd seeds start dependent
+    launches as early as possible. Two of every eight seeds delay stores.
     """
 
     def __init__(self, name: str, seed: int, race: bool | str = "hardware") -> None:
@@ -61,7 +61,7 @@ class Run:
 
     @contextlib.contextmanager
     def machine(self, devices: int, **options: Any) -> Iterator[Machine]:
-        """A machine for the body; its reports, and the errors that a fault leaves in the body, become findings."""
+        """A block with a machine. Reports of the machine, and exceptions in the block, become findings."""
         with (
             config.override(trace_driver="off"),
             Machine(devices, seed=self.seed, race=self.race, delay_stores=self.seed % 8 >= 6, **options) as machine,
@@ -81,16 +81,14 @@ class Run:
 
     @contextlib.contextmanager
     def ignored(self, machine: Machine, kind: str) -> Iterator[None]:
-        """A block in which reports of that kind are not findings; the body must wait for the work that it has
-        queued.
-        """
+        """A block in which reports of that kind are not findings. The block must wait for its queued work."""
         before = len(machine.reports)
         yield
         machine.reports[before:] = [report for report in machine.reports[before:] if report.kind != kind]
 
     @contextlib.contextmanager
     def group(self, ranks: int, **options: Any) -> Iterator[Group]:
-        """A group on a machine of its own; `options` are those of `Group.local`."""
+        """A block with a group on a new machine. `options` are arguments of `Group.local`."""
         with self.machine(ranks) as machine, Group.local(ranks, driver=machine, **options) as group:
             yield group
 
@@ -104,7 +102,7 @@ class Run:
         return known[name]
 
     def compare(self, what: str, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
-        """Add a finding unless both are equal bit for bit."""
+        """Add a finding unless the arrays are equal bit for bit."""
         wrong = np.flatnonzero(bits(actual).reshape(-1) != bits(expected).reshape(-1))
         if wrong.size:
             at = int(wrong[0])
@@ -126,7 +124,7 @@ Case = Callable[[Run], None]
 
 
 def explore(name: str, case: Case, seed: int, race: bool | str = "hardware") -> list[Finding]:
-    """The findings of `case` under `seed`, the same in each run."""
+    """Run `case` under `seed`, and return its findings, which are the same in each run."""
     run = Run(name, seed, race)
     try:
         case(run)

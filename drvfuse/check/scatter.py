@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce-scatter cases: parts of any size, in rounds and between calls of other kinds."""
+"""Cases of the reduce-scatter: parts of any size, in several rounds, and between calls of other kinds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .run import Run
 
 SHAPE = (24, 104)
 UNEVEN = ((24, 0, 0), (0, 23, 1), (8, 8, 8), (0, 0, 24), (3, 1, 20))
-"""Rows of three ranks: a rank without rows hears of the others too, and sends what they need."""
+"""Rows of each of three ranks. Some ranks have none, but still exchange words with the others."""
 
 
 def changing_parts(run: Run, op: str = "reduce_scatter", tight: bool | None = None, side: bool | None = None) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops of one device as an engine runs them: launch after launch on one stream, each step's inputs written by a kernel
-directly before the step.
+"""Sequences of ops on one device: step after step on one stream, with a kernel directly before each step that writes
+the step's inputs.
 
-The host waits once, at the end. Everything is allocated before, as an allocation between two launches would keep them
-from overlapping.
+The host waits once, at the end. All memory is allocated at the beginning, since an allocation between two launches
+would keep them from overlapping.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 
 
 class Step(NamedTuple):
-    """The inputs of a step, its expected results by name, and its constants: arrays that no kernel writes and all steps
-    share.
+    """The inputs of a step, its expected results by name, and its constants, which are arrays that no kernel writes and
+    that all steps share.
     """
 
     inputs: tuple[Host, ...]
@@ -49,10 +49,10 @@ def steps(
     workspace_bytes: int = 0,
     **machine: Any,
 ) -> None:
-    """Steps 0 to STEPS - 1 by `launch(*inputs, *constants, outputs, workspace=..., pdl_level=...)`.
+    """Run steps 0 to STEPS - 1, each by `launch(*inputs, *constants, outputs, workspace=..., pdl_level=...)`.
 
-    The level is `pdl`, or drawn by the seed. No workspace is passed if its size is 0. `outputs` has an array
-    for each of `Step.results`. `machine` are options of the machine, which has one device.
+    The PDL level is `pdl`; if that is None, the seed selects it. No workspace is passed if its size is 0. `outputs` has
+    an array for each of `Step.results`. `machine` are options of the machine, which has one device.
     """
     with run.machine(1, **machine) as emulated:
         device = open_device(0, driver=emulated)

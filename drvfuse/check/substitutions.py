@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the host: a method of the library is exchanged for one that does something else, for a `with` block.
+"""Faults of the host: in a `with` block a method of the library is replaced by one that does something else.
 
-All replacement methods are in this file, and each uses only its arguments.
+All replacements are in this file, and each uses only its arguments.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..runtime.kernel import Kernel, Launch
 from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
-_COLLECTIVES = "allreduce"  # prefix of their kernels' names
+_COLLECTIVES = "allreduce"  # the prefix of the names of their kernels
 _FLAG_BYTES = 4096  # the first bytes of a workspace: more than the counter and the flags of a few blocks
 
 
 @dataclass(frozen=True)
 class Substitution:
-    """`owner.name` becomes `by(the original)`."""
+    """Replaces the method `owner.name` by `by(original)`."""
 
     owner: Any
     name: str
@@ -43,7 +43,7 @@ class Substitution:
 
 
 def nothing(original: _Method) -> _Method:
-    """The method does nothing."""
+    """A method that does nothing."""
     return lambda *args, **kwargs: None
 
 

@@ -199,7 +199,7 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Make the groups with these numbers stop filling their devices. All of their ranks do this between the same calls."""
+    """Make the groups with these numbers stop filling their devices. All their ranks do so between the same calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -125,7 +125,7 @@ class History:
         graph.after_launch(calls.after_replay)
 
     def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
-        """Record the launch of a graph with these calls. If another graph captures the launch, its replays are unknown."""
+        """Record the launch of a graph with these calls. If another graph captures it, its replays are unknown."""
         if inside_graph:
             self._complete = False
         else:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk cache of compiled code: one directory for each entry, holding its files and meta.json.
+"""The disk cache of compiled code: one directory for each entry, with its files and meta.json.
 
-Any number of processes may share it. An entry is built in a temporary directory and renamed into place, so others see
-all of it or nothing. Processes that miss the same entry at once wait for the first of them to build it (`building`);
-where two build it all the same, the first rename wins and the other's copy, which is the same, is dropped. Files are
-checked against the hashes in meta.json when they are read, and a damaged entry counts as missing and is replaced.
+Any number of processes may share it. An entry is built in a temporary directory, which is then renamed, so other
+processes see a complete entry or none. Processes that need the same missing entry at once wait until the first of them
+has built it (`building`). If two processes build an entry nevertheless, the first rename succeeds, and the other copy,
+which is equal, is deleted. Files are checked against the hashes in meta.json when they are read; a damaged entry counts
+as missing and is replaced.
 
-The setting `cache_limit` bounds the size of all entries. Beyond it, those go that were not used for the longest time:
-the modification time of an entry's directory is that of its last use. An entry goes by a rename too; a reader that is
-overtaken by that finds it missing, and builds it again.
+The setting `cache_limit` bounds the size of all entries. Above the limit, the entries whose last use is the oldest are
+deleted; the modification time of an entry's directory is the time of its last use. An entry is renamed before it is
+deleted. A reader that does not find it then builds it again.
 """
 
 from __future__ import annotations
@@ -32,31 +33,31 @@ from .. import config
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
-_TEMPORARY = "~"  # begins the names of temporary directories, and no label of an entry
+_TEMPORARY = "~"  # the names of temporary directories begin with it, the labels of entries do not
 _USE_SECONDS = 60  # the last use of an entry is recorded at most this often
 _ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
 _BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # how long, and how often, a process polls for the entry of another
-_SPARED = 0.9  # the share of the limit that remains after a clean-up, so that not every later entry needs one
+_SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders for which a warning was logged
-_sizes: dict[Path, int] = {}  # bytes per folder: those at the last look, and those added since
+_sizes: dict[Path, int] = {}  # bytes per folder: those at the last scan, plus those added after it
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """Hash of everything that decides the output; `parts` must be plain JSON data."""
+    """The hash of all inputs that determine the output; `parts` must be plain JSON data."""
     text = json.dumps({"schema": _SCHEMA, **parts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def entry_path(label: str, key: str) -> Path | None:
-    """Where the entry of that key lies or would lie; None when the cache is off."""
+    """The path of the entry with that key, which may be missing; None if the cache is off."""
     if not config.get("cache"):
         return None
     return Path(config.get("cache_dir")) / "kernels" / f"{_readable(label)}-{key[:40]}"
 
 
 def source_name(label: str, others: tuple[str, ...]) -> str:
-    """The name of the source's file in its entry beside `others`, which line information shows."""
+    """The name of the source's file in its entry, beside the files `others`. Line information shows this name."""
     name = _readable(label)
     return "source.cu" if name in (*others, _META, "", ".", "..") else name
 
@@ -70,7 +71,7 @@ def _digest(data: bytes) -> str:
 
 
 def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-    """(metadata, files by name), or None if the entry is missing or damaged. It counts as used now."""
+    """(metadata, files by name), or None if the entry is missing or damaged. Records a use of the entry."""
     try:
         found = _read(entry)
     except (FileNotFoundError, NotADirectoryError):
@@ -80,7 +81,7 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     except _DAMAGE as error:
         _log.warning("cache entry %s is damaged and is rebuilt: %s", entry, error)
         return None
-    with contextlib.suppress(OSError):  # a folder of others, or the entry has just gone
+    with contextlib.suppress(OSError):  # the folder belongs to another user, or the entry was just deleted
         if time.time() - entry.stat().st_mtime > _USE_SECONDS:
             os.utime(entry)
     return found
@@ -99,11 +100,11 @@ def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 @contextlib.contextmanager
 def building(entry: Path) -> Iterator[bool]:
-    """A block in which one process at a time builds a missing entry. It yields True if this process had to wait, so
-    that it looks for the entry again.
+    """A block in which one process at a time builds a missing entry. It yields True if this process has waited, so that
+    the entry may exist now.
 
-    The ranks of a job start together, and each needs the same kernels. A process that ends gives its turn away. Waits a
-    minute at most, for one that was stopped, and not at all where the folder cannot be written or has no locks.
+    The ranks of a job start together and need the same kernels. The lock of a process that ends is released. This waits
+    a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no locks.
     """
     path = entry.parent / f"{_TEMPORARY}lock-{entry.name}"
     file = None
@@ -120,7 +121,7 @@ def building(entry: Path) -> Iterator[bool]:
     finally:
         if file is not None:
             with contextlib.suppress(OSError):
-                path.unlink()  # a process that waits for this lock gets it, and finds the entry
+                path.unlink()  # a process that waits for the lock gets it, and then finds the entry
             os.close(file)
 
 
@@ -134,9 +135,9 @@ def _taken(file: int) -> bool:
 
 
 def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    """Write an entry, replacing a damaged one; what was not used for long goes where the limit is reached.
+    """Write an entry, or replace a damaged one. Deletes old entries above the limit.
 
-    A cache that cannot be written is only logged, as a warning once.
+    If the cache cannot be written, one warning is logged.
     """
     building = _temporary(entry.parent)
     digests = {name: _digest(data) for name, data in files.items()}
@@ -190,7 +191,7 @@ def _keep_limit(folder: Path, added: int) -> None:
         return
     found = []  # (time of the last use, bytes, entry)
     for entry in list(os.scandir(folder)):
-        with contextlib.suppress(OSError):  # another process may delete it meanwhile
+        with contextlib.suppress(OSError):  # another process may delete it at the same time
             used = entry.stat().st_mtime
             if entry.name.startswith(_TEMPORARY):
                 if time.time() - used > _ABANDONED_SECONDS:

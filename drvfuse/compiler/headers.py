@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts a source includes, for the cache key."""
+"""The texts that a source includes, for the key of its cache entry."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\
 def included(source: str, folder: Path | None, include: Sequence[Path]) -> dict[str, str]:
     """Path -> text of every header that `source` (in `folder`) may include, directly or not.
 
-    Headers that are not found are NVRTC's own, or the compilation fails. An `#include MACRO` cannot be followed: every
-    file of the include folders then counts.
+    A header that is not found is one of NVRTC's own, or the compilation fails. An `#include MACRO` cannot be resolved
+    here: then the result has every file of the include folders.
     """
     texts: dict[str, str] = {}
     pending = [(source, folder)]

@@ -56,7 +56,7 @@ class Library:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Text that changes with the build of the library; `nvrtcVersion` does not tell patch releases apart."""
+        """A text that differs between builds of the library. `nvrtcVersion` is equal for patch releases."""
         try:
             size = os.stat(self.path).st_size
         except OSError:  # the loader found it by its name, so there is no path to read
@@ -86,8 +86,8 @@ class Library:
         headers: Mapping[str, str] = _NO_HEADERS,
         cubin: bool = True,
     ) -> Output:
-        """Compile for the architecture among `options`: a real one for a cubin, else a virtual one. `headers` are texts
-        by the names that include them. CompileError carries the log. Needs no GPU and no driver."""
+        """Compile for the architecture in `options`: a real one gives a cubin, a virtual one only PTX. `headers` maps
+        the names of headers to their texts. CompileError has NVRTC's log. Needs no GPU and no driver."""
         program = ctypes.c_void_p()
         array = ctypes.c_char_p * len(headers)
         texts, called = array(*map(str.encode, headers.values())), array(*map(str.encode, headers))
@@ -131,7 +131,9 @@ def _system_folders() -> Iterator[Path]:
 
 
 def _installed() -> dict[int, str]:
-    """CUDA major version -> path or soname of an NVRTC; wheels before toolkits, both before the loader's path."""
+    """CUDA major version -> path or soname of an NVRTC. Wheels are preferred to toolkits, and both to the loader's
+    path.
+    """
     found: dict[int, str] = {}
     for folders in (_wheel_folders(), _system_folders()):
         for folder in folders:
@@ -188,7 +190,7 @@ def _choose() -> str:
 
 
 def library() -> Library:
-    """The NVRTC in use: the `nvrtc` setting's, else the newest of the driver's CUDA major version or below."""
+    """The NVRTC of the setting `nvrtc`, else the newest whose CUDA major version is at most the driver's."""
     path = config.get("nvrtc")
     if not path:
         return _open(_choose())

@@ -38,8 +38,8 @@ _PTX, _CUBIN = "kernel.ptx", "kernel.cubin"
 
 @dataclass(frozen=True)
 class Image:
-    """A compiled source: its PTX, the cubin made of that (None where PTX alone was asked for), and its kernels by name
-    expression and by symbol."""
+    """A compiled source: its PTX, the cubin that was assembled from the PTX (None if only PTX was requested), and its
+    kernels by name expression and by symbol."""
 
     cubin: bytes | None = field(repr=False)
     ptx: str = field(repr=False)
@@ -69,13 +69,13 @@ def compile_source(
 ) -> Image:
     """Compile `source` for `arch` ("sm_90a"): to PTX and a cubin, or with `cubin=False` to the same PTX alone.
 
-    `name` is the path of the source's file, so that line information leads there, or a label if it has none. `defines`
-    become -D, `include` folders -I, `names` are name expressions such as "kernel<float, 4>", `options` any other NVRTC
-    option. The language is C++17 unless one of them says otherwise. `headers` are texts that `source` includes, by the
-    name that it includes them as; they need no file.
+    `name` is the path of the source's file, which line information shows, or a label if there is no file. `defines`
+    become -D options, and the folders `include` -I options. `names` are name expressions such as "kernel<float, 4>",
+    and `options` are any other NVRTC options. The language is C++17 unless an option changes it. `headers` maps names
+    that `source` includes to their texts; they need no files.
 
-    Images are kept in memory and, by the `cache` setting, on disk. Raises CompileError with the log and the source
-    lines it speaks of, Unsupported for an architecture that this NVRTC does not know.
+    Images are kept in memory and, if the setting `cache` allows it, on disk. Raises CompileError with the log and the
+    source lines that the log names, and Unsupported for an architecture that this NVRTC does not know.
     """
     nvrtc = library()
     _check(nvrtc, arch, names, options)
@@ -103,7 +103,7 @@ def compile_source(
     entry = cache.entry_path(name, key)
 
     def build() -> Image:
-        # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
+        # The path of a source without a file is that of the copy in its cache entry, so that debuggers find it.
         copy = cache.source_name(name, (_PTX, _CUBIN))
         shown = str(file) if file else str(entry / copy) if entry is not None else name
         output = _compile(nvrtc, source, name, shown, flags, names, headers, cubin)

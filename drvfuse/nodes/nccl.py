@@ -40,7 +40,7 @@ def _nvls() -> bool:
 
 
 def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
-    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is the host of rank i."""
+    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is that of rank i."""
     for place in range(nodes.inside):
         together = [hosts[nodes.ranks(node)[place]] for node in range(nodes.count)]
         names = [host.removesuffix(_MAY_MULTICAST) for host in together]
@@ -182,6 +182,6 @@ class Nccl:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 
     def close(self) -> None:
-        """Abort the communicators: nothing is queued any more, and unlike ncclCommDestroy an abort waits for no rank."""
+        """Abort the communicators: nothing is queued, and unlike ncclCommDestroy an abort waits for no rank."""
         with self._lock:
             self._abandon()

@@ -2,8 +2,8 @@
 """Which algorithm `algo="auto"` selects: the one that is quickest in a model with two constants per algorithm.
 
 Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the model reads
-nothing but shapes and constants that are the group's. `drvfuse tune` measures these on a machine; else they are those
-of the lowest compute capability of its devices, for GPUs that all reach one another by NVLink.
+only shapes and the constants of the group. `drvfuse tune` measures constants on a machine. Otherwise built-in constants
+are used, for the lowest compute capability of the group's devices and for GPUs that are all connected by NVLink.
 """
 
 from __future__ import annotations
@@ -25,21 +25,56 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL."""
+    """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL.
+
+    All-reduces by push, the same with a norm, reduce-scatters, and the ops that only move bytes: pushed to all,
+    relayed, or behind barriers, by direct accesses or through staging.
+    """
 
     one_shot: Cost
     two_shot: Cost
     fused_one_shot: Cost
     fused_two_shot: Cost
+    scatter_push: Cost
+    scatter_pull: Cost
+    move_push: Cost
+    move_relay: Cost
+    move_direct: Cost
+    move_staged: Cost
 
 
-HOPPER = Costs(Cost(1.85, 338e3), Cost(2.75, 350e3), Cost(2.55, 347e3), Cost(3.4, 346e3))
-"""Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received."""
+HOPPER = Costs(
+    one_shot=Cost(1.85, 338e3),
+    two_shot=Cost(2.75, 350e3),
+    fused_one_shot=Cost(2.55, 347e3),
+    fused_two_shot=Cost(3.4, 346e3),
+    scatter_push=Cost(3.2, 350e3),
+    scatter_pull=Cost(7.0, 335e3),
+    move_push=Cost(2.5, 310e3),
+    move_relay=Cost(3.5, 300e3),
+    move_direct=Cost(8.0, 350e3),
+    move_staged=Cost(9.0, 300e3),
+)
+"""Measured on 2 H200 (docs/performance.md); the times of 3 to 8 GPUs follow from the bytes that they receive. For
+reduce-scatters the constants are those of the all-reduces by one shot and by one stage from 16 MiB on, where the choice
+matters. Moves by push and by direct accesses were measured before their kernels copied the bytes that stay on a rank
+beside those that move. Relays and staged moves are estimates."""
 
-AMPERE = Costs(Cost(2.5, 200e3), Cost(3.6, 215e3), Cost(4.0, 200e3), Cost(5.2, 205e3))
-BLACKWELL = Costs(Cost(1.85, 676e3), Cost(2.75, 700e3), Cost(2.55, 694e3), Cost(3.4, 692e3))
-"""Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink; Ampere's base times are
-longer, those of rows most, as it has no clusters."""
+AMPERE = Costs(
+    one_shot=Cost(2.5, 200e3),
+    two_shot=Cost(3.6, 215e3),
+    fused_one_shot=Cost(4.0, 200e3),
+    fused_two_shot=Cost(5.2, 205e3),
+    scatter_push=Cost(4.3, 205e3),
+    scatter_pull=Cost(9.5, 195e3),
+    move_push=Cost(3.4, 180e3),
+    move_relay=Cost(4.7, 175e3),
+    move_direct=Cost(10.8, 205e3),
+    move_staged=Cost(12.0, 175e3),
+)
+BLACKWELL = Costs(*(Cost(base_us, 2 * bytes_per_us) for base_us, bytes_per_us in HOPPER))
+"""Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink. Ampere's base times are
+longer, those of the fused ops most, as it has no clusters."""
 
 
 def costs(capability: tuple[int, int]) -> Costs:
@@ -67,7 +102,8 @@ def allreduce_received(ranks: int, nbytes: int) -> tuple[float, float]:
 
 
 def fused_received(ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool) -> tuple[float, float]:
-    """The same for the fused norm. With residuals whole rows are gathered, else results."""
+    """The bytes that each rank receives in a fused norm by push_one_shot and by push_two_shot. The latter gathers whole
+    rows with a residual, else results."""
     gathered = row_bytes if residual else result_bytes
     return (ranks - 1) * rows * row_bytes, (ranks - 1) / ranks * rows * (row_bytes + gathered)
 

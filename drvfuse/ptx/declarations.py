@@ -18,7 +18,7 @@ _VARIABLE = re.compile(
     r"(?:=\s*(?P<init>.*))?\Z",
     re.S,
 )
-_OPAQUE = dict.fromkeys(("texref", "samplerref", "surfref"), 8)  # only instructions that are refused use them
+_OPAQUE = dict.fromkeys(("texref", "samplerref", "surfref"), 8)  # only instructions that are not emulated use them
 
 
 def parameters(source: Source, text: str, start: int) -> tuple[Var, ...]:
@@ -67,7 +67,7 @@ def _initial(source: Source, text: str, element: int, kind: str, data: bytearray
             token,
         )
         if m:
-            # 0xFF00(sym): one byte of an address a line; the lowest byte carries the whole relocation.
+            # 0xFF(sym), 0xFF00(sym), ... stand for the bytes of an address; the lowest byte gets the relocation.
             if m[1] is None or int(m[1], 16) == 0xFF:
                 var.relocations.append((len(data), m[2], int(m[3] or 0)))
             data += bytes(element)

@@ -22,9 +22,9 @@ class Param:
 class KernelInfo:
     """Facts about a kernel that are known without loading it.
 
-    `name` is the name that it was asked for by, `lowered` its symbol in PTX. `has_pdl_wait` and `has_pdl_trigger` say
-    whether it, or a function it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads` comes from
-    __launch_bounds__.
+    `name` is its name expression or its symbol, `lowered` its symbol in PTX. `has_pdl_wait` and `has_pdl_trigger` say
+    whether the kernel, or a function that it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads`
+    comes from __launch_bounds__.
     """
 
     name: str
@@ -37,7 +37,7 @@ class KernelInfo:
 
 
 def kernels(module: Module, lowered: Mapping[str, str]) -> dict[str, KernelInfo]:
-    """Every kernel of a module, by its symbol and, for those in `lowered` (name expression -> symbol), by that name.
+    """Every kernel of a module by its symbol, and those of `lowered` (name expression -> symbol) by that name too.
 
     The module may have been parsed without bodies.
     """

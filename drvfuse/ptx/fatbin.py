@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PTX in a fat binary, as nvcc and the tool `fatbinary` write them.
 
-A fat binary is a header of 16 bytes (magic, version, its size, the bytes that follow) and entries. An entry has a
-header of its own, with its kind (1: PTX, 2: machine code), its sizes, the architecture and flags, and then its content,
-which may be compressed: as a block of LZ4 (older toolkits, and --compress-mode=speed) or by Zstandard (newer ones), for
-which the system's libzstd is asked.
+A fat binary is a header of 16 bytes (magic, version, size of the header, size of all entries) and entries. An entry is
+a header with its kind (1: PTX, 2: machine code), its sizes, the architecture and flags, and its content. The content
+may be compressed, as a block of LZ4 (older toolkits, and --compress-mode=speed) or by Zstandard (newer toolkits), which
+the system's libzstd decompresses.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST = 1 << 31  # bytes of PTX
 
 
 class FatbinError(Exception):
-    """A fat binary that cannot be read: what is wrong with it."""
+    """A fat binary cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image. `content` is its bytes, perhaps compressed; `size` is how many there are after decompression."""
+    """One image. `content` is its bytes, which may be compressed; `size` is their number after decompression."""
 
     ptx: bool
     arch: int
@@ -38,7 +38,7 @@ class Entry:
     size: int
 
     def text(self) -> bytes:
-        """The PTX without its padding. Raises FatbinError where it cannot be decompressed."""
+        """The PTX without its padding. Raises FatbinError if it cannot be decompressed."""
         content = self.content
         if self.flags & _LZ4:
             content = _lz4(content, self.size)
@@ -87,7 +87,7 @@ def _lz4(block: bytes, size: int) -> bytes:
                 raise FatbinError("a compressed entry refers to what is not there")
             if len(out) + count > size:
                 raise FatbinError(f"a compressed entry has more than the {size} bytes that it should have")
-            for i in range(start, start + count + 4):  # the source may overlap the bytes that this very copy writes
+            for i in range(start, start + count + 4):  # byte by byte, since the copy may read bytes that it has written
                 out.append(out[i])
     except IndexError:
         raise FatbinError("a compressed entry is cut off") from None
@@ -97,7 +97,7 @@ def _lz4(block: bytes, size: int) -> bytes:
 
 
 def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """(a length, the offset behind it). To a nibble of 15 bytes are added, up to and with one that is not 255."""
+    """(a length, the offset behind it). If the nibble `length` is 15, bytes are added to it, until one is not 255."""
     if length == 15:
         while True:
             length += block[at]

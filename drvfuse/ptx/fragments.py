@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lane of a warp holds which elements of the matrices of `mma` and `wmma`, in which bits of which register.
+"""The fragments of `mma` and `wmma`: which lane of a warp holds which elements of a matrix, in which register.
 
-A fragment is described by its registers: `fragment[lane][register]` are the (row, column) pairs of the elements in that
-lane's register, lowest bits first. The layouts of `mma` are those of its section of the PTX manual. PTX leaves those of
-`wmma` open; these are an H200's, on which a fragment of `wmma` consists of fragments of `mma`.
+`fragment[lane][register]` are the (row, column) pairs of the elements in that lane's register, lowest bits first. The
+layouts of `mma` are documented in the PTX manual. The manual leaves the layouts of `wmma` open; those here are the
+layouts of an H200, on which a fragment of `wmma` consists of fragments of `mma`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def quads(shape: Shape) -> int:
 def of_mma(which: str, shape: Shape, kind: str, layout: str = "") -> Fragment:
     """The fragment of matrix `which` ("a" to "d") of `mma`, whose elements are of type `kind`.
 
-    `layout` ("row" or "col") matters for m8n8k4 alone, where the lanes 4 q .. 4 q + 3 and 16 + 4 q .. 16 + 4 q + 3 hold
-    the matrices of product q; elsewhere A is row-major and B column-major.
+    `layout` ("row" or "col") matters for m8n8k4 alone. There lanes 4 q .. 4 q + 3 and 16 + 4 q .. 16 + 4 q + 3 hold the
+    matrices of product q. For other shapes A is row-major and B column-major.
     """
     if quads(shape) == 4:
         return tuple(_quad_pair(which, kind, layout, lane) for lane in range(LANES))
@@ -98,9 +98,11 @@ def _quad_pair(which: str, kind: str, layout: str, lane: int) -> tuple[Register,
 
 @functools.cache
 def of_wmma(which: str, shape: Shape, kind: str) -> Fragment:
-    """The fragment of matrix `which` of `wmma`, the same for both layouts in memory: those of m16n8 for each 16 rows
-    and 8 columns of the result. One of fp16 A and B has eight registers, and repeats itself until they are full; the
-    first of equal ones are read. m8n32 is the transpose of m32n8.
+    """The fragment of matrix `which` of `wmma`, which is the same for both layouts in memory.
+
+    It consists of the fragments of m16n8 for each 16 rows and 8 columns of the result. A fragment of fp16 A and B has
+    eight registers; a shorter one is repeated until they are full. Of equal registers the first is read. m8n32 is the
+    transpose of m32n8.
     """
     if shape.m == 8:
         other = of_wmma({"a": "b", "b": "a"}.get(which, which), Shape(shape.n, shape.m, shape.k), kind)

@@ -46,9 +46,9 @@ NO_DESTINATION = frozenset(
 
 
 class PtxError(DrvfuseError):
-    """PTX that cannot be translated: `line` (1-based) of the PTX text, `text` of the instruction, `reason`.
+    """PTX cannot be translated. `line` is the line of the PTX text, from 1, `text` the instruction, `reason` the cause.
 
-    `source` is the (file, line) that the line of PTX comes from, by its line information, or None.
+    `source` is the (file, line) of the source of that line by its line information, or None.
     """
 
     def __init__(self, line: int, text: str, reason: str):
@@ -78,8 +78,8 @@ class Imm:
 
 @dataclass(slots=True, eq=False)
 class Var:
-    """A variable or parameter: `init` are its first bytes, `relocations` are (offset, symbol, addend). `managed`: the
-    host may use it too.
+    """A variable or parameter. `init` are its initial bytes, which may be fewer than its size, and `relocations` are
+    (offset, symbol, addend). If `managed`, the host may access it too.
     """
 
     name: str
@@ -192,9 +192,10 @@ class Prototype:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets`, `.calltargets` by label.
+    """A function. `body` has its Instructions and label names (str) in order; `tables` has the `.branchtargets` and
+    `.calltargets` by label.
 
-    `persistent` are ids of `.param` variables that must outlive a suspend.
+    `persistent` are the ids of `.param` variables that must keep their values while the thread is suspended.
     """
 
     name: str

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several PTX modules linked into one, which is PTX again.
 
-What one module declares `.extern` another one defines: a `.visible` function or variable once, a `.weak` one any number
-of times, of which the first is kept unless there is a visible one, and a `.common` one any number of times, of which
-the largest is kept. All other names belong to their module, and get another one where two modules have the same.
-Variables come first in the result, then functions, each in the order of the modules. Sections of debug information are
-left out; `.file` and `.loc` are kept. `.extern .shared` is the shared memory of a launch, not a symbol of another
-module.
+A symbol that one module declares `.extern` is defined by another module. A `.visible` function or variable may have one
+definition. A `.weak` one may have any number: a visible definition is kept, else the first. A `.common` variable may
+have any number: the largest is kept. All other symbols belong to their module, and are renamed if two modules use the
+same name. In the result variables come first, then functions, each in the order of the modules. Sections of debug
+information are left out; `.file` and `.loc` are kept. `.extern .shared` is the shared memory of a launch, not a symbol
+of another module.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _TARGET = re.compile(r"sm_(\d+)([af]?)")
 
 
 class LinkError(Exception):
-    """Modules that do not fit together: every reason, one a line."""
+    """Modules cannot be linked. The message has every reason, one on each line."""
 
 
 @dataclass
 class _Item:
-    """A function or variable of a module, as its text."""
+    """The text of a function or variable of a module."""
 
     name: str
     text: str
@@ -130,7 +130,7 @@ class Unit:
 
 
 def link(units: Sequence[Unit]) -> str:
-    """The linked module. Raises LinkError for a symbol that no module defines, or two modules do."""
+    """The linked module. Raises LinkError for a symbol that no module defines, or that two modules define."""
     wrong: list[str] = []
     kept = _kept(units, wrong)
     defined = {item.name: item for _, item in kept.values()}
@@ -205,7 +205,7 @@ def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
 
 
 def _moved(places: dict[int, int]) -> Callable[[re.Match[str]], str]:
-    """A line with the file numbers of the linked module in place of those of its own module."""
+    """A function that replaces the file numbers of a module by those of the linked module in a line."""
     return lambda match: f"{match[1]}{places.get(int(match[2]), int(match[2]))}"
 
 

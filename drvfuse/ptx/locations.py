@@ -9,12 +9,12 @@ from .ir import Location, PtxError
 
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _LOC = re.compile(r"\s*(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-_DEEPEST = 16  # calls that are inlined into one another and that a location names
+_DEEPEST = 16  # the most inlined calls that a location names
 
 
 class Locations:
-    """Adds the locations of a module to `found`. `current` is the index there of the location of the next instruction,
-    0 if it has none."""
+    """Appends the locations of a module to the list `found`. `current` is the index in this list of the location of the
+    next instruction, 0 if it has none."""
 
     def __init__(self, found: list[Location]):
         self.current = 0

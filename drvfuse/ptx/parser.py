@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PTX text -> `ir.Module`.
+"""The parser of PTX: from text to `ir.Module`.
 
-The parser makes the names of `{ }` scopes unique (registers, labels, variables), so its users see one flat function. It
-does not know what opcodes mean; the translator (`emu.translate`) refuses those that it does not know.
+It makes the names in `{ }` scopes unique (registers, labels, variables), so that a function has one list of names. It
+does not know the meaning of opcodes; the translator (`emu.translate`) refuses opcodes that it does not support.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SKIMMED = ("call", "griddepcontrol")
 
 
 class _Scope:
-    """What is declared between braces. Behind the names of an inner scope stands its `tag`."""
+    """The names that are declared between braces. `tag` is appended to the names of an inner scope."""
 
     __slots__ = ("labels", "names", "pending", "tag")
 
@@ -39,7 +39,7 @@ class _Scope:
 
 
 class _Parser:
-    """One pass over a module; `pos` is where in the text it is."""
+    """One pass over a module; `pos` is the position in the text."""
 
     def __init__(self, source: Source, bodies: bool):
         self.bodies = bodies
@@ -288,8 +288,9 @@ class _Parser:
 def parse(ptx: str, *, bodies: bool = True) -> Module:
     """Parse one PTX module. Raises `PtxError`.
 
-    Without `bodies` it takes a tenth of the time: there are no variables and no registers, and of the instructions only
-    calls and griddepcontrol, whose operands are the names in them. Any PTX is then read, also what is not emulated.
+    Without `bodies` parsing takes a tenth of the time. The result then has no variables and no registers, and only the
+    instructions call and griddepcontrol, whose operands are the names in them. This reads any PTX, also with
+    instructions that are not emulated.
     """
     parser = _Parser(Source(ptx), bodies)
     try:

@@ -30,9 +30,10 @@ _INVALID_VALUE = 1
 class Array:
     """A C-contiguous array in device memory. Make it with `device.empty/zeros/array` or `view`.
 
-    `stream` is its home: it was allocated in that stream's order, `numpy` and `copy_from` work there, and it is freed
-    there once it is dropped, after the work of every stream named to `used_on`. Zero elements are legal; ptr is 0 then.
-    `array[2:5]` and `array[i]` are arrays over a part of the first dimension's memory, which they keep alive.
+    The array is allocated in the order of `stream`, and `numpy` and `copy_from` work on that stream. When the array is
+    dropped, it is freed on that stream, after the work of every stream that was passed to `used_on`. An array may have
+    no elements; `ptr` is 0 then. `array[2:5]` and `array[i]` are views of a part of the first dimension, which keep the
+    memory alive.
     """
 
     __slots__ = (
@@ -62,9 +63,9 @@ class Array:
         return self.shape[0]
 
     def __getitem__(self, index: SupportsIndex | slice) -> Array:
-        """A view: at one index of the first dimension, without that dimension, or over a slice of it with step 1.
+        """A view of one index of the first dimension, which it lacks then, or of a slice of it with step 1.
 
-        IndexError for an int outside the first dimension, ArgumentError for any other index.
+        Raises IndexError for an int outside the first dimension, and ArgumentError for any other index.
         """
         length = len(self)
         if isinstance(index, slice):
@@ -100,7 +101,9 @@ class Array:
 
     @property
     def pooled(self) -> bool:
-        """True if the memory is from its device's own pool: those named to `Device.allow_peers` can access it."""
+        """True if the memory comes from its device's own pool, to which `Device.allow_peers` gives other devices
+        access.
+        """
         return self._block is not None
 
     def used_on(self, stream: Stream) -> None:
@@ -109,7 +112,7 @@ class Array:
             self._block.used_on(stream)
 
     def used_before(self, event: Event) -> None:
-        """Like `used_on` for a foreign stream, which `event` (of `Stream.mark`) stands for."""
+        """Like `used_on`, for a foreign stream; `event` (of `Stream.mark`) stands for its work."""
         if self._block is not None:
             self._block.used_before(event)
 
@@ -146,24 +149,23 @@ class Array:
     def copy_from(self, values: npt.ArrayLike | ArrayLike) -> None:
         """Overwrite the array with a numpy array or a device array of the same shape and dtype.
 
-        Ordered on the array's stream and after the work of every other stream that uses the array. CaptureError while
-        that stream is captured.
+        The copy is ordered on the array's stream, after the work of every other stream that uses the array. Raises
+        CaptureError while the array's stream is being captured.
 
-        numpy: returns when `values` may be reused. The stream is synchronised: the driver may read page-locked memory
-        long after the copy was queued.
+        If `values` is a numpy array, the method synchronises the stream, and `values` may be changed when it returns.
 
-        A device array, drvfuse's or another library's, of any device of the same driver: the copy is queued after what
-        writes `values`, and later work on the stream of `values` comes after the copy. Does not wait, except where
-        another library does not say which stream that is. It must not overlap the array.
+        If `values` is a device array of drvfuse or of another library, on any device of the same driver, the copy is
+        ordered after the work that writes `values`, and later work on the stream of `values` is ordered after the copy.
+        The method does not wait, unless another library does not tell that stream. `values` must not overlap the array.
         """
         from . import copies
 
         copies.copy(self, values)
 
     def order(self, stream: Stream, what: str) -> None:
-        """Work queued on `stream` from now on starts after all use of this memory so far.
+        """Order later work on `stream` after all earlier uses of this memory.
 
-        CaptureError, saying that the array cannot be `what`, while it is being used in a capture.
+        Raises CaptureError while a capture uses the array. Its message says that the array cannot be `what`.
         """
         self.require_open()
         stream._check_open()
@@ -174,7 +176,7 @@ class Array:
         stream.follow(self.stream)
 
     def require_open(self) -> None:
-        """Raise ClosedError if the memory was that of a buffer that is closed."""
+        """Raise ClosedError if the memory belongs to a buffer that was closed."""
         if isinstance(self._owner, Owned):
             self._owner._check_open()
 
@@ -214,7 +216,7 @@ class Array:
 
 
 def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:
-    """`used_on(stream)` of all `arrays`; for a foreign stream `event` stands for it, and None there means captured."""
+    """Call `used_on(stream)` of all `arrays`. `event` represents a foreign stream; it is None during a capture."""
     for array in arrays:
         if array._block is not None and array._block.home is stream:
             continue
@@ -283,9 +285,9 @@ def view(
     stream: StreamLike | None = None,
     owner: object = None,
 ) -> Array:
-    """An array over memory that somebody else owns, at `ptr` on `device`; `owner` is kept alive with it.
+    """An array over memory at `ptr` on `device` that drvfuse does not own. The array keeps `owner` alive.
 
-    `stream` (default: the device's own) is the one whose order its contents follow.
+    The contents are read and written in the order of `stream`, by default the device's own.
     """
     require_kind("device", device, Device, "a drvfuse.Device")
     dimensions, element = check_shape(shape), dtypes.get(dtype)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of driver calls: a ring that is always on, and writers to standard error or a JSON-lines file.
 
-An entry is (function, arguments, result), where a launch has a `LaunchNote` in place of its arguments: these may be
-rewritten for the next launch. Entries are formatted only when they are read. Queries, which succeed all the time and
-change nothing, have a ring of their own, so that they do not push out the calls that matter.
+An entry is (function, arguments, result). The entry of a launch has a `LaunchNote` in place of its arguments, since the
+next launch may overwrite them. Entries are formatted only when they are read. Successful queries, which are frequent
+and change nothing, have a ring of their own, so that they do not replace other calls.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def format_value(value: Any) -> str:
         shown = ", ".join(format_value(item) for item in value[:4])
         return f"[{shown}{', ...' if len(value) > 4 else ''}]"
     kind = type(value).__name__
-    if kind == "CUlaunchConfig":  # without its stream, which the owner of the structure may have changed since
+    if kind == "CUlaunchConfig":  # its stream is left out, since its owner may have changed it after the call
         grid = f"{value.gridDimX}x{value.gridDimY}x{value.gridDimZ}"
         block = f"{value.blockDimX}x{value.blockDimY}x{value.blockDimZ}"
         return f"<grid {grid} block {block} smem {value.sharedMemBytes}>"
@@ -132,7 +132,7 @@ def _parameter_text(param: Param, packed: bytes, structure: type[ctypes.Structur
 
 
 def format_args(args: tuple[Any, ...]) -> str:
-    """The arguments of a call as text. The record has them as they were passed, or a `LaunchNote`."""
+    """The arguments of a recorded call as text; `args` are those of the call, or a `LaunchNote` alone."""
     return ", ".join(_texts(args))
 
 
@@ -144,8 +144,8 @@ def format_entry(entry: tuple[str, tuple[Any, ...], Any]) -> str:
 def last_calls(count: int = 20) -> list[str]:
     """The last driver calls of this process, oldest first, as `name(arguments) -> result`; at most 256 are kept.
 
-    Queries that succeeded (of attributes, of captures, of the state of streams and events) are left out. So is making a
-    context current and restoring it.
+    Successful queries (of attributes, of captures, of the state of streams and events) are left out, and so are the
+    calls that make a context current and restore it.
     """
     if count <= 0:
         return []

@@ -45,9 +45,9 @@ def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
 
 
 class _Use:
-    """Makes a context current and restores the one before; reentrant and shared by threads, as it has no state.
+    """Makes a context current and restores the previous one. It has no state, so it is reentrant, and threads share it.
 
-    Two calls around every other call would fill the record of calls, so they appear in written traces only.
+    Its two driver calls would fill the record of calls, so they appear in written traces only.
     """
 
     __slots__ = ("_context", "_pop", "_push")
@@ -89,7 +89,7 @@ class Device(Owner):
         return f"<Device {self.index} {self.name} ({self.driver.name})>"
 
     def use(self) -> _Use:
-        """Context manager: this device's primary context is current inside, the one before is restored."""
+        """A context manager that makes this device's primary context current, and restores the previous one."""
         if self._use is None:
             raise ClosedError(f"device {self.index} was closed")
         return self._use
@@ -114,9 +114,11 @@ class Device(Owner):
         return other is self or bool(self.driver.cuDeviceCanAccessPeer(self.handle, other.handle))
 
     def enable_peer(self, other: Device) -> None:
-        """Let this device's context reach `cuMemAlloc` memory of `other`'s. Already enabled is fine; never disabled.
+        """Let this device's context access `cuMemAlloc` memory of the context of `other`. It may be enabled already,
+        and drvfuse never disables it.
 
-        Memory pools and VMM mappings have access settings of their own. Raises Unsupported for devices that cannot.
+        Memory pools and VMM mappings have access settings of their own. Raises Unsupported if the devices have no peer
+        access.
         """
         if other.index in self._peers and other.driver is self.driver:
             return
@@ -133,7 +135,7 @@ class Device(Owner):
         return other.driver is self.driver and other.index in self._peers
 
     def allow_peers(self, devices: Iterable[Device]) -> None:
-        """Make arrays of this device's pool, past and future, readable and writable by `devices` that can be peers."""
+        """Let `devices`, except those that cannot be peers, read and write all arrays of this device's pool."""
         self.pool.allow(devices)
 
     @property
@@ -172,7 +174,7 @@ class Device(Owner):
         return array
 
     def array(self, values: npt.ArrayLike, *, stream: StreamLike | None = None) -> Array:
-        """A copy of a numpy array, or of what numpy makes one of.
+        """A copy of a numpy array, or of any object that numpy converts to one.
 
         Returns when `values` may be reused; the stream is synchronised.
         """
@@ -181,7 +183,7 @@ class Device(Owner):
         return from_numpy(self, values, stream)
 
     def synchronize(self) -> None:
-        """Wait for everything queued on this device's context, then free what waits to be freed."""
+        """Wait for everything queued on this device's context, then free the memory of dropped objects."""
         with self.use():
             self.driver.cuCtxSynchronize()
         flush(self.driver)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack capsules: making them from arrays and reading those of others, with ctypes.
 
-Layouts are those of dlpack.h 1.x. A capsule that is read is kept alive and never renamed, so its own destructor still
-calls its deleter. Memory behind a capsule of drvfuse that is dropped unconsumed is freed at the next allocation or
-synchronisation. Memory of the emulated driver is announced as an "extension device": it is not CUDA memory, and a
-framework that took it for that would crash.
+The layouts are those of dlpack.h 1.x. A capsule that drvfuse reads is kept alive and not renamed, so its own destructor
+still calls its deleter. If a capsule of drvfuse is dropped and nobody has consumed it, its memory is freed at the next
+allocation or synchronisation. Memory of the emulated driver has the device type "extension": it is not CUDA memory, and
+a framework that used it as CUDA memory would crash.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _exported: dict[int, Any] = {}  # address of the managed tensor -> what must liv
 _capsules: dict[int, list[Any]] = {}  # address -> [its capsule], until that is consumed or dropped
 
 
-# The default keeps the callback whole when the module's globals are cleared at interpreter exit.
+# The default argument keeps the dictionary when the module's globals are cleared at interpreter exit.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
     exported.pop(address, None)
@@ -91,17 +91,17 @@ _ALONE = _references([object()])
 
 
 def _reclaim(driver: Driver, address: int) -> None:
-    """Drop what a capsule holds if it can no longer be consumed; else check again at the next flush.
+    """Free the tensor of a capsule that only this module still references; else check again at the next flush.
 
-    The capsule has no destructor: one written in Python would lose the exception of a consumer that drops the capsule
-    while it raises, as numpy does for device memory. So this module holds a reference to the capsule itself.
+    The capsule has no destructor: a destructor written in Python would lose the exception of a consumer that drops the
+    capsule while it raises, as numpy does for device memory. So this module keeps a reference to every capsule.
     """
     holder = _capsules.get(address)
     if holder is None:
         return
     alone = _references(holder) == _ALONE
     if not any(_is_valid(holder[0], name) for name in _NAMES.values()):
-        del _capsules[address]  # consumed, so its consumer calls the deleter
+        del _capsules[address]  # the consumer of the capsule calls the deleter
     elif alone:
         del _capsules[address]
         _exported.pop(address, None)
@@ -124,8 +124,8 @@ def export(
     """`Array.__dlpack__`: a capsule whose memory is ready for work queued on the consumer's `stream`.
 
     `stream` is a handle, 1 or None for the legacy default stream, 2 for the per-thread one, -1 for no ordering. The
-    consumer drops its tensor when its work on the memory is ordered before later work of the array's stream: the
-    consumer's stream may be gone by then, so the free is not ordered after it.
+    consumer must order its work on the memory before later work of the array's stream, and then may drop its tensor:
+    the free is not ordered after the consumer's stream, which may be destroyed by then.
     """
     array.require_open()
     if dl_device is not None and tuple(dl_device) != device_of(array):
@@ -173,7 +173,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Description:
-    """The description of an array in a capsule or array interface. `strides` count elements; None is C-contiguous."""
+    """An array as a capsule or array interface describes it. `strides` count elements; None stands for C-contiguous."""
 
     ptr: int
     shape: tuple[int, ...]
@@ -219,7 +219,7 @@ def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
 
 
 class _ExchangeApi(ctypes.Structure):
-    """DLPackExchangeAPI: a version and a link to an older table, then five functions; the last gives the stream."""
+    """DLPackExchangeAPI: a version, a link to an older table, and five functions; the last returns the stream."""
 
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -239,7 +239,7 @@ def library_of(obj: Any) -> str:
 
 
 def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
-    """The handle of the stream that `obj`'s framework works on now, by whatever the framework offers; else None."""
+    """The handle of the current stream of the framework of `obj`; None if the framework does not tell it."""
     capsule = getattr(type(obj), "__dlpack_c_exchange_api__", None)
     if capsule is not None and _is_valid(capsule, b"dlpack_exchange_api"):
         table = _ExchangeApi.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one gate for driver calls: which driver, version differences, errors, and the record of calls.
+"""All driver calls go through this module: it selects the driver, hides differences between versions of the bindings,
+raises errors, and records calls.
 
 `get_driver("cuda").cuMemAlloc(4096)` calls `cuda.bindings.driver.cuMemAlloc`, raises `DriverError` unless it succeeds,
-and returns what follows the status: None, the value, or a tuple. The emulated driver is reached in the same way.
+and returns the values behind the status: None, one value, or a tuple. The emulated driver is called in the same way.
 
 Nothing here runs at import. A process forked after a driver was opened must not use it: every call then raises
 `ClosedError` at once, because neither CUDA contexts nor the emulated machine survive a fork.
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from .device import Device
 
 DriverLike: TypeAlias = "Driver | Machine | Process | str | None"
-"""What `get_driver` takes for a driver."""
+"""The values by which `get_driver` selects a driver."""
 
-# In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
+# In 12.x bindings the name with a suffix has the signature that the plain name has in 13.x, which has no suffixes.
 _NEWEST = {
     "cuCtxCreate": "cuCtxCreate_v4",
     "cuDeviceGetUuid": "cuDeviceGetUuid_v2",
@@ -92,14 +93,14 @@ _HINTS = {
 _EMULATED_HINTS = {
     218: "what is wrong with the PTX, or what of it is not emulated",
     702: "the kernel could not go on, made more steps than the limit allows, or was ended by Ctrl-C",
-}  # in place of those above
+}  # they replace those above
 
 _CONTEXT_LOST = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
 _GO_ON = {
     "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
-# Kinds of reports after which the context is still usable.
+# Kinds of reports of the emulated machine after which the context is still usable.
 _HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
@@ -125,7 +126,8 @@ Part = TypeVar("Part")
 
 
 class Owner:
-    """Holds what other rooms keep for as long as this object lives: `part(kind)` is the one object of a class."""
+    """Base of objects to which other modules attach objects with the same lifetime: `part(kind)` is the one object of
+    class `kind`."""
 
     def __init__(self) -> None:
         self._parts: dict[Any, Any] = {}
@@ -137,8 +139,8 @@ class Owner:
 
 
 class Driver(Owner):
-    """One driver: `name` is "cuda" or "emu", `types` the bindings' enums, `machine` the emulated machine or the one of
-    its processes that this is the driver of, or None.
+    """One driver: `name` is "cuda" or "emu", and `types` are the enums of the bindings. `machine` is the emulated
+    machine, or one of its processes, None for "cuda".
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
@@ -176,7 +178,7 @@ class Driver(Owner):
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
 
     def _under_veto(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which raises Unsupported where the site forbids multicast, whoever calls it."""
+        """A function that calls `function`, or raises Unsupported if the site forbids multicast."""
         from .multicast_support import require_allowed
 
         def call(*args: Any) -> Any:
@@ -187,7 +189,7 @@ class Driver(Owner):
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
-        """cuLaunchKernelEx behind one more argument, a `calls.LaunchNote`, which is what the record and errors show."""
+        """cuLaunchKernelEx with one more argument in front, a `calls.LaunchNote`, which the record and errors show."""
         name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
         function = self._raw(name)
 
@@ -342,14 +344,14 @@ class Driver(Owner):
         for report in reversed(self.machine.reports):
             if report.kind in _HARMLESS:
                 continue
-            # These two are of all devices, and their reports name the first.
+            # These two calls act on all devices, and their reports name the first device.
             if failing is None or report.device in (None, failing) or report.kind in ("deadlock", "interrupted"):
                 return report
         return None
 
     @staticmethod
     def _before(name: str, code: Any) -> list[str]:
-        """The calls before a failed one, which ends the record unless it is an unrecorded call."""
+        """The calls before a failed call. The failed call is the last one of the record, unless it is not recorded."""
         recent = list(calls.ring)[-9:]
         if recent and recent[-1][0] == name and recent[-1][2] == code:
             recent.pop()
@@ -406,7 +408,7 @@ def _open_cuda() -> Driver:
     bindings = _bindings()
     try:
         (code,) = bindings.cuInit(0)
-    except RuntimeError as error:  # the loader's own class, a RuntimeError, when there is no library
+    except RuntimeError as error:  # the loader of the bindings raises a subclass
         raise DriverUnavailable(f"{_NO_LIBRARY} ({error})") from error
     count = 0
     if not code:
@@ -450,9 +452,9 @@ _DRIVERS = '"cuda", "emu", a drvfuse.emu.Machine, one of its processes, or a Dri
 def get_driver(spec: DriverLike = None) -> Driver:
     """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine or process, or a Driver.
 
-    None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to
-    install or set; the emulated driver is never chosen unless it is asked for. The setting `trace_driver` is read when
-    a driver is opened.
+    None selects the setting `driver`. Equal values give the same object. Raises DriverUnavailable, whose message says
+    what to install or set; the emulated driver is never selected silently. The setting `trace_driver` is read when a
+    driver is opened.
     """
     if spec is None:
         spec = config.get("driver")

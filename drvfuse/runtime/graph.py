@@ -45,14 +45,14 @@ class Graph(Owned):
     @classmethod
     @contextlib.contextmanager
     def capture(cls, streams: Stream | Sequence[Stream]) -> Iterator[Graph]:
-        """Record what is queued on `streams` inside the block, without running it, and yield the graph of it.
+        """A block that records the work queued on `streams` into a graph, without running it, and yields the graph.
 
-        The first stream begins the capture; the others, of any device, are forked from it and joined to it at the end.
-        The graph can be launched after the block. If the block raises, the capture is dropped, every stream is usable
-        again, and the exception goes on.
+        The first stream begins the capture; the other streams, on any device, are forked from it and joined to it at
+        the end. The graph can be launched after the block. If the block raises, the capture is dropped, every stream is
+        usable again, and the exception propagates.
 
-        The mode is relaxed: other threads are not disturbed, and a kernel may be loaded for the first time inside.
-        What drvfuse itself cannot do in a capture (allocate, synchronise, copy to the host) raises CaptureError.
+        The capture mode is relaxed: other threads are not restricted, and kernels may be loaded inside the block.
+        Operations that drvfuse cannot do in a capture (allocate, synchronise, copy to the host) raise CaptureError.
         """
         members = list(streams) if isinstance(streams, Iterable) else [streams]
         if not members or not all(isinstance(stream, Stream) for stream in members):
@@ -81,7 +81,7 @@ class Graph(Owned):
                 origin.follow(stream)
         except BaseException:
             self._fail()
-            # Ends the capture on every stream that joined it; the driver reports an error, as some are not joined back.
+            # This ends the capture on all of its streams. The driver reports an error if some are not joined back.
             with origin.device.use():
                 _, *values = driver.result("cuStreamEndCapture", origin.handle)
             if values and int(values[0] or 0):
@@ -128,7 +128,7 @@ class Graph(Owned):
     def after_launch(self, note: Callable[[Stream, Event | None], None]) -> None:
         """Call `note(stream, event)` after every launch on `stream`; the same function is kept once.
 
-        `event` comes after the launch where `stream` is foreign, and is None else.
+        If `stream` is foreign, `event` was recorded after the launch; otherwise it is None.
         """
         if note not in self._notes:
             self._notes.append(note)
@@ -139,7 +139,7 @@ class Graph(Owned):
         self.queue(stream)
 
     def admit(self, stream: Stream) -> None:
-        """The first half of `launch`: order `stream` after what the graph depends on, or refuse by raising."""
+        """The first half of `launch`: call the checks of `before_launch`, and order `stream` after the arrays' uses."""
         self._require_executable()
         for check in self._checks:
             check(stream)

@@ -46,13 +46,13 @@ _IMMUTABLE = ("jax", "jaxlib")
 
 
 def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
-    """`obj` as an Array over the same memory, and the stream after which its contents are there (None: already).
+    """`obj` as an Array over the same memory, and the stream whose work writes it (None if its contents are complete).
 
-    Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. An
-    Array's stream is its own; a foreign object's is its framework's current stream where the framework tells it, else
-    the producer is asked to order its work before the device's own stream, which is then returned.
+    Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. For an
+    Array the stream is its own. For a foreign object it is the current stream of its framework, if the framework tells
+    it. Otherwise the producer is asked to order its work before the device's own stream, which is returned.
 
-    ArgumentError, naming `argument`, for host memory, strides, unknown dtypes, memory of another driver, and, if
+    Raises ArgumentError, naming `argument`, for host memory, strides, unknown dtypes, memory of another driver, and, if
     `writable`, read-only memory.
     """
     if isinstance(obj, Array):
@@ -69,7 +69,7 @@ def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = 
 class Rows:
     """An array [..., columns] whose rows are contiguous and lie at equal distances.
 
-    `span` holds all from the first element to the last, as one dimension; `stride` is between rows, in elements.
+    `span` is a one-dimensional array from the first element to the last; `stride` is the distance of rows in elements.
     """
 
     span: Array
@@ -79,10 +79,9 @@ class Rows:
 
 
 def as_rows(obj: ArrayLike, *, driver: Driver, argument: str) -> Rows:
-    """`obj` as rows for reading: like `as_array`, but the rows may be farther apart than they are long.
+    """`obj` as rows for reading. Unlike for `as_array`, there may be a gap between rows, as in a slice of columns.
 
-    Slices of columns of a wider array are such rows. ArgumentError for transposed, expanded or otherwise strided
-    arrays.
+    Raises ArgumentError for transposed, expanded or otherwise strided arrays.
     """
     if isinstance(obj, Array):
         array, producer = as_array(obj, driver=driver, argument=argument)
@@ -113,7 +112,7 @@ _Described = tuple[Description, Device, Stream | None, object]
 
 
 def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
-    """The description of a foreign object, its device, the stream of its contents, and the object that owns it."""
+    """The description of a foreign object, its device, the stream whose work writes it, and the object that owns it."""
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         return _from_dlpack(obj, driver, argument)
     interface = getattr(obj, "__cuda_array_interface__", None)
@@ -160,7 +159,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     with dlpack.on_device(obj, where):
         try:
             capsule = _asked(argument, obj.__dlpack__, stream=order, max_version=dlpack.VERSION)
-        except TypeError:  # a producer of before DLPack 1.0
+        except TypeError:  # a producer that is older than DLPack 1.0
             capsule = _asked(argument, obj.__dlpack__, stream=order)
     description = dlpack.read(capsule, argument)
     if dlpack.library_of(obj) in _IMMUTABLE:
@@ -198,7 +197,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
     where = _device(driver, index, argument)
     description = Description(ptr, shape, strides, dtype, dlpack.CUDA, index, bool(read_only))
     handle = interface.get("stream")
-    if handle is None:  # nothing to wait for, says the interface; a version 2 producer cannot say and is asked
+    if handle is None:  # a version 3 producer has nothing to wait for; version 2 has no streams
         handle = dlpack.current_stream(obj, dlpack.CUDA, index) if interface["version"] < 3 else None
     if handle is not None and not isinstance(handle, int) or handle == 0:
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
@@ -208,8 +207,8 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
 
 
 def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
-    """The dtype of an array interface, which has no code for bfloat16 and FP8: there they look like bytes, unsigned
-    integers or "<f1", and the object's own dtype names them."""
+    """The dtype of an object with an array interface. The interface has no codes for bfloat16 and FP8: there they
+    appear as bytes, unsigned integers or "<f1", and the object's own attribute `dtype` names the type."""
     own = dtypes.name_of(getattr(obj, "dtype", ""))
     if own in dtypes.NAMES:
         named = dtypes.get(own)
@@ -268,12 +267,12 @@ def _checked(
 
 
 def _check_range(found: Description, where: Device, argument: str) -> None:
-    """ArgumentError if the array goes on after the end of the allocation that it begins in."""
+    """Raise ArgumentError if the array extends beyond the end of the allocation in which it begins."""
     with where.use():
         code, *values = where.driver.result("cuMemGetAddressRange", found.ptr)
     base, nbytes = (int(value) for value in values) if not code else (0, 0)
     end = found.ptr + math.prod(found.shape) * found.dtype.itemsize
-    # An array in virtual memory may go on in the mapping behind.
+    # An array in virtual memory may extend into the next mapping.
     if nbytes and end > base + nbytes and not is_virtual(where.driver, found.ptr):
         shown = f"{end - found.ptr} bytes at {found.ptr:#x}"
         raise ArgumentError(

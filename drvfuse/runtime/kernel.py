@@ -39,18 +39,19 @@ def compile(
     options: Sequence[str] = (),
     include: Sequence[str | Path] = (),
 ) -> Module:
-    """Compile CUDA C++ for the devices of `driver`, which is as for `drvfuse.device`.
+    """Compile CUDA C++ for the devices of `driver` (see `drvfuse.device`).
 
-    `source` is the text itself as a str, or the path of a file as a `pathlib.Path`. `names` are name expressions such
-    as "kernel<float>", to be asked for in `module[...]`; extern "C" kernels need none. `arch` is an architecture such
-    as "sm_90a", by default that of device 0. `name` labels a text in errors and line information; a file has its path.
-    `defines` become -D macros and `options` are any other NVRTC options. `include` are the folders of headers, which
-    come after the folder of the source's own file: CUDA's own headers, such as cuda_fp16.h, are not found unless their
-    folder is among them. Line information is always on, and the language C++17 unless an option says otherwise.
+    `source` is the text as a str, or the path of a file as a `pathlib.Path`. `names` are name expressions such as
+    "kernel<float>", the keys of `module[...]`; extern "C" kernels need none. `arch` is an architecture such as
+    "sm_90a", by default that of device 0. `name` is the label of a text in errors and line information; for a file it
+    is the path. `defines` become -D macros, and `options` are any other NVRTC options. `include` are folders of
+    headers, which are searched after the folder of the source's own file. CUDA's own headers, such as cuda_fp16.h, are
+    found only if their folder is among them. Line information is always on, and the language is C++17 unless an option
+    changes it.
 
-    The result is kept in memory and, by the `cache` setting, on disk. Raises CompileError with NVRTC's log and the
-    source lines that it speaks of, Unsupported for an architecture that NVRTC does not know, ArgumentError for a file
-    that cannot be read.
+    The result is kept in memory and, if the setting `cache` allows it, on disk. Raises CompileError with NVRTC's log
+    and the source lines that the log names, Unsupported for an architecture that NVRTC does not know, and ArgumentError
+    for a file that cannot be read.
     """
     gate = get_driver(driver)
     if isinstance(source, os.PathLike):
@@ -100,7 +101,7 @@ class _Loaded:
 class Module:
     """An image and the kernels in it, loaded on each device at first use.
 
-    It stays loaded: unloading makes the driver wait for running kernels, which must not happen in a collector's hands.
+    It is never unloaded: the driver would wait for running kernels, which the garbage collector must not cause.
     """
 
     def __init__(self, image: Image, driver: Driver) -> None:
@@ -130,7 +131,7 @@ class Module:
             if handle is None:
                 if device.driver is not self.driver:
                     raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
-                # CUDA gets the cubin: PTX newer than the driver could not be loaded.
+                # The CUDA driver gets the cubin, since it does not load PTX of a newer CUDA version.
                 image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
                 with device.use():
                     handle = self._modules[device] = self.driver.cuModuleLoadData(image)
@@ -138,7 +139,7 @@ class Module:
 
 
 class Kernel:
-    """A kernel of a module. `info` holds its parameters and what its PTX says."""
+    """A kernel of a module. `info` has its parameters and other facts from its PTX."""
 
     def __init__(self, module: Module, info: KernelInfo) -> None:
         self.module, self.info = module, info
@@ -198,7 +199,7 @@ class Kernel:
         if not 0 <= smem <= limit:
             raise LaunchError(f"smem is {smem} bytes; {self.info.name} can have 0 to {limit} on {device!r}")
         with self.module._lock:
-            if smem > loaded.dynamic_limit:  # only raised: another prepared launch may rely on the larger value
+            if smem > loaded.dynamic_limit:  # never lowered: another prepared launch may rely on the larger value
                 attribute = self.module.driver.types.CUfunction_attribute
                 with device.use():
                     self.module.driver.cuFuncSetAttribute(
@@ -219,18 +220,18 @@ class Kernel:
         priority: int | None = None,
         attrs: Sequence[object] = (),
     ) -> Launch:
-        """A launch with everything checked and packed, to be called with a stream any number of times.
+        """A launch whose arguments are checked and packed. It can be called with a stream any number of times.
 
-        `grid` counts blocks also where there are clusters, of `cluster` blocks in x, y and z. `args` are Arrays, ints,
-        numbers, and buffers for structs by value (see `packing.Arguments`); `device` is needed only if no argument is
-        an Array. `attrs` are values of
-        `runtime.launch_attributes`, or CUlaunchAttribute objects. The kernel is loaded here.
+        `grid` always counts blocks, also with clusters; `cluster` is the shape of a cluster in blocks. `args` are
+        Arrays, ints, numbers, and buffers for structs by value (see `packing.Arguments`); `device` is needed only if no
+        argument is an Array. `attrs` are values of `runtime.launch_attributes`, or CUlaunchAttribute objects. The
+        kernel is loaded here.
 
-        LaunchError where the kernel or the device does not allow the launch: grid, block, shared memory, a grid that is
-        no multiple of its clusters, clusters of more than 16 blocks, of another shape than the kernel requires
-        (__cluster_dims__), or of which none fits, a cooperative grid that does not fit, PDL for a kernel without
-        griddepcontrol.wait (it would race with its predecessor). Unsupported for clusters and PDL on a device before
-        compute capability 9.0.
+        Raises LaunchError if the kernel or the device does not allow the grid, the block or the shared memory; for a
+        grid that is no multiple of the cluster; for clusters of more than 16 blocks, of another shape than
+        __cluster_dims__, or too large for the device; for a cooperative grid that does not fit; and for PDL with a
+        kernel that has no griddepcontrol.wait, since it would race with its predecessor. Raises Unsupported for
+        clusters and PDL on a device before compute capability 9.0.
         """
         where = _device_of(args, device)
         dimensions, threads = _dimensions("grid", grid), _dimensions("block", block)
@@ -311,9 +312,9 @@ class Kernel:
 
 
 class Launch:
-    """A prepared launch: called with a stream, it queues the kernel and does not wait. One thread at a time may use it.
+    """A prepared launch. A call with a stream queues the kernel and does not wait. One thread at a time may use it.
 
-    It keeps its Arrays alive, and tells each which stream used it.
+    It keeps its Arrays alive, and calls their `used_on`.
     """
 
     def __init__(
@@ -338,7 +339,7 @@ class Launch:
         if len(set(identities)) != len(identities):
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
         self._config = _config(types, grid, block, smem, built)
-        self._attributes = tuple(attributes)  # an event in them must live
+        self._attributes = tuple(attributes)  # keeps events in them alive
         shown = (
             repr(a) if isinstance(a, LaunchAttribute) else made.id.name
             for a, made in zip(attributes, built, strict=True)
@@ -355,13 +356,13 @@ class Launch:
         self._arguments.set(index, value)
 
     def resize(self, grid: int) -> None:
-        """Another grid of one dimension from now on, within the limits that `prepare` has checked: not a larger one."""
+        """Use another one-dimensional grid from now on, not larger than the one that `prepare` has checked."""
         self._config.gridDimX = grid
         self.grid = (grid, 1, 1)
         self._facts = self._facts._replace(grid=self.grid)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
-        """Argument `index`, a struct, in place: its fields may be written until the launch, and between launches."""
+        """Argument `index`, a struct, in place: its fields may be written before each launch."""
         return self._arguments.view(index, kind)
 
     def __call__(self, stream: StreamLike) -> None:
@@ -374,7 +375,7 @@ class Launch:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
         arguments = self._arguments
-        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: they may be rewritten in place
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy, since they may be overwritten in place
         with self.device.use():
             self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:

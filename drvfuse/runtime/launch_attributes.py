@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch attributes as typed values, for `Kernel.prepare(..., attrs=(Priority(-1), ...))`.
 
-Each is one CUlaunchAttribute. One that the installed bindings do not know raises Unsupported; none is ever dropped.
+Each is one CUlaunchAttribute. An attribute that the installed bindings do not know raises Unsupported.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class LaunchAttribute:
         setattr(value, self.member, self.setting(types))
 
     def setting(self, types: Any) -> Any:
-        """The value of the member: 1, as of a flag, unless the attribute has a value."""
+        """The value of the member, which is 1 for an attribute that is only a flag."""
         return 1
 
 
 @dataclass(frozen=True)
 class Cooperative(LaunchAttribute):
-    """All blocks run at once, so that a grid-wide barrier cannot hang; refused by the driver if they do not fit."""
+    """All blocks run at once, so that a grid-wide barrier cannot hang. The driver refuses a grid that does not fit."""
 
     suffix, member = "COOPERATIVE", "cooperative"
 
@@ -64,7 +64,7 @@ class Cluster(_Blocks):
 
 @dataclass(frozen=True)
 class PreferredCluster(_Blocks):
-    """A larger cluster, a multiple of the launch's, that the device uses where it can."""
+    """A larger cluster, a multiple of the launch's cluster, which the device uses where it fits."""
 
     suffix, member = "PREFERRED_CLUSTER_DIMENSION", "preferredClusterDim"
 

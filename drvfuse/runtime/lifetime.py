@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Closing and finalizers of objects that own driver handles.
 
-`close()` frees now and is idempotent. A collected object frees its handle too, but nothing happens at interpreter
-exit, in a forked child, or once the driver itself is gone. Finalizers hold the driver weakly and keep what a free needs
-in `Driver.owned`: that may be streams and devices, which hold the driver, so a strong reference from the registry of
-finalizers would keep an emulated machine for ever.
+`close()` frees the handle at once and is idempotent. The handle of a garbage-collected object is freed too, but not at
+interpreter exit, in a forked child, or after the driver is gone. Finalizers hold the driver weakly, and the arguments
+of a free are kept in `Driver.owned`. They may be streams and devices, which hold the driver; a strong reference from
+the registry of finalizers would keep an emulated machine for ever.
 
-A finalizer makes no driver call: it queues what is to be freed (`retire`). A free can make the driver wait for kernels
-that run, and the collector runs at any time; between the launches of the ranks of one collective that would be for
-ever, as the first rank's kernel spins until the last one is launched. `flush` frees what is queued, at the next
-allocation or synchronisation that happens outside `launch_group()` and while nobody holds it (`hold`).
+A finalizer makes no driver call: it queues the free (`retire`). A free can make the driver wait for running kernels,
+and the garbage collector may run between the launches of the ranks of one collective. There the wait would never end,
+since the first rank's kernel spins until the last one is launched. `flush` runs the queued frees at the next allocation
+or synchronisation outside of `launch_group()`, unless an object forbids it (`hold`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 enter_launches: Callable[[], None] = functools.partial(_open_groups.append, None)
 leave_launches: Callable[[], None] = _open_groups.pop
-"""What `launch_group` does, for the path of every call, where a context manager written in Python takes 0.2 us."""
+"""The two halves of `launch_group`. The path of every call uses them, since a context manager takes 0.2 us."""
 
 
 class launch_group:
@@ -77,7 +77,7 @@ def flush(driver: Driver) -> None:
             free(driver, *args)
         except CaptureError:
             queue.append((free, args))
-        except DrvfuseError as error:  # e.g. a lost context, which the caller's own driver call reports
+        except DrvfuseError as error:  # for example a lost context, which the next driver call of the user reports
             _log.debug("freeing a collected object: %s", error)
             driver.lost = lost_before
 

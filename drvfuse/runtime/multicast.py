@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multicast objects: one address whose stores reach memory of every device, and whose loads can reduce over it.
 
-The driver's order, which `Multicast` keeps:
+The driver prescribes an order of steps, which `Multicast` enforces:
 
-1. create the object for a number of devices and a size;
-2. add every device. Binding or mapping earlier would make the driver wait for the devices that are missing, in one
-   thread for ever, so it is refused here;
-3. bind memory of each device at an offset of the object. Ranges bound at one offset belong together;
-4. map the object at an address and give each device access to it. Kernels may use the address once every device has
-   memory bound over the range, by `multimem` instructions only. Between these and accesses to the same memory by its
-   own address stands a `fence.proxy.alias`, or the end of a kernel.
+1. Create the object for a number of devices and a size.
+2. Add every device. If memory were bound or the object mapped earlier, the driver would wait for the missing devices,
+   for ever if one thread does all steps. So this module refuses that.
+3. Bind memory of each device at an offset of the object. Ranges bound at one offset belong together.
+4. Map the object at an address and give each device access to it. When every device has memory bound over a range,
+   kernels may use its addresses, by `multimem` instructions only. Between these accesses and accesses to the same
+   memory by its own address there must be a `fence.proxy.alias` or the end of a kernel.
 
-Teardown is the reverse: unmap, unbind the ranges exactly as they were bound (any other range is undefined behaviour),
-release the handle. `drvfuse.comm.multicast` sets up the multicast memory of a group by these calls.
+Teardown is in reverse order: unmap the object, unbind the ranges exactly as they were bound (any other range is
+undefined behaviour), release the handle. `drvfuse.comm.multicast` makes the multicast memory of a group in this way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _ANY_SIZE = 2 << 20  # size of the query for the granularity, whose answer does not depend on it
 NOT_READY = 802
-"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. Only here may a retry help."""
+"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. After no other error may a retry help."""
 
 _MEANINGS = {
     1: "a size, an offset or an address is not a multiple of the multicast granularity, or the fabric's multicast "
@@ -49,7 +49,7 @@ _NO_MEMBER = "the device is not in the team of the multicast object"
 
 
 def explained(error: DriverError, rank: int | None = None) -> MulticastError:
-    """The error for a failed call of a multicast set-up: what its code means here, before what the driver says."""
+    """The MulticastError for a failed call. Its message begins with the meaning of the code for multicast."""
     if isinstance(error, MulticastError):
         explanation = error.explanation
     else:
@@ -97,17 +97,18 @@ def _undo(driver: Driver, made: _Made) -> None:
 class Multicast(Owned):
     """A multicast object over `devices`, of `nbytes` each: a multiple of `Multicast.granularity(devices)`.
 
-    Creates the object and nothing else; `add`, `bind_memory` or `bind_address`, `map` and `set_access` follow in this
-    order. `close()` undoes what was done, in reverse; nothing may use the addresses then. Close it before the memory
-    that is bound. It has no stream: all calls act at once and may wait for the fabric manager.
+    The constructor only creates the object; call `add`, `bind_memory` or `bind_address`, `map` and `set_access` in this
+    order. `close()` undoes these steps in reverse order; no kernel may use the addresses then. Close the object before
+    the memory that is bound to it. Its methods use no stream: they act at once, and may wait for the fabric manager.
 
-    Raises Unsupported for a site's veto, which is looked at before any driver call, for one device alone and for a
-    device without multicast; ArgumentError for wrong sizes and devices; CaptureError while the own stream of a device
-    is being captured; MulticastError, with the meaning of the code, where a driver call fails.
+    Raises Unsupported if the site forbids multicast (checked before any driver call), for a single device, and for a
+    device without multicast; ArgumentError for wrong sizes and devices; CaptureError while the device's own stream is
+    being captured; MulticastError, with the meaning of the code, if a driver call fails.
 
-    Of a team in several processes `devices` are those of this one, and `count` is that of all; `nbytes` is the same in
-    all. One process creates the object; the others make theirs of a `descriptor` that it has exported, which stays the
-    caller's. Binding and mapping wait for the devices of all processes, which nothing here can check.
+    If the devices belong to several processes, `devices` are those of this process, `count` is the number of all, and
+    `nbytes` is the same in all processes. One process creates the object and exports a descriptor; the others pass it
+    as `descriptor`, and still own it. Binding and mapping wait for the devices of all processes, which cannot be
+    checked here.
     """
 
     def __init__(
@@ -137,10 +138,10 @@ class Multicast(Owned):
 
     @staticmethod
     def granularity(devices: Sequence[Device], *, recommended: bool = False, count: int | None = None) -> int:
-        """Bytes of which sizes, offsets and addresses of such an object must be multiples; creates nothing.
+        """The number of bytes of which sizes, offsets and addresses must be multiples. Creates nothing.
 
-        `recommended` gives the multiple that is fastest: it can be hundreds of MiB, where the minimum is 2 MiB.
-        Raises as the constructor does.
+        `recommended` selects the fastest granularity, which can be hundreds of MiB; the minimum is 2 MiB. Raises the
+        errors of the constructor.
         """
         members = _devices(devices, count)
         return _granularity(members, len(members) if count is None else count, recommended)
@@ -163,7 +164,7 @@ class Multicast(Owned):
         memory_offset: int = 0,
         nbytes: int | None = None,
     ) -> None:
-        """Bind `nbytes` (default: what is left) of `memory` from `memory_offset` on, at `offset` of the object.
+        """Bind `nbytes` (default: the rest) of `memory` from `memory_offset` on, at `offset` of the object.
 
         `memory` is a `drvfuse.runtime.vmm.PhysicalMemory` on `device`; the object keeps it alive while it is bound.
         """
@@ -179,19 +180,19 @@ class Multicast(Owned):
     def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
         """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
 
-        The memory is of a `SymmetricBuffer` or of `PhysicalMemory`, or of a memory pool that exports its memory in the
-        same way, which the pools of drvfuse's arrays do not. It is the caller's to keep.
+        The memory must belong to a `SymmetricBuffer`, to `PhysicalMemory`, or to a memory pool whose memory can be
+        exported. (The pools of drvfuse's arrays are not of that kind.) The caller must keep the memory.
         """
         ptr = _multiple("ptr", ptr, self.unit, self.unit)
         bound = self._range(device, offset, nbytes)
         with device.use():
             owner = self.driver.pointer_device(ptr)
-        if owner != device.index:  # the older form of the call would bind another device's
+        if owner != device.index:  # the older form of the call takes no device, and would bind memory of another one
             raise ArgumentError("ptr", f"{ptr:#x}", f"an address of memory of {device!r}")
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
     def unbind(self, device: Device, offset: int, nbytes: int) -> None:
-        """Undo one bind: the range must be one that was bound. Nothing may use the addresses of it meanwhile."""
+        """Undo one bind. The range must be exactly one that was bound, and no kernel may use its addresses."""
         self._check_open()
         for bound in self._made.bound:
             if (bound.device, bound.offset, bound.nbytes) == (device, offset, nbytes):
@@ -202,7 +203,7 @@ class Multicast(Owned):
         raise ArgumentError("offset, nbytes", (offset, nbytes), f"a range as it was bound on {device!r}: {ranges}")
 
     def map(self) -> int:
-        """Map the whole object at addresses of its own and return the first one. No device has access yet."""
+        """Map the whole object and return the first address. No device has access to it before `set_access`."""
         self._require_team("mapped")
         addresses = AddressRange(self.driver, self.nbytes, self.unit)
         try:
@@ -220,7 +221,7 @@ class Multicast(Owned):
         self._call("cuMemSetAccess", ptr, self.nbytes, access_descriptors(self.driver, [device]), 1)
 
     def unmap(self, ptr: int) -> None:
-        """Undo the mapping at `ptr`, which `map` has returned. Nothing may use its addresses."""
+        """Undo the mapping at `ptr`, which `map` has returned. No kernel may use its addresses."""
         addresses = self._mapping(ptr)
         self._call("cuMemUnmap", addresses.ptr, addresses.nbytes)
         self._made.mapped.remove(addresses)
@@ -234,7 +235,7 @@ class Multicast(Owned):
         return f"devices {[device.index for device in self.devices]}"
 
     def _require_team(self, what: str) -> None:
-        """Raise ArgumentError where the driver would wait for devices that are missing."""
+        """Raise ArgumentError if a device was not added yet, since the driver would wait for it."""
         self._check_open()
         missing = [device.index for device in self.devices if device not in self._added]
         if missing:
@@ -257,7 +258,7 @@ class Multicast(Owned):
         return _Bound(device, offset, nbytes)
 
     def _bind(self, name: str, bound: _Bound, *args: Any) -> None:
-        """Bind by the form that names the device, where bindings and driver have it, else by the older one."""
+        """Bind by the form of the call that names the device, or by the older form if bindings or driver lack it."""
         with bound.device.use():
             try:
                 self._call(f"{name}_v2", self.handle, bound.device.handle, bound.offset, *args)
@@ -311,9 +312,9 @@ def _granularity(devices: tuple[Device, ...], count: int, recommended: bool) -> 
 
 
 def _properties(devices: Sequence[Device], nbytes: int, count: int | None = None) -> Any:
-    """CUmulticastObjectProp: exportable in the ways in which memory of all `devices` is, which binding requires.
+    """CUmulticastObjectProp. Its handle types are those of memory of all `devices`, as binding requires.
 
-    `count` is how many devices there are in all processes, if these are not all."""
+    `count` is the number of devices in all processes, if `devices` are not all."""
     driver = devices[0].driver
     properties = driver.types.CUmulticastObjectProp()
     properties.numDevices, properties.size, properties.flags = count or len(devices), nbytes, 0

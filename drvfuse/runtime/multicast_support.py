@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether multicast objects may be created on some devices: a site's vetoes, then what the devices can do.
+"""Whether multicast objects may be created on some devices: whether the site allows it, and whether the devices can.
 
-Multicast depends on software outside the process (the fabric manager of the NVSwitches). A set-up that goes wrong there
-can take the GPUs of a host out of service, so sites forbid it by environment variables, those of other libraries
-included. Every path that could create a multicast object calls `require_multicast` before its first driver call:
+Multicast depends on software outside the process, the fabric manager of the NVSwitches. If a set-up fails there, the
+GPUs of a host can become unusable, so a site may forbid multicast by environment variables, also by those of other
+libraries. Every path that could create a multicast object calls `require_multicast` before its first driver call:
 `df.Multicast`, `Group.symmetric(multicast=True)` and `use_multimem=True`. Support is read from a device attribute;
-nothing here creates an object to find out.
+no object is created to find out.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _disables(word: str) -> bool:
 def vetoes() -> list[str]:
     """The vetoes of this site that are set, as `NAME=value`; empty where multicast is allowed.
 
-    Words for true and false count as well as numbers, and what is neither is a veto. The setting `multicast` can forbid
-    in code what the environment allows; where the environment forbids it, no override lifts that.
+    Words for true and false are read like numbers, and any other value is a veto. The setting `multicast` can forbid
+    multicast in code even if the environment allows it, but it cannot lift a veto of the environment.
     """
     found = []
     for name, value in VETOES.items():
@@ -76,11 +76,11 @@ def refuse_vetoed() -> None:
 
 
 def require_multicast(devices: Sequence[Device], count: int | None = None) -> None:
-    """Raise a typed error unless a multicast object over `devices` may be created and they can take part in it.
+    """Raise a typed error unless a multicast object over `devices` may be created and all of them support it.
 
-    Unsupported for a veto (the first thing that is looked at), for one device alone and for a device without multicast;
+    Raises Unsupported for a veto, which is checked first, for a single device, and for a device without multicast;
     ArgumentError for devices of several drivers and for two ranks on one GPU. Creates nothing, and makes no driver call
-    at all where multicast is vetoed. `count` is how many devices there are in all processes, where these are not all.
+    if there is a veto. `count` is the number of devices in all processes, if `devices` are not all.
     """
     if not devices:
         raise ArgumentError("devices", "empty", "two devices or more")

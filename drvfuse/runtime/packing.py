@@ -25,12 +25,13 @@ _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
 
 class Arguments:
-    """The packed arguments of one launch. `address` is that of the void** which cuLaunchKernelEx takes; `packed` holds
-    each at its parameter's offset.
+    """The packed arguments of one launch. `packed` has each argument at the offset of its parameter; `address` is the
+    void** that cuLaunchKernelEx takes.
 
-    An Array or an int goes to an integer parameter (a pointer is one of 8 bytes), a number to a float parameter, and
-    any buffer of the exact size (bytes, ctypes.Structure, numpy scalar) to a struct passed by value. Ints must fit the
-    parameter, signed or unsigned. The buffer is copied by each launch, so it may be rewritten at once.
+    The value of an integer parameter is an Array or an int (a pointer is an integer of 8 bytes), that of a float
+    parameter a number, and that of a struct any buffer of its exact size (bytes, ctypes.Structure, numpy scalar). An
+    int must fit the parameter, signed or unsigned. Each launch copies the buffer, so it may be changed right after a
+    launch.
     """
 
     def __init__(self, info: KernelInfo, values: Sequence[Argument], device: Device) -> None:
@@ -63,7 +64,7 @@ class Arguments:
                 self.structures[index] = type(value)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
-        """One argument, a struct of class `kind`, in place. ArgumentError if the kernel's has another size."""
+        """One argument, a struct of class `kind`, in place. Raises ArgumentError if its parameter has another size."""
         param = self._info.params[index]
         if param.size != ctypes.sizeof(kind):
             raise self._wrong(index, f"a {kind.__name__} of {ctypes.sizeof(kind)} bytes", f"of {param.size} bytes")

@@ -17,7 +17,7 @@ _KEEP_EVERYTHING = (1 << 64) - 1
 
 
 class Block:
-    """An allocation: its address and the streams that its free must come after; `home` is where it is freed.
+    """An allocation: its address, the stream `home` on which it is freed, and the streams whose work comes before that.
 
     A foreign stream may be destroyed before the block is freed, so it is represented by an event.
     """
@@ -30,13 +30,13 @@ class Block:
         self.events: dict[int, Event] = {}
 
     def used_before(self, event: Event) -> None:
-        """The memory is in use until `event`, which may be recorded anew, but only on later work."""
+        """Record that the memory is in use until `event`, which may be recorded again, but only after later work."""
         self.events[id(event)] = event
 
     def order(self, stream: Stream) -> None:
-        """Work queued on `stream` from now on starts after all use of the memory on other streams so far.
+        """Order later work on `stream` after all earlier uses of the memory on other streams.
 
-        CaptureError, with nothing queued, while one of those streams is being captured.
+        Raises CaptureError, and queues nothing, while one of those streams is being captured.
         """
         streams = [user for user in (self.home, *self.users.values()) if user is not stream]
         if any(not user.closed and user.capture_id() is not None for user in streams):
@@ -51,7 +51,7 @@ class Block:
             return
         key = (stream.device.index, stream.handle)
         if stream.foreign:
-            if stream.capture_id() is None:  # else the graph keeps the array
+            if stream.capture_id() is None:  # otherwise the graph keeps the array alive
                 self.used_before(stream.mark())
             return
         known = self.users.get(key)
@@ -69,7 +69,7 @@ def _free(driver: Driver, pool: Pool, block: Block) -> None:
 
 
 def _dropped(weak: weakref.ref[Pool], ptr: int) -> None:
-    """Queue a block. A finalizer, so it holds nothing that holds the driver, and makes no driver call."""
+    """Queue a block to be freed. As a finalizer it makes no driver call and keeps no reference to the driver."""
     pool = weak()
     if pool is not None:
         retire(pool.device.driver, _free, pool, pool._blocks.pop(ptr))
@@ -93,7 +93,7 @@ class Pool(Owned):
         self._blocks: dict[int, Block] = {}
 
     def allow(self, devices: Iterable[Device]) -> None:
-        """Give `devices` read and write access to everything in this pool, past and future; skips non-peers."""
+        """Give `devices`, except those that cannot be peers, read and write access to all memory of this pool."""
         self._check_open()
         wanted = {d.index: d for d in devices if d.can_access_peer(self.device) and d.index not in self._allowed}
         if wanted:
@@ -102,7 +102,7 @@ class Pool(Owned):
             self._allowed.update(wanted)
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
-        """`nbytes` > 0 of memory, usable by work queued on `stream` from now on. CaptureError while it is captured."""
+        """Allocate `nbytes` > 0 for later work on `stream`. Raises CaptureError while the stream is being captured."""
         self._check_open()
         if stream.capture_id() is not None:
             raise CaptureError(f"memory cannot be allocated on {stream!r} while it is captured; allocate it before")

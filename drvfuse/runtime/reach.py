@@ -36,9 +36,9 @@ def owner_index(driver: Driver, ptr: int, argument: str) -> int:
 def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
     """True if kernels of `reader` can read `nbytes` bytes at `ptr`, which may belong to any device of its driver.
 
-    Memory comes in three kinds with three rules. Pools: the access set on the pool. Virtual memory: the access set on
-    every mapping in the range. cuMemAlloc: peer access enabled between the primary contexts (`reader.enable_peer`).
-    Memory that the driver does not know, or in host memory, is not readable.
+    For memory of a pool the access settings of the pool decide, for virtual memory those of every mapping in the range,
+    and for memory of cuMemAlloc peer access between the primary contexts (`reader.enable_peer`). Host memory, and
+    memory that the driver does not know, counts as not readable.
     """
     return _reached_by(ptr, nbytes, reader, _peer_enabled)
 
@@ -46,7 +46,8 @@ def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
 def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
     """True if cuMemcpyDtoDAsync in the context of `copier` takes `nbytes` bytes at `ptr` of any device.
 
-    As `readable_by`, but for memory of cuMemAlloc, which needs no peer access. (cuMemcpyPeerAsync takes all memory.)
+    The rules are those of `readable_by`, but memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync takes all
+    memory.)
     """
     return _reached_by(ptr, nbytes, copier, lambda *_: True)
 
@@ -56,7 +57,7 @@ def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
 
 
 def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
-    """`plain(ptr, holder, user)` decides for memory of cuMemAlloc on another device."""
+    """Whether `user` can access the range. For cuMemAlloc memory of another device it is `plain(ptr, holder, user)`."""
     if nbytes == 0:
         return True
     driver = user.driver

@@ -36,8 +36,8 @@ def create(nbytes: int) -> int:
 class SharedHostMemory(Owned):
     """`nbytes` of the memory of a descriptor that `create` has made, in this process or in another one.
 
-    `ptr` is its address for the kernels of this process. The descriptor stays the caller's, and is not needed any more.
-    Views keep the memory mapped; after close() kernels cannot use it.
+    `ptr` is its address for the kernels of this process. The caller keeps the descriptor, and may close it. Views keep
+    the memory mapped; after close() kernels cannot use it.
     """
 
     def __init__(self, device: Device, descriptor: int, nbytes: int) -> None:

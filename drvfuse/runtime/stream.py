@@ -21,13 +21,13 @@ _UNKNOWN_HANDLE = (400, 709)
 
 
 class SupportsCudaStream(Protocol):
-    """A stream of another library that tells its handle by `__cuda_stream__`."""
+    """A stream of another library that has a handle by `__cuda_stream__`."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
 class HasCudaStream(Protocol):
-    """A stream of torch."""
+    """A stream with the attribute `cuda_stream`, such as torch's."""
 
     @property
     def cuda_stream(self) -> int: ...
@@ -90,7 +90,7 @@ class Stream(Owned):
 
     _default = False  # a default stream is that of the current context, so every call on it needs the device's context
     foreign = False
-    """Whether this wraps a stream of somebody else, who may destroy it at any time."""
+    """Whether this wraps a stream of another library, which may destroy it at any time."""
 
     def __init__(self, device: Device, *, priority: int = 0) -> None:
         require_kind("device", device, Device, "a drvfuse.Device")
@@ -105,9 +105,10 @@ class Stream(Owned):
     def wrap(cls, device: Device, stream: StreamLike, argument: str = "stream") -> Stream:
         """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
 
-        0 and 1 are the device's legacy default stream, which has handle 1 then, and 2 is its per-thread one. Not owned:
-        `close()` leaves the foreign stream alone, and the foreign object is kept alive. It must outlive arrays
-        allocated on it. ArgumentError, naming `argument`, for anything else and for a stream of another device.
+        0 and 1 stand for the device's legacy default stream, whose handle is 1 here, and 2 for its per-thread default
+        stream. `close()` does not destroy the foreign stream, and the foreign object is kept alive. The stream must
+        outlive arrays that are allocated on it. Raises ArgumentError, naming `argument`, for any other value and for a
+        stream of another device.
         """
         if isinstance(stream, Stream):
             if stream.device is not device:
@@ -122,7 +123,7 @@ class Stream(Owned):
 
     @classmethod
     def unchecked(cls, device: Device, handle: int) -> Stream:
-        """A Stream for the foreign one of that handle, on the word of the caller that it is one of `device`."""
+        """A Stream for the foreign stream with that handle. The caller guarantees that it belongs to `device`."""
         self = cls.__new__(cls)
         self.device, self.handle, self._holder, self._last = device, handle, None, None
         self._default, self.foreign = handle <= PER_THREAD, True
@@ -153,7 +154,7 @@ class Stream(Owned):
         return (0, self.handle)
 
     def synchronize(self) -> None:
-        """Block until everything queued so far is done, then free what waits to be freed. CaptureError in a capture."""
+        """Block until all queued work is done, then free the memory of dropped objects. CaptureError in a capture."""
         self._check_open()
         if self.capture_id() is not None:
             raise CaptureError(f"{self!r} is being captured and cannot be synchronised")
@@ -174,7 +175,7 @@ class Stream(Owned):
                 self.device.driver.cuMemsetD8Async(ptr, value, nbytes, self.handle)
 
     def wait(self, event: Event) -> None:
-        """Work queued from now on starts after `event` (of any device of this driver)."""
+        """Order later work on this stream after `event`, which may be of any device of this driver."""
         self._check_open()
         event._check_open()
         with self.device.use():
@@ -193,10 +194,10 @@ class Stream(Owned):
         return event
 
     def mark(self) -> Event:
-        """An event after what is queued so far on this foreign stream, which may be gone when the event is waited for.
+        """An event after the work that is queued on this foreign stream now. It stays valid if the stream is destroyed.
 
-        Not in a capture. There is one event per handle, recorded anew each time. A new stream may have got the handle
-        of a destroyed one, so it waits first for what the event marked: the event only ever moves forward.
+        Must not be called in a capture. There is one event per handle, which each call records again. A new stream may
+        have the handle of a destroyed one, so it first waits for the event: then the event covers all earlier work too.
         """
         event = self.device.marks.get(self.handle)
         if event is not None:
@@ -205,7 +206,7 @@ class Stream(Owned):
         return event
 
     def follow(self, other: Stream) -> None:
-        """Work queued here from now on starts after what `other` has queued so far, or had when it was closed."""
+        """Order later work on this stream after the work queued on `other` so far; `other` may be closed."""
         if other.closed:
             if (last := other.last_event()) is not None:
                 self.wait(last)
@@ -216,8 +217,8 @@ class Stream(Owned):
     def capture_id(self) -> int | None:
         """The id of the capture this stream takes part in, or None.
 
-        CaptureError if that capture was invalidated, or if this is the legacy default stream and a stream that waits
-        for it is being captured.
+        Raises CaptureError if the capture was invalidated, or if this is the legacy default stream and a stream that
+        waits for it is being captured.
         """
         if self._closed:
             self._check_open()
@@ -254,7 +255,7 @@ class Stream(Owned):
         super().close()
 
     def last_event(self) -> Event | None:
-        """An event after everything this stream has queued; None if it was closed while captured or with its device."""
+        """An event after all work of this closed stream; None if it was closed while captured or with its device."""
         return self._last if self.closed else self.record()
 
 

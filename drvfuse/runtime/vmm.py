@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Virtual memory management: physical memory, address ranges, mappings, and symmetric buffers made of them.
 
-Three handles, as the driver has them: physical memory (`PhysicalMemory`), reserved addresses (`AddressRange`), and the
-mapping of one at the other, with access set per device. A physical allocation lives until its last mapping goes, in
-whatever process that is: `PhysicalMemory.export` gives a file descriptor, of which `ImportedMemory` makes a handle in
-another process of the host.
+The driver has physical memory (`PhysicalMemory`), reserved addresses (`AddressRange`), and mappings of memory at
+addresses (`Mapping`), with access set for each device. `PhysicalMemory.export` returns a file descriptor of the memory,
+of which `ImportedMemory` makes a handle in another process of the host. The driver frees physical memory when no handle
+and no mapping of it is left in any process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PINNED_ALLOCATION = "CU_MEM_ALLOCATION_TYPE_PINNED"
 
 
 class Undo:
-    """A list of steps to take back: `with Undo() as undo: ...; undo.append(f, *args); ...; undo.commit()`.
+    """A list of functions that undo steps: `with Undo() as undo: ...; undo.append(f, *args); ...; undo.commit()`.
 
-    Leaving the block without commit runs the steps in reverse, all of them. The first failure of a step is raised at
-    the end, unless the block was left by an error: that one goes on, with a note of the failure.
+    If the block ends without commit, all functions are called in reverse order. Then the first failure of a function is
+    raised, unless the block ended by an error: that error is raised, with a note of the failure.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def allocation_properties(device: Device) -> Any:
 
 
 def granularity(device: Device) -> int:
-    """Bytes of which sizes and offsets of the device's mappings must be multiples."""
+    """The number of bytes of which sizes and offsets of the device's mappings must be multiples."""
     flags = device.driver.types.CUmemAllocationGranularity_flags
     return int(
         device.driver.cuMemGetAllocationGranularity(
@@ -113,7 +113,7 @@ def _unmap(driver: Driver, address: int, nbytes: int) -> None:
 
 
 class PhysicalMemory(Owned):
-    """`nbytes` (a multiple of `granularity(device)`) of memory on `device`, without an address. Contents undefined."""
+    """`nbytes` of undefined memory on `device`, a multiple of `granularity(device)`, without an address."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         unit = granularity(device)
@@ -126,16 +126,16 @@ class PhysicalMemory(Owned):
     def export(self) -> int:
         """A new file descriptor of the memory, for another process of this host. The caller owns and closes it.
 
-        Raises DriverError where the device has no such descriptors.
+        Raises DriverError if the device does not support file descriptors of memory.
         """
         self._check_open()
         return int(self.device.driver.cuMemExportToShareableHandle(self.handle, descriptors_of(self.device.driver), 0))
 
 
 class ImportedMemory(Owned):
-    """`nbytes` of memory of another process, from a descriptor that it has exported; `device` is to use it.
+    """`nbytes` of memory of another process, from a descriptor that it has exported, for `device`.
 
-    The descriptor stays the caller's, and is not needed any more. The memory lives as long as this object or a mapping.
+    The caller keeps the descriptor, and may close it. The memory exists as long as this object or a mapping of it.
     """
 
     def __init__(self, device: Device, descriptor: int, nbytes: int) -> None:
@@ -187,7 +187,7 @@ class Mapping(Owned):
 
 
 class MappedMemory(Owned):
-    """`nbytes` of memory on `device` at an address of its own, `ptr`, read and written by those of `users` that can."""
+    """`nbytes` of memory on `device`, mapped at `ptr`. Those of `users` that have peer access can read and write it."""
 
     memory: PhysicalMemory | ImportedMemory
 
@@ -233,16 +233,17 @@ def check_buffer(devices: Sequence[Device], nbytes: int) -> None:
 
 
 class SymmetricBuffer(Owned):
-    """Equal memory on every device: `ptrs[i]` is on `devices[i]`, read and written by all devices that can be peers.
+    """Memory of equal size on every device: the part at `ptrs[i]` is on `devices[i]`, and all devices with peer access
+    can read and write it.
 
-    In a group with ranks in other processes `ptrs` has the parts of all ranks, by rank, and `devices` those of this
-    process alone.
+    In a group with ranks in other processes `ptrs` has the parts of all ranks, by rank, but `devices` has only the
+    devices of this process.
 
-    `nbytes` is what was asked for, rounded up to the granularity. Each part has its own address, the same for all
-    devices. Contents are undefined at first. Nothing may use the memory when it is closed.
+    `nbytes` is the requested size, rounded up to the granularity. Each part has one address, which all devices use.
+    Contents are undefined at first. No kernel may use the memory when it is closed.
 
-    `multicast_ptr` is None, but for a buffer of `Group.symmetric(nbytes, multicast=True)`: there it is the address that
-    stands for byte 0 of every part at once, on every device. Only `multimem` instructions may use it.
+    `multicast_ptr` is None unless `Group.symmetric(nbytes, multicast=True)` has made the buffer. Then it is one address
+    that stands for byte 0 of every part, on every device. Only `multimem` instructions may use it.
     """
 
     def __init__(self, devices: Sequence[Device], nbytes: int) -> None:
@@ -265,9 +266,9 @@ class SymmetricBuffer(Owned):
         multicast: Owned | None = None,
         multicast_ptr: int | None = None,
     ) -> SymmetricBuffer:
-        """A buffer of these parts, by rank. It owns them, and the objects that map the multicast address.
+        """A buffer of these parts, by rank. It owns the parts and `users`, the objects that map the multicast address.
 
-        Those of the ranks `own` are on devices of this process."""
+        The parts of the ranks `own` are on devices of this process."""
         self = cls.__new__(cls)
         self._take(parts, own, *([multicast] if multicast is not None else []))
         self._multicast_ptr = multicast_ptr
@@ -297,8 +298,8 @@ class SymmetricBuffer(Owned):
     def arrays(self, shape: ShapeLike, dtype: DTypeLike, offset: int = 0) -> list[Array]:
         """An array on each device of this process, at `offset` of its part, in the order of the device's own stream.
 
-        `offset` is in bytes and a multiple of the element's size. They keep the buffer alive; once it is closed, any
-        use of them raises ClosedError. ArgumentError where they do not fit into `nbytes`.
+        `offset` is in bytes and a multiple of the element's size. The arrays keep the buffer alive; when it is closed,
+        any use of them raises ClosedError. Raises ArgumentError if they do not fit into `nbytes`.
         """
         from .array import check_shape, element_count, view
 

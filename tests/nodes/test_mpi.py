@@ -93,7 +93,7 @@ def mpiexec(size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(),
     reason="needs mpi4py and an mpiexec beside it (pip install mpi4py mpich)",
 )
-@pytest.mark.parametrize("size,nodes,order", [(4, 2, "fixed"), (6, 3, "fixed"), (4, 2, "engine")])
+@pytest.mark.parametrize("size,nodes,order", [(6, 3, "fixed"), (4, 2, "engine")])
 def test_processes_of_mpiexec_have_the_bits_of_the_reference(size, nodes, order):
     result = mpiexec(size, nodes, order)
     assert result.returncode == 0 and result.stdout.count("done") == size, result.stderr  # lines may be mixed
@@ -135,7 +135,7 @@ def member():
 
 
 @pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
-def test_a_rank_that_never_comes_is_an_error_within_the_time_out(engine, member, method):
+def test_a_rank_that_never_connects_is_an_error_within_the_time_out(engine, member, method):
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
     memory = member.device.array(np.zeros(16, np.float32))
     text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the barriers of the pull all-reduces: of their flags, their counters and the launches that meet by them."""
+"""Faults of the pull all-reduces: of barriers, of their flags and counters, and of the launches that use them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ MUTANTS = (
     ),
     Mutant(
         "flag-before-data",
-        "two_stage tells its peers that its part is there before it has written it",
-        "two-shot all-reduces with a flag a block",
+        "two_stage sets the flag for its part of the sums before it has written them",
+        "two-shot all-reduces with one flag per block",
         direct_two_stage,
     ),
     Mutant(
         "flag-before-backfill",
-        "the flags of blocks that the launch does not have follow the own flag: a larger grid passes early",
+        "a block also sets the flags of blocks that its grid lacks, so a later call with more blocks passes too early",
         "fused all-reduce of an inference kernel library, fixed since",
         protocols.slots,
     ),
@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "state-before-pdl-wait",
-        "the barrier's counter is read before the wait for the call in front, which advances it",
+        "the barrier's counter is read before the wait for the previous call, which advances it",
         "collectives launched with programmatic dependence and no wait",
         partial(direct_two_stage, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
         (*WRONG, *HANGS),
@@ -102,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-block-barrier-after-spin",
-        "threads that do not spin go on without waiting for those that do",
+        "threads that do not spin continue without waiting for those that do",
         "hand-written barriers",
         direct_two_stage,
     ),
@@ -114,22 +114,22 @@ MUTANTS = (
     ),
     Mutant(
         "last-arriver-relaxed",
-        "blocks count themselves without ordering, and the last one advances the state that the others have read",
+        "blocks count their arrival by relaxed atomics, and the last block advances state that others may still read",
         "finish counters of split reductions",
         partial(direct_two_stage, blocks=4),
     ),
     Mutant(
         "last-arriver-no-fence",
-        "the block that arrives last adds partial results which nothing orders before its atomic",
+        "the last block adds partial results of other blocks, and no fence orders these before the counter",
         "matrix products with a fused norm, split reductions",
         protocols.last_block,
     ),
-    # Found by its wrong result under some seeds without a race, rightly: flags count, so a slow peer that waits for a
-    # chunk may see the flag of the next one. It is then ordered behind the write of that chunk, and reads its values.
-    # A race is what a fast peer makes, whose read the owner's next write does not know.
+    # Under some seeds this gives a wrong result without a race, which is right. Flags count, so a slow peer that waits
+    # for a chunk may see the flag of the next chunk. Then its read is ordered after the write of the next chunk, and
+    # reads the values of that chunk. There is a race if the peer is fast: nothing orders its read before that write.
     Mutant(
         "payload-not-doubled",
-        "one half of the workspace serves every chunk, so a chunk is overwritten while peers still gather it",
+        "every chunk uses the same half of the workspace, so a chunk is overwritten while peers still gather it",
         "chunked two-shot all-reduces",
         partial(repeated, op="allreduce", algo="two_stage", private=False, tight=True, graph=False, side=False),
     ),
@@ -154,14 +154,14 @@ MUTANTS = (
     ),
     Mutant(
         "ordinals-of-the-host",
-        "the barrier's ordinal does not change from call to call, as one that a graph has baked in",
+        "the barrier's ordinal is the same in every call, like a launch argument in a graph",
         "collectives whose counter is a launch argument, in CUDA graphs",
         partial(direct_two_stage, graph=True),
     ),
     Mutant(
         "grids-differ",
         "ranks launch different numbers of blocks",
-        "tuners that decide on each rank by itself",
+        "tuners that decide on each rank separately",
         partial(direct_two_stage, blocks=4),
         (*WRONG, *HANGS),
         host=OTHER_GRID,
@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     Mutant(
         "rank-not-launched",
-        "one rank takes no part",
+        "one rank is not launched",
         "every kernel that waits for a peer",
         partial(direct_two_stage, alone=False),
         HANGS,
@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "rank-not-launched-unbounded",
-        "one rank takes no part, and the others wait for ever",
+        "one rank is not launched, and the others wait for ever",
         "every kernel that waits for a peer without a bound",
         partial(direct_two_stage, alone=False),
         ("deadlock",),
@@ -195,7 +195,7 @@ MUTANTS = (
     ),
     Mutant(
         "flags-reset-by-memset",
-        "each call zeroes its own counter and flags first, and nothing orders that against peers that have arrived",
+        "each call first zeroes its counter and flags, also flags that peers have already set for this call",
         "workspaces that are cleared by a memset before each call",
         partial(direct_two_stage, alone=True),
         (*WRONG, *HANGS),

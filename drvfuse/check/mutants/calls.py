@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the comparison of calls that differ."""
+"""Faults of the comparison of the ranks' calls."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ few_compared = partial(compared, kinds=FEW, shape=(3, 72), first=False, timeout=
 MUTANTS = (
     Mutant(
         "call-not-told",
-        "a rank does not tell one of its peers which call it makes",
+        "a rank does not send the word of its call to one of its peers",
         "checks of calls that some ranks skip",
         few_compared,
         HANGS,
     ),
     Mutant(
         "call-not-awaited",
-        "calls are compared if the peer's word happens to be there, and the kernel ends without it otherwise",
-        "checks that run beside what they check",
+        "a kernel compares calls only if the peer's word has arrived already, and does not wait for it",
+        "checks that do not delay the checked operation",
         partial(differing, kind="dtype"),
     ),
     Mutant(
         "calls-of-one-generation",
-        "a peer that is a call ahead overwrites its word before it is read",
+        "a peer that is one call ahead overwrites its word before it is read",
         "mailboxes of one entry",
         few_compared,
         (*HANGS, "calls"),
     ),
     Mutant(
         "call-not-numbered",
-        "the number of a call is the same in every call, as one that a graph has baked in",
+        "the number of a call is the same in every call, like a launch argument in a graph",
         "collectives whose counter is a launch argument, in CUDA graphs",
         few_compared,
         (*HANGS, "calls"),
     ),
     Mutant(
         "call-number-before-pdl-wait",
-        "the number of a call is read before the wait for the call in front, which advances it",
+        "the number of a call is read before the wait for the previous call, which advances it",
         "collectives launched with programmatic dependence and no wait",
         partial(few_compared, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
         (*WRONG, *HANGS, "calls"),
     ),
     Mutant(
         "calls-told-by-every-block",
-        "every block counts the call and tells the peers",
-        "state of a launch that each of its blocks advances",
+        "every block counts the call and sends its word to the peers",
+        "launches in which every block advances the state of the launch",
         few_compared,
         (*WRONG, *HANGS, "calls"),
     ),

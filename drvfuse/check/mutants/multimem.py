@@ -15,19 +15,19 @@ staged_multimem = partial(
 MUTANTS = (
     Mutant(
         "multimem-no-barrier",
-        "the sums of all ranks' staged inputs are loaded without waiting until these are staged",
+        "the sums of all ranks' inputs are loaded before the inputs are staged on all ranks",
         "hand-written all-reduces by multicast",
         staged_multimem,
     ),
     Mutant(
         "multimem-no-alias-fence",
-        "inputs are written by their own address and loaded by a multicast address with nothing but a barrier between",
+        "inputs are written by their own address and loaded by a multicast address, and there is no fence.proxy.alias",
         "hand-written all-reduces by multicast",
         staged_multimem,
     ),
     Mutant(
         "multimem-slots-reused",
-        "a row is staged in a slot from which other threads of the block still copy results of the chunk before",
+        "a row is staged in memory from which other threads of the block still copy results of the chunk before",
         "an early version of the fused op by multicast",
         partial(
             repeated,
@@ -39,19 +39,19 @@ MUTANTS = (
             tight=True,
             graph=False,
             side=False,
-            shape=(96, 264),  # whose rows of FP8 are copied in other units than they are staged in
+            shape=(96, 264),  # FP8 rows of this length are copied in other units than they are staged in
         ),
     ),
     Mutant(
         "multimem-red-for-store",
-        "results are added to what all ranks have, where they should be stored",
+        "results are added to the outputs of all ranks instead of being stored",
         "hand-written all-reduces by multicast",
         staged_multimem,
     ),
     Mutant(
         "multimem-plain-load",
         "a multicast address is read by an ordinary load",
-        "code that takes a multicast address for a pointer",
+        "code that uses a multicast address as an ordinary pointer",
         staged_multimem,
         (*WRONG, "multicast_plain"),
     ),

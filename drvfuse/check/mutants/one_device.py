@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the ops on one device: of grid barriers, of words that carry a launch number, of scratch and stages."""
+"""Faults of the ops on one device: of grid barriers, of words with a launch number, and of shared memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MUTANTS = (
     ),
     Mutant(
         "grid-barrier-no-fence",
-        "the slots of a grid barrier are polled relaxed, and no fence follows",
+        "the slots of a grid barrier are polled by relaxed loads, and no fence follows",
         "hand-written grid barriers, split reductions",
         fp8.layernorm,
     ),
     Mutant(
         "no-block-barrier-after-grid-spin",
-        "threads go on from a grid barrier without waiting for the warps of their block that still poll",
+        "threads continue after a grid barrier without waiting for warps of their block that still poll",
         "hand-written grid barriers",
         fp8.division,
     ),
@@ -37,20 +37,20 @@ MUTANTS = (
     ),
     Mutant(
         "fp8-word-of-any-launch",
-        "blocks of the FP8 forward pass take words that the launch before has left",
-        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        "blocks of the FP8 forward pass take words of the previous launch",
+        "messages that carry their own readiness, with a sentinel that is not restored",
         fp8.rmsnorm_rows,
     ),
     Mutant(
         "fp8-pair-of-any-launch",
-        "blocks of the FP8 forward pass that hold tiles in registers take sums that the launch before has left",
-        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        "blocks of the FP8 forward pass that hold tiles in registers take sums of the previous launch",
+        "messages that carry their own readiness, with a sentinel that is not restored",
         fp8.rmsnorm_tiles,
     ),
     Mutant(
         "fp8-launch-number-too-early",
-        "block 0 of the FP8 forward pass advances the number of the launch before the others have read it",
-        "words with the number of the launch, which one block advances",
+        "block 0 of the FP8 forward pass advances the launch number before other blocks have read it",
+        "words with a launch number that one block advances",
         fp8.rmsnorm_rows,
         (*WRONG, *HANGS),
     ),
@@ -68,8 +68,8 @@ MUTANTS = (
     ),
     Mutant(
         "gemv-word-of-any-launch",
-        "the block that normalises takes words that the launch before has left",
-        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        "the block that normalises takes words of the previous launch",
+        "messages that carry their own readiness, with a sentinel that is not restored",
         gemv.partial_norm,
     ),
     Mutant(
@@ -87,13 +87,13 @@ MUTANTS = (
     ),
     Mutant(
         "gemv-sums-without-spare-slots",
-        "group sums have as many places as stages under way, so a later stage's go where some are still to be added",
+        "there are as many places for group sums as stages in flight, so sums are overwritten before they are added",
         "matrix products whose stages are a ring",
         gemv.partial_norm,
     ),
     Mutant(
         "gemv-copy-over-weights-in-use",
-        "a stage is copied into its place in shared memory before the weights there are multiplied",
+        "a stage is copied to shared memory before the weights in the same place have been multiplied",
         "matrix products whose stages are a ring that the copy engine fills",
         gemv.partial_norm,
         (*WRONG, *HANGS),

@@ -1,107 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's regimes.
+"""Memory of one process. The way in which memory was allocated decides which devices may access it:
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
 pinned and managed memory      every device
-pools                          the owner, and the devices that the pool's access list names
-allocation nodes of graphs     the owner, and the devices that the node's access list names
-VMM                            the devices that were given access at that address, the owner not excepted; multicast
-                               objects are mapped so too, but their addresses hold no memory and have no owner
+pools                          the owner, and the devices in the pool's access list
+allocation nodes of graphs     the owner, and the devices in the node's access list
+cuMemMap                       only devices that were given access at that address, which holds for the owner too; the
+                               addresses of a multicast object have no owner and no memory of their own
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
-from ..space.mapped import usable
-from ..space.window import WindowError
+from ..space.pages import WindowError
+from .allocation import Allocation
 from .failure import Failure
-from .foreign import FOREIGN
 from .host_files import FilePart
 from .managed import Advice
-from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
+from .objects import Context, Device, Handle, Memory, Multicast, Pool
 from .shared import Export
 
 if TYPE_CHECKING:
-    from .graph_memory import GraphMemory
     from .process import Process
-    from .work import Command
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
-_LARGEST = 3  # how many allocations are named when memory is exhausted
-_WRONG = {
-    "out_of_bounds": "host memory that is not mapped any more",
-    "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
-    "no_access": "which no device was given access to (cuMemSetAccess)",
-    "read_only": "which every device may only read (cuMemSetAccess)",
-}
-
-
-@dataclass(eq=False)
-class Allocation:
-    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
-    pool, handle and graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at
-    times only.
-    """
-
-    base: int
-    nbytes: int
-    device: Device | None
-    context: Context | None = None
-    pool: Pool | None = None
-    handle: Handle | None = None
-    graph: GraphMemory | None = None
-    host_flags: int | None = None
-    registered: bool = False
-    alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
-    descriptor: int | None = None  # of registered memory: its file, so that what else lies in its pages is found there
-    host: int | None = None  # of such addresses: where the host has the memory
-    of_module: bool = False  # the variables of a module
-    managed: Advice | None = None  # of managed memory: what the program has said about its use
-    synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    freed: bool = False  # whether cuMemFreeAsync is queued for it
-    export: Export | None = None  # the handle by which other processes can open it
-    origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
-    opens: int = 0
-    access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
-    number: int = field(default_factory=itertools.count(1).__next__)
-
-    @property
-    def freeable(self) -> bool:
-        """Memory that cuMemFree takes: of cuMemAlloc, managed or of a pool."""
-        memory = self.device is not None or self.managed is not None
-        return memory and self.mapped is None and not self.of_module
-
-    @property
-    def exportable(self) -> bool:
-        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
-        return self.device is not None and self.context is not None and self.origin is None and not self.of_module
-
-    @property
-    def mapped(self) -> Mappable | None:
-        """The memory or multicast object that cuMemMap has mapped here."""
-        return None if self.handle is None else self.handle.item
-
-    @property
-    def memory(self) -> Memory | None:
-        return self.mapped if isinstance(self.mapped, Memory) else None
-
-    @property
-    def multicast(self) -> Multicast | None:
-        return self.mapped if isinstance(self.mapped, Multicast) else None
+_LARGEST = 3  # the number of allocations that a report of exhausted memory names
 
 
 class ProcessMemory:
-    """The live allocations of a process, by address, and the addresses that it has reserved."""
+    """The live allocations of a process, by address, and its reserved addresses."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._window = process, process.machine.window
@@ -132,7 +67,9 @@ class ProcessMemory:
         return [a.base for a in self._live.values() if a.registered]
 
     def uncovered(self, address: int, nbytes: int) -> int | None:
-        """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
+        """The address of the first byte of a range that is not live memory of the window, or None. The range may span
+        adjacent mappings.
+        """
         end = address + nbytes
         while address < end:
             allocation = self.find(address)
@@ -142,7 +79,7 @@ class ProcessMemory:
         return None
 
     def within(self, start: int, nbytes: int) -> list[Allocation]:
-        """The live allocations that touch a range, in order."""
+        """The live allocations that overlap a range, in the order of their addresses."""
         i = max(bisect.bisect_right(self._starts, start) - 1, 0)
         found = []
         for base in self._starts[i:]:
@@ -151,48 +88,6 @@ class ProcessMemory:
             if base + self._live[base].nbytes > start:
                 found.append(self._live[base])
         return found
-
-    # What queued copies and fills meant ------------------------------------------------------------------------------
-
-    def identify(self, command: Command) -> list[tuple[int, ...]]:
-        """The allocations that each access of a command touches. A later call gives the same only if none was freed or
-        made there.
-        """
-        return [tuple(a.number for a in self.within(at.address, at.nbytes)) for at in command.accesses()]
-
-    def refusal(self, command: Command, allocations: list[tuple[int, ...]]) -> Report | None:
-        """The reason why a command that meant these allocations cannot run now; None if it can."""
-        now = self.identify(command)
-        for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
-            kind = ""
-            if not self._window.contains(at.address, at.nbytes):
-                elsewhere = at.address >= FOREIGN or self._window.contains(at.address)
-                kind = "" if elsewhere or usable(at.address, at.nbytes, at.write) else "out_of_bounds"
-            elif numbers != then or not self._present(at.address, at.nbytes):
-                kind = "use_after_free"
-            elif not self._permits(at.address, at.nbytes, READ):
-                kind = "no_access"
-            elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
-                kind = "read_only"
-            if kind:
-                name, verb = command.title, "writes" if at.write else "reads"
-                text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
-                device, process = command.context.device.index, self._process.title
-                return Report(kind, text, device=device, address=at.address, process=process)
-        return None
-
-    def _present(self, address: int, nbytes: int) -> bool:
-        """True if a range is live memory; memory of graphs has to be allocated now."""
-        if self.uncovered(address, nbytes) is not None:
-            return False
-        return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
-
-    def _permits(self, address: int, nbytes: int, flags: int) -> bool:
-        """True if some device has this access to every mapping of a range: the driver offers that copy only. Plain
-        memory and pools permit all copies, which go through the host if need be.
-        """
-        mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
-        return all(any(has & flags == flags for has in a.access.values()) for a in mapped)
 
     # What there is ---------------------------------------------------------------------------------------------------
 
@@ -217,14 +112,14 @@ class ProcessMemory:
         self._starts.pop(bisect.bisect_left(self._starts, allocation.base))
 
     def charge(self, device: Device, nbytes: int) -> None:
-        """Count device memory; Failure if the device has not so much left."""
+        """Count `nbytes` of device memory as used. Failure if the device has less left."""
         self._process.machine.mappables.descriptors.sweep()
         if device.used + nbytes > device.total:
             raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
         device.used += nbytes
 
     def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
-        """The failure of an allocation of a device's memory, or of pinned memory where `device` is None."""
+        """The failure of an allocation of device memory or, if `device` is None, of pinned memory."""
         where = "pinned host memory" if device is None else f"device {device.index}"
         text = f"{nbytes} bytes of {where} were asked for; {why}"
         held = sorted(self._held(device), key=lambda item: -item[0])
@@ -235,7 +130,7 @@ class ProcessMemory:
         return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
 
     def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
-        """(bytes, what made it) of all memory of a device, or of all pinned memory, in all processes."""
+        """(bytes, description) of all memory of a device, or of all pinned memory if that is None, in all processes."""
         machine = self._process.machine
         for process in machine.processes:
             whose = "" if process.title is None else f" in process {process.title}"
@@ -252,10 +147,10 @@ class ProcessMemory:
                 yield memory.nbytes, "of cuMemCreate"
 
     def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
-        """Failure unless the whole range is live memory of the window that the device of `user` has access to.
+        """Raise Failure unless the whole range is live memory of the window to which the device of `user` has access.
 
-        Memory of cuMemAlloc needs that only with `direct`, as without it the driver finds a way. `what` names the
-        call's part in its report.
+        For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
+        `what` begins the report's sentence.
         """
         what = f"{what} {nbytes} bytes at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
@@ -272,14 +167,14 @@ class ProcessMemory:
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
     def stray(self, what: str, address: int) -> Failure:
-        """The failure of a call with a wrong address, which may be that of freed memory."""
+        """The failure of a call with an address that is not allocated or was freed."""
         window = self._window
-        kind = "use_after_free" if window.freed(address) else "out_of_bounds"
-        text = f"{what}: 0x{address:x} is {window.nearest(address)}"
+        kind = "use_after_free" if window.index.freed(address) else "out_of_bounds"
+        text = f"{what}: 0x{address:x} is {window.index.nearest(address)}"
         return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
 
     def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
-        """cuMemAlloc, and the variables of modules."""
+        """Allocate memory for cuMemAlloc, or for the variables of a module."""
         device = context.device
         mask = self.reaching(context)
         return self.add(Allocation(self._take(device, nbytes, mask, kind), nbytes, device, context=context))
@@ -297,16 +192,18 @@ class ProcessMemory:
         return allocation
 
     def reserve(self, nbytes: int, alignment: int) -> int:
-        """Addresses for mappings. Raises WindowError if there are none left."""
-        address = self._window.reserve(nbytes, alignment)
+        """Reserve addresses for mappings. Raises WindowError if there are none left."""
+        address = self._window.mappings.reserve(nbytes, alignment)
         self._reserved[address] = nbytes
         return address
 
     def free_reservation(self, address: int, nbytes: int) -> None:
-        """Give back what `reserve` returned. Raises ArgumentError for anything else, and where something is mapped."""
+        """Give back what `reserve` returned. Raises ArgumentError for other ranges, and if something is mapped
+        there.
+        """
         if address not in self._reserved:
             raise ArgumentError("address", f"0x{address:x}", "a reservation of this process")
-        self._window.free_reservation(address, nbytes)
+        self._window.mappings.free_reservation(address, nbytes)
         del self._reserved[address]
 
     def map(self, address: int, nbytes: int, handle: Handle) -> None:
@@ -319,22 +216,22 @@ class ProcessMemory:
             )
         item, table = handle.item, self._process.table
         if isinstance(item, Multicast):
-            self._window.map_multicast(address, nbytes, item.members, table)
+            self._window.mappings.map_multicast(address, nbytes, item.members, table)
             self.add(Allocation(address, nbytes, None, handle=handle))
         elif isinstance(item, Memory):
-            self._window.map(address, nbytes, item.physical, table=table)
+            self._window.mappings.map(address, nbytes, item.physical, table=table)
             self.add(Allocation(address, nbytes, item.device, handle=handle))
         self._process.machine.mappables.hold(item)
 
     def unmap(self, mapping: Allocation) -> None:
         """Undo one `map`."""
         assert mapping.mapped is not None
-        self._window.unmap(mapping.base, mapping.nbytes)
+        self._window.mappings.unmap(mapping.base, mapping.nbytes)
         self.drop(mapping)
         self._process.machine.mappables.let_go(mapping.mapped)
 
     def clear(self) -> None:
-        """Called when the process ends: free everything."""
+        """Called when the process ends: free all memory and all reservations."""
         for allocation in list(self._live.values()):
             if allocation.mapped is not None:
                 self.unmap(allocation)
@@ -344,11 +241,11 @@ class ProcessMemory:
             self.free_reservation(address, nbytes)
 
     def give_back(self, allocation: Allocation) -> None:
-        """Free memory of a pool, or take that of a graph away until it is allocated again."""
+        """Free memory of a pool, or remove the memory of a graph until it is allocated again."""
         if allocation.pool is not None:
             self.free(allocation)
             allocation.pool.live.discard(allocation.base)
-        elif self._window.covers(allocation.base, 1):
+        elif self._window.index.covers(allocation.base, 1):
             self._window.vacate(allocation.base)
 
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
@@ -366,8 +263,8 @@ class ProcessMemory:
         return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
-        """Memory of the host that is pinned where it is. With its `file`, whose descriptor it takes, devices reach it
-        too, by other addresses.
+        """Register host memory (cuMemHostRegister). If its `file` is given, devices can access it, by other addresses.
+        The descriptor of the file passes to this object.
         """
         memory = Allocation(address, nbytes, None, context=context, host_flags=flags, registered=True)
         if file is not None:
@@ -382,7 +279,7 @@ class ProcessMemory:
         self.add(memory)
 
     def on_device(self, address: int) -> int:
-        """The address at which devices reach a byte. It differs for registered memory."""
+        """The address by which devices access a byte. For registered memory, it differs from the host's address."""
         found = self.find(address)
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
@@ -393,7 +290,7 @@ class ProcessMemory:
         return allocation.export
 
     def open(self, export: Export, *, context: Context | None = None, pool: Pool | None = None) -> Allocation:
-        """Open memory of another process, which has the same address here; once more, if it is open."""
+        """Open memory of another process, which has the same address here. It may be opened several times."""
         owned = export.allocation
         view = self.at(owned.base)
         if view is None:
@@ -413,7 +310,7 @@ class ProcessMemory:
 
     def _leave(self, view: Allocation) -> None:
         assert view.origin is not None
-        if self.at(view.base) is not view:  # the owner has freed it meanwhile
+        if self.at(view.base) is not view:  # its owner has freed the memory
             return
         view.origin.views.remove((self, view))
         self.drop(view)
@@ -422,7 +319,7 @@ class ProcessMemory:
         self._window.set_access(view.base, view.nbytes, 0, 0, self._process.table)
 
     def free(self, allocation: Allocation) -> None:
-        """Drop an allocation and its memory; later accesses fault. Of another process's memory only its use ends."""
+        """Free an allocation. Later accesses fault. Memory of another process is only closed."""
         if allocation.origin is not None:
             self._leave(allocation)
             return
@@ -457,12 +354,12 @@ class ProcessMemory:
     # Access ----------------------------------------------------------------------------------------------------------
 
     def reaching(self, owner: Context) -> int:
-        """Bits of the devices that have access to plain memory of a context."""
+        """The devices that have access to memory of cuMemAlloc of a context, as bits."""
         contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
     def masks(self, allocation: Allocation) -> tuple[int, int]:
-        """Bits of the devices that may read, and that may write, an allocation of device memory."""
+        """(devices that may read, devices that may write) an allocation of device memory, as bits."""
         access = allocation.access
         shared = allocation.pool or allocation.graph
         if shared is not None:
@@ -476,13 +373,13 @@ class ProcessMemory:
         return read, sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
 
     def refresh(self, allocation: Allocation) -> None:
-        """Bring the window's access masks of an allocation up to date."""
+        """Update the access masks of an allocation in the window."""
         if allocation.device is not None or allocation.multicast is not None:
             masks = self.masks(allocation)
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
-        """The peers of a context have changed: update the masks of its allocations."""
+        """Called when the peers of a context have changed: update the access masks of its allocations."""
         for allocation in self.owned(owner):
             self.refresh(allocation)
 

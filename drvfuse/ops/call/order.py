@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a launch after the producers of its arrays, and of their owners after the launch."""
+"""Stream order around a launch: after the streams that produce its arrays, and before the owners of foreign arrays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .operands import Operand
 
 
 class Route:
-    """The streams with which the launches of a call's part on one stream are ordered; a route serves any number of
-    launches.
+    """The streams with which launches of a call on `stream` are ordered, for one local rank and any number of launches.
 
-    `producers` are the streams of the arrays, `owners` those in whose order foreign ones may be reused, without the
-    stream itself; mostly there are none. `unordered` are the foreign arrays whose library tells no stream, which must
-    live until a launch is complete. `told` is the other memory that need not be told again who uses it.
+    A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
+    `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
+    mostly both are empty. `unordered` are the foreign arrays whose library names no stream; they must live until a
+    launch is complete. `told` is the memory besides the arrays that has already recorded its use by the stream.
     """
 
     __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told", "unordered")
@@ -32,7 +32,7 @@ class Route:
         owners: Sequence[Stream] = (),
         unordered: Sequence[Array] = (),
     ) -> None:
-        """`away` are those arrays whose own stream may be another one."""
+        """`away` are the arrays whose own stream may be another stream."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.unordered = unordered
         self.told: Sequence[Array] | None = None
@@ -53,9 +53,9 @@ class Route:
         return cls(stream, arrays, away, _distinct(array.stream for array in away) if away else ())
 
     def follow_producers(self, capture: int | None) -> None:
-        """Order the stream, which is in `capture`, after the producers.
+        """Order the stream, which is in `capture` (None: in none), after the producers.
 
-        Inside a capture, what was queued outside it is left to the user: nothing can wait for it there.
+        A capture cannot wait for work that was queued outside it, so the caller has to order that work.
         """
         stream = self.stream
         for producer in self.producers:
@@ -81,11 +81,11 @@ class Route:
             mark_used(self._away, self.stream, event)
         if more:
             mark_used(more, self.stream, event)
-        if not self.stream.foreign:  # an array does not forget a stream that drvfuse made
+        if not self.stream.foreign:  # an array remembers a stream that drvfuse made, so once is enough
             self._away, self.told = (), more
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
-        """Order foreign arrays' own streams after the launch: a library may reuse its memory in that order."""
+        """Order the owners of foreign arrays after the launch: their libraries may then reuse the memory."""
         for owner in self.owners:
             if owner.closed or same(owner, self.stream) or _outside(owner, capture):
                 continue

@@ -6,6 +6,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ KERNEL k(int* out, float scale) {
 
 @pytest.fixture(autouse=True)
 def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each load asks the disk."""
+    """Disable the cache in memory, so that each load goes to the disk."""
     monkeypatch.setattr(loader, "_last", loader._last.__wrapped__)
 
 
@@ -73,7 +75,7 @@ def test_without_a_cache_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
+def test_a_cache_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
     (tmp_path / "kernels").write_text("in the way")
     with config.override(cache_dir=str(tmp_path), cache=True):
         assert loader.load(ptx(SOURCE)).kernels
@@ -105,6 +107,23 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
     assert len(list((tmp_path / "cache").glob("*/module.o-*"))) == 1
 
 
+def test_of_processes_that_miss_a_module_at_once_one_builds_it(tmp_path, monkeypatch):
+    """Threads stand for the processes: a lock on a file keeps them apart in the same way."""
+    loader.runtime()
+    monkeypatch.setenv("DRVFUSE_CACHE_DIR", str(tmp_path))
+    build, builds = loader._build, []
+
+    def slow(*arguments):
+        builds.append(arguments)
+        time.sleep(0.2)
+        return build(*arguments)
+
+    monkeypatch.setattr(loader, "_build", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda text: loader._load(text, raw=False), [ptx(SOURCE)] * 2)
+    assert len(builds) == 1 and describe(first) == describe(second)
+
+
 def test_an_unknown_opcode_is_refused_at_load_with_its_line():
     text = ptx("KERNEL k() {}").replace("ret;", "frobnicate.u32 %r1, %r2;\n\tret;")
     with pytest.raises(PtxError) as caught:
@@ -112,8 +131,8 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
     assert "frobnicate" in text.splitlines()[caught.value.line - 1]
 
 
-def test_threads_that_come_first_at_once_share_one_runtime():
-    """In a process of its own, as the runtime is loaded once: two would publish the functions of the later one."""
+def test_threads_that_start_at_once_load_one_runtime():
+    """A separate process is needed, as a process loads the runtime once. Of two runtimes the later one would win."""
     program = """
 import threading, time
 from drvfuse.emu.native import loader

@@ -33,6 +33,22 @@ def test_help_shows_what_a_call_and_what_prepare_return(name):
     assert f"-> 'Prepared[{OPS[name]}]'" in pydoc.plain(pydoc.render_doc(op.prepare))
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: df.allreduce_rmsnorm_fp8("group", "inputs", "gammas"),
+            r"^allreduce_rmsnorm_fp8\(\) missing .*'epsilon'",
+        ),
+        (lambda: df.allreduce("group", "inputs", colour=1), r"^allreduce\(\) .*'colour'"),
+        (lambda: df.allreduce.prepare("group"), r"^allreduce\.prepare\(\) missing .*'inputs'"),
+    ],
+)
+def test_wrong_arguments_are_reported_under_the_name_that_was_called(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
 def test_every_op_has_prepare():
     functions = [getattr(coat, name) for name in dir(coat) if name.startswith("fp8_") and name != "fp8_workspace_bytes"]
     assert len(functions) == 11
@@ -41,7 +57,7 @@ def test_every_op_has_prepare():
     )
 
 
-def test_plans_are_bounded_and_those_used_last_are_kept():
+def test_the_number_of_plans_is_bounded_and_the_most_recently_used_are_kept():
     plans = PlanCache(None)
     first = plans.get(0, object)
     for number in range(1, 1000):

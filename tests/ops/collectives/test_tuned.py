@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import drvfuse as df
@@ -16,7 +14,7 @@ from drvfuse.ops.collectives import tuned
 from drvfuse.plans import tuning
 from drvfuse.plans.tuning import HOPPER, Cost
 
-SLOW_ONE_SHOT = HOPPER._replace(one_shot=Cost(100.0, 320e3))
+SLOW_ONE_SHOT = {"one_shot": Cost(100.0, 320e3)}
 
 
 @pytest.fixture
@@ -37,14 +35,28 @@ def test_stored_constants_decide_until_they_are_removed(file, capsys):
     with df.emu.Machine(devices=2) as machine:
         assert chosen(machine) == "push_one_shot"
         name = tuned.key([df.device(index, driver=machine) for index in range(2)])
-        tuned.store(file, {name: SLOW_ONE_SHOT, "2 x another": HOPPER})
+        tuned.store(file, {name: SLOW_ONE_SHOT, "2 x another": HOPPER._asdict()})
         assert chosen(machine) == "push_two_shot"
-        assert tuned.stored(file) == {name: SLOW_ONE_SHOT, "2 x another": HOPPER}
+        assert tuned.stored(file) == {name: SLOW_ONE_SHOT, "2 x another": HOPPER._asdict()}
         with config.override(driver=machine):
             assert main(["tune", "--remove"]) == 0
         assert "removed" in capsys.readouterr().out
         assert chosen(machine) == "push_one_shot"
-        assert tuned.stored(file) == {"2 x another": HOPPER}
+        assert tuned.stored(file) == {"2 x another": HOPPER._asdict()}
+
+
+@pytest.mark.emulated
+def test_stored_constants_decide_between_push_and_what_loads_or_stores_directly(file):
+    slow = Cost(100.0, 300e3)
+    with df.emu.Machine(devices=2) as machine:
+        name = tuned.key([df.device(index, driver=machine) for index in range(2)])
+        found = []
+        for stored in ({"one_shot": slow}, {"scatter_push": slow, "move_push": slow}):
+            tuned.store(file, {name: stored})
+            with df.Group.local(2, driver=machine, max_blocks=4) as group:
+                xs = [rank.empty(512, "bfloat16") for rank in group]
+                found.append([op.prepare(group, xs).algo for op in (df.reduce_scatter, df.all_gather)])
+    assert found == [["push", "push"], ["pull", "put"]]
 
 
 @pytest.mark.emulated
@@ -52,14 +64,16 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
     assert main(["tune", "--driver", "emu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "mean nothing" in lines[0]
-    assert [line.split(": ")[1].split()[0] for line in lines[1:]] == list(HOPPER._fields)
+    assert [line.split(": ")[1].split()[0] for line in lines[1:]] == [
+        name for name in HOPPER._fields if name != "move_relay"
+    ]
     assert not file.exists()
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
 def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
-    """One bit of what is expected differs."""
+    """One bit of the expected results is changed."""
     plain, norm = reference.allreduce, reference.allreduce_rmsnorm_fp8
 
     def changed(array, what):
@@ -67,39 +81,39 @@ def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
         found.view("uint8").reshape(-1)[-1] ^= what == wrong
         return found
 
-    def changed_norm(*given):
-        result = norm(*given)
+    def changed_norm(*given, **options):
+        result = norm(*given, **options)
         return result._replace(output=changed(result.output, "output"), scales=changed(result.scales, "scales"))
 
-    monkeypatch.setattr(reference, "allreduce", lambda *given: changed(plain(*given), "sum"))
+    monkeypatch.setattr(reference, "allreduce", lambda *given, **options: changed(plain(*given, **options), "sum"))
     monkeypatch.setattr(reference, "allreduce_rmsnorm_fp8", changed_norm)
-    op = "allreduce" if wrong == "sum" else "allreduce_rmsnorm_fp8"
+    op, of = ("allreduce", "sums") if wrong == "sum" else ("allreduce_rmsnorm_fp8", wrong)
     with (
         df.emu.Machine(devices=2) as machine,
         df.Group.local(2, driver=machine, max_blocks=4) as group,
-        pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .* wrong result on rank 0; nothing was stored"),
+        pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .*: the {of} of rank 0 are wrong"),
     ):
         tune.measure(group, tune.LEAST)
 
 
 @pytest.mark.parametrize("gpus", ["1", "9"])
-def test_tune_wants_devices_that_are_there(file, gpus, capsys):
+def test_tune_refuses_more_devices_than_exist(file, gpus, capsys):
     assert main(["tune", "--driver", "emu", "--gpus", gpus]) == 2
     assert "2 to 8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"2 x a": {}}', '{"2 x a": 1}', json.dumps({"2 x a": HOPPER._replace(one_shot=(0, 1))._asdict()})],
+    ["{", "[]", '{"2 x a": {}}', '{"2 x a": {"any_shot": [1, 1]}}', '{"2 x a": 1}', '{"2 x a": {"one_shot": [0, 1]}}'],
 )
-def test_a_file_that_tune_did_not_write_is_named(file, text):
+def test_a_file_that_tune_did_not_write_is_an_error(file, text):
     file.write_text(text)
     with pytest.raises(ArgumentError, match="tuning file"):
         tuned.stored(file)
 
 
 @pytest.mark.emulated
-def test_a_folder_in_place_of_the_file_is_named(tmp_path):
+def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
     with (
         config.override(tuning=str(tmp_path)),
         df.emu.Machine(devices=2) as machine,
@@ -109,7 +123,7 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_small_calls_take_one_shot_and_large_ones_two(ranks):
+def test_small_calls_use_one_shot_and_large_ones_two_shot(ranks):
     def algo(nbytes: int) -> str:
         return tuning.allreduce_algorithm(HOPPER, ranks, nbytes)
 
