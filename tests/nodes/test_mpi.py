@@ -165,7 +165,7 @@ def work(member, method):
 
 
 @pytest.mark.parametrize("method", ["all_gather", "all_reduce", "all_to_all"])
-def test_a_rank_that_never_comes_is_an_error_within_the_time_out(engine, member, method):
+def test_a_rank_that_never_connects_is_an_error_within_the_time_out(engine, member, method):
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
     part, _memory = work(member, method)
     text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"
