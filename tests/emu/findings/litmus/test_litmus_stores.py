@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 at_shared(const void* p) { return (u32)__cvta_gen
 #define PROXY asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 """
 READ_EDGE = r"no cp\.async\.bulk\.wait_group\.read that covers it"
-SEEN_EARLIER = r"release of that block that was seen came before the thread's wait \(cp\.async\.bulk\.wait_group without \.read\)"
+SEEN_EARLIER = r"release of that block that was seen.*the thread's wait \(cp\.async\.bulk\.wait_group without \.read\)"
 WRITE_EDGE = r"no cp\.async\.bulk\.wait_group without \.read that covers it"
 
 
