@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs of 16 bytes at addresses of any alignment, of which the last of an array may have fewer bytes.
 //
-// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. So do those at other
-// addresses where the packs of the warp's lanes lie one behind the other, 512 bytes in all: then each lane accesses the 16
-// aligned bytes that hold the beginning of its pack, and takes the rest from, or gives it to, the lane beside it. The ends
-// of the 512 bytes together are 16 bytes more; the first lane accesses these one by one. So a warp never touches a byte
-// that does not belong to its packs. All other packs are accessed by words of 4 bytes where they are aligned to that, and
-// byte by byte: those of the last warp of an array, and those of warps whose packs belong to two arrays.
+// A warp loads or stores one pack per lane. There are three ways:
+//   - A pack that is whole and at a multiple of 16 bytes takes one access of 16 bytes.
+//   - Whole packs at other addresses, where those of the 32 lanes lie one behind the other, are a row of 512 bytes. Each lane
+//     but the first accesses 16 aligned bytes, and the lanes exchange the parts that belong to their neighbours by shuffles.
+//     The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
+//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to that, else byte by byte. These
+//     are the packs of the last warp of an array, and of a warp whose packs belong to two arrays.
+// No warp touches a byte that does not belong to its packs.
 #pragma once
 #include "common/pack16.cuh"
 
@@ -21,14 +23,14 @@ __device__ __forceinline__ u32 misalignment(const char* at) { return u32(reinter
 // Whether one access reads or writes the pack.
 __device__ __forceinline__ bool is_whole(const Spot& spot) { return spot.left >= 16 && misalignment(spot.at) == 0; }
 
-// Whether the packs of all 32 lanes are whole and lie one behind the other.
+// Whether the packs of the 32 lanes are a row.
 __device__ __forceinline__ bool in_a_row(const Spot& spot) {
     const u64 at = reinterpret_cast<u64>(spot.at), first = __shfl_sync(0xffffffffu, at, 0);
     return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
 }
 
-// What a lane accesses of its pack, or of packs in a row: all 16 bytes at once, or only `bytes` of them, byte by byte or,
-// where `words`, by words. The first `behind` of these lie 512 bytes behind the others.
+// What a lane accesses: of a pack by itself its `bytes`, of a row 16 bytes. They are accessed at once (`whole`), by words
+// (`words`) or byte by byte. Of the ends of a row the first `behind` bytes are those behind the last aligned access.
 struct Access {
     char* at;
     i64 bytes;
@@ -60,7 +62,7 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// The words of the lane that is `ahead` lanes ahead, in a circle.
+// The words of the lane whose number is greater by `ahead`, modulo 32.
 __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 ahead) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);
