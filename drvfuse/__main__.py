@@ -118,7 +118,9 @@ def _add_benchmarks(benchmarks: Any) -> None:
     every.add_argument("--op", nargs="+", metavar="NAME", help="collectives, by the names of their benchmarks")
     every.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     forms = benchmarks.add_parser(
-        "fused-forms", parents=[gpus, shapes, every, out], help="the fused norms in every form, beside the plain one"
+        "fused-forms",
+        parents=[gpus, shapes, every, out],
+        help="fused norms, and gathers of rows with scales, in every form",
     )
     forms.add_argument("--form", nargs="+", metavar="NAME", help="such as static, mxfp8-tiles, layer (default: all)")
     forms.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")

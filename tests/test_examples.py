@@ -16,7 +16,8 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 GPUS = {"decode_step": 2, "sequence_parallel": 4, "fp8_training_step": 1, "multicast_kernel": 0, "test_own_program": 0}
-"""Examples that run without a framework, and on how many devices of the driver under test; 0: always emulated ones."""
+"""Examples without a framework, and the number of devices of the driver under test that each needs; 0: emulated devices
+only."""
 FRAMEWORKS = {"torch_decode": "torch", "jax_arrays": "jax", "cupy_arrays": "cupy"}
 
 
