@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite creates no multicast object on the CUDA driver: the refusal stands in the bindings and in the gate.
-
-In the processes that tests start it stands in the bindings.
-"""
+"""The suite creates no multicast object on the CUDA driver: the bindings and the gate of the driver refuse the call, and
+in the processes that tests start the bindings do."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_group_knows_its_world_and_its_own_rank() -> None:
             assert not group.together and group.peers_readable
             assert group.max_blocks == 4
         works(ranks)
-        for process in ranks.processes:  # no process has a context on the device of another one
+        for process in ranks.processes:  # no process has a context on the device of another rank
             assert len(process.contexts()) == 1
 
 

@@ -167,7 +167,7 @@ class Arguments:
 
 @contextlib.contextmanager
 def drivers(mode: str) -> Iterator[Any]:
-    """A function that makes a process of a machine: in this one, or attached to a machine of another one."""
+    """A function that makes a process of a machine, of one in this process or of one served by another."""
     if mode == "here":
         with emu.Machine(devices=2, memory_bytes=64 << 20) as machine:
             yield lambda: machine.process("fuzz")

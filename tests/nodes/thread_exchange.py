@@ -77,7 +77,7 @@ class ThreadExchange:
         return values
 
     def _tell(self, part: Part | Pieces, own: Any) -> list[Any]:
-        """What the peers of all nodes tell one another."""
+        """Exchange values between the peers of all nodes."""
         member = part.member
         self._number += 1
         keys = [(self._opened, self._number, member.place, node) for node in range(self._nodes.count)]

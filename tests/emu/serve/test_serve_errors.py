@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong when a machine is served or attached to, and the command that serves one."""
+"""Errors in serving a machine and in attaching to one, and the command that serves one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of memory of this process without touching it."""
+"""Questions about memory of this process that are answered without touching it."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_calls_larger_than_the_workspace_arrive_in_rounds(new_group, rng, algo):
-    """By push they have several rounds, in which bytes may go one way alone; staged ones go in chunks."""
+    """By push such calls take several rounds, in some of which bytes move in one direction only; staged ones take
+    chunks."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     for size in (3000, 7001, 20_000):
         hosts = [words(rng, size) for _ in range(SEVERAL)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every instruction form gives on the emulated driver what a GPU gave, on the same operands."""
+"""Every instruction form has the results of a GPU on the emulated driver, on the same operands."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ for where in ("gpu", "peer"):
                 edge="scope|fence|acquire",
                 seeds=range(3),
             )
-    # The flag's own accesses need the scope too: synchronisation goes through morally strong ones.
+    # The accesses of the flag need the scope too: only morally strong accesses synchronise.
     narrow = "cta" if where == "gpu" else "gpu"
     suite.add(
         f"wide-fences-around-a-narrow-store-{where}",
