@@ -125,7 +125,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
-    # of each of the three mappings of the report blocks Python's own, and the emulated driver's that registered it
+    # each of the three mappings of the report blocks has a descriptor of Python and one of the emulated driver
     assert len(descriptors()) == len(before) + 6
     for group in three.groups:
         group.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the push algorithms share out their work: for any shape, all of it is done, and it fits the slots."""
+"""Plans of the push algorithms cover all work of any shape, and fit the slots."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
 
 def test_a_plan_has_as_few_rounds_as_the_slots_allow():
     work = Work("allreduce", "push_one_shot", 2, 2, 2)
-    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # of a round
+    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # packs of a round
     for rounds in (1, 2, 3, 4):
         assert allreduce_shape(work, 8 * packs * rounds, 18_000).rounds == rounds
         assert allreduce_shape(work, 8 * packs * rounds + 1, 18_000).rounds == rounds + 1

@@ -50,7 +50,7 @@ def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine
     assert triggers(call)
     second = opened(machine, [1, 2])
     other, zs = call_of(second, hosts, algo)
-    naive = algo == "naive"  # it waits for no peer
+    naive = algo == "naive"  # the kernel waits for no peer
     assert triggers(call) is triggers(other) is naive
     for _ in range(3):
         call.launch()

@@ -39,7 +39,7 @@ if (T(at.a)) {
 }
 """
 READ, WRITE, SOURCE = "READS(s)  // @r", "STS(s, 1)  // @w", "ST(weak, x, 1)  // @o"
-BETWEENS = {  # what is between a copy and an access by its thread, and whether that waits for the copy
+BETWEENS = {  # the code between a copy and an access of its thread, and whether that code waits for the copy
     "nothing": ("", False),
     "commit": ("COMMIT", False),
     "commit-and-wait": ("COMMIT WAIT(0)", True),

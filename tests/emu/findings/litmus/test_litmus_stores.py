@@ -39,7 +39,8 @@ if (T(3)) {
   $after
 }
 """
-BETWEENS = {  # what is between a copy and an access by its thread, and whether that ends its read, and its write
+# The code between a copy and an access of its thread, and whether that code waits for its read, and for its write.
+BETWEENS = {
     "nothing": ("", False, False),
     "commit": ("COMMIT", False, False),
     "commit-and-wait": ("COMMIT WAIT(0)", True, True),
