@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine between the ranks of threads: what an engine of one's own may look like, through the host and blocking."""
+"""An example of a user-defined engine between ranks in threads. It blocks and goes through the host."""
 
 from __future__ import annotations
 

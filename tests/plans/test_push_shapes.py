@@ -98,7 +98,7 @@ def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
     peers = work.ranks - 1
     if work.algo == "push_one_shot":
         check_rounds(shape, packs, 1, peers * PACK_BYTES, given)
-    else:  # a unit of every rank: inputs and results of as many packs as a block has threads
+    else:  # every rank has one unit of inputs and results; a unit has as many packs as a block has threads
         check_rounds(shape, packs, work.ranks * shape.threads, peers * shape.threads * 2 * PACK_BYTES, given)
     check_shares(shape, most)
     assert shape.units == ceil_div(min(packs, shape.chunk), shape.threads)

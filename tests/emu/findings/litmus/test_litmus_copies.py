@@ -285,5 +285,5 @@ add("another-stream-overwrites-the-source", LAUNCHES, together(At(stream=0), At(
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_copies(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

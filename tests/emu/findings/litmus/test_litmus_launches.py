@@ -328,5 +328,5 @@ suite.add("read-only-load-without-any-order", READ_ONLY_LATER, together(At(), At
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_launches(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

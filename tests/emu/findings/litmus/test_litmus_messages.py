@@ -390,5 +390,5 @@ for silent in (0, 1, 31, 32, 63):
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_message_passing(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -360,5 +360,5 @@ for broken in (999, 0, 70, 148):
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_orders(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

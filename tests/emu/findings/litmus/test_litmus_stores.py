@@ -256,5 +256,5 @@ add("another-stream-reads", fill(LAUNCHES, wait=""), together(At(stream=0), At(s
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_stores(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -252,5 +252,5 @@ suite.add(
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_words(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)
