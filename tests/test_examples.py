@@ -60,5 +60,6 @@ def test_an_example_of_a_framework_prints_what_its_header_says(name: str, gpus: 
     path = EXAMPLES / f"{name}.py"
     command = ("-m", "torch.distributed.run", "--nproc-per-node", str(gpus)) if name.startswith("torch") else ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")[:gpus]
-    text = printed(path, driver, *command, CUDA_VISIBLE_DEVICES=",".join(visible))
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(visible), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    text = printed(path, driver, *command, **variables)
     assert text.strip() == shown(path).strip()

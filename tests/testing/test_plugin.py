@@ -84,6 +84,13 @@ def test_chosen(emu_seed, emu_machine):
     replayed.assert_outcomes(failed=1)
 
 
+def test_the_replay_line_is_relative_to_the_folder_where_pytest_was_started(inner: Inner) -> None:
+    source = HEAD + "def test_it(emu_machine): raise AssertionError"
+    result = inner(source, "--rootdir", os.sep)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["replay: pytest test_the_replay_line_is_relative_*.py::test_it"])
+
+
 def test_the_options_ask_for_seeds_and_races_and_the_replay_line_repeats_them(inner: Inner) -> None:
     source = (
         HEAD
