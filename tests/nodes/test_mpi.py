@@ -125,7 +125,7 @@ class MPIError(Exception):
 
 
 class Stand:
-    """A communicator of one process whose peers never come."""
+    """A communicator of one process whose peers never answer."""
 
     def Get_rank(self):
         return 0

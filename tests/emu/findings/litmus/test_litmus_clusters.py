@@ -399,5 +399,5 @@ add("rounds-that-shuffles-alone-order", fill(ROUNDS, buffers="2", warp=""), grid
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_clusters(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

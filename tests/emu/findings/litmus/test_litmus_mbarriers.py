@@ -240,5 +240,5 @@ for name, before, races in (("waited-for", "AWAIT(b, 0)", ""), ("waited-for-too-
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_mbarriers(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)
