@@ -15,7 +15,7 @@ from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.ops.collectives.scatter_kernels import ScatterKernel
 
 BF16 = dtypes.get("bfloat16")
-FILE, STEP = 65536, 8  # registers of a multiprocessor, and by how many the threads of a warp get them
+FILE, STEP = 65536, 8  # registers of a multiprocessor, and the granularity of allocation per thread
 
 
 def image_of(**options):
