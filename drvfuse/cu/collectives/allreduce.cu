@@ -139,8 +139,7 @@ __device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 r
 #pragma unroll
         for (int step = 1; step < RANKS; ++step) {
             const int owner = (p.call.rank + step) % RANKS;
-            if (j < common || owner < part.extra)
-                store_result(p, part.start(owner) + done + j, packs[step]);
+            if (j < common || owner < part.extra) store_result(p, part.start(owner) + done + j, packs[step]);
         }
     }
 }

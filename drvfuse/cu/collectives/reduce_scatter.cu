@@ -102,8 +102,8 @@ __device__ __forceinline__ void reduce_scatter(const Params& p, Trace& trace EPI
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) reduce_scatter_one_stage(
-    const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+extern "C" __global__ void __launch_bounds__(512, 1)
+    reduce_scatter_one_stage(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);

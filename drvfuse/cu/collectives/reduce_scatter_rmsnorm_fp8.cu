@@ -38,9 +38,8 @@ struct Params : FusedScatterParams {
 __device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row, int at) {
     const i64 first = i64(row) * p.columns + at * W;
     if constexpr (RAGGED) {
-        add_nodes(total, p.node, p.node.sums + first * i64(sizeof(float)), [&](SumPack& pack, const char* from) {
-            load_elements(pack, from, p.columns - at * W);
-        });
+        add_nodes(total, p.node, p.node.sums + first * i64(sizeof(float)),
+                  [&](SumPack& pack, const char* from) { load_elements(pack, from, p.columns - at * W); });
     } else {
         sum_nodes(total, p.node, first / W);
     }
