@@ -12,7 +12,7 @@ from drvfuse import errors, reference
 from drvfuse.nodes.in_process import InProcess
 
 pytestmark = pytest.mark.emulated
-FORMS = [(4, 2), (3, 3), (6, 2)]  # ranks, nodes
+FORMS = [(4, 2), (3, 3)]  # ranks, nodes
 
 
 class Watched(InProcess):
