@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -283,7 +284,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow: answered, and the process ends
+        importlib.import_module("argcomplete").autocomplete(parser)
+    arguments = parser.parse_args(argv)
     try:
         check_files(arguments)
         module = importlib.import_module(f".cli.{arguments.command}", __package__)  # one command needs no other's

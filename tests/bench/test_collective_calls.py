@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that benchmarks time have the results of the reference, and a wrong bit is found before any of them is."""
+"""The calls that benchmarks time have the results of the reference, and a wrong bit is found before anything is
+timed."""
 
 from __future__ import annotations
 
