@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from .. import reference
 from ..comm.group import Group
+from ..comm.rank import Rank
 from ..ops.collectives.all_gather import all_gather
 from ..ops.collectives.all_to_all import all_to_all
 from ..ops.collectives.broadcast import broadcast
-from ..runtime.array import Array
+from ..runtime.array import Array, view
+from ..runtime.vmm import SymmetricBuffer
 from .collective_calls import CollectiveCalls, Host, Result
 
 OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to_all": all_to_all}
@@ -29,14 +32,17 @@ def input_bytes(op: str, ranks: int, nbytes: int) -> int:
     return nbytes // ranks if op == "all_gather" else nbytes
 
 
-def moves(group: Group, op: str, nbytes: int, sets: int) -> CollectiveCalls:
+def moves(group: Group, op: str, nbytes: int, sets: int, private: bool = False) -> CollectiveCalls:
     """Calls with random bytes, at least `nbytes` of them in the output of a rank. A broadcast is in place, as torch has
-    it."""
+    it. No peer can read `private` inputs, so they are staged, as they are between processes."""
     unit, ranks = unit_of(group.size), range(group.size)
     of_input = input_bytes(op, group.size, -(-nbytes // unit) * unit)
     shape = (group.size, of_input // group.size)  # so that rows can be exchanged in equal blocks
     hosts = [np.random.default_rng([rank, nbytes]).integers(0, 256, shape, np.uint8) for rank in ranks]
-    inputs = [[rank.array(np.roll(hosts[rank.index], turn)) for rank in group] for turn in range(sets)]
+    inputs = [[_private(rank, shape) if private else rank.empty(shape, "uint8") for rank in group] for _ in range(sets)]
+    for turn, members in enumerate(inputs):
+        for rank, array in zip(group, members, strict=True):
+            array.copy_from(np.roll(hosts[rank.index], turn))
     rows = group.size * (group.size if op == "all_gather" else 1)
     outputs: list[Array] = [] if op == "broadcast" else [rank.empty((rows, shape[1]), "uint8") for rank in group]
 
@@ -53,3 +59,9 @@ def moves(group: Group, op: str, nbytes: int, sets: int) -> CollectiveCalls:
         return prepare(members, outputs or members, **options)
 
     return CollectiveCalls(group, in_place, inputs, [Result("the bytes", outputs or inputs[0], expected)])
+
+
+def _private(rank: Rank, shape: tuple[int, ...]) -> Array:
+    """An array of bytes that no other device can read."""
+    memory = SymmetricBuffer([rank.device], math.prod(shape))
+    return view(memory.ptrs[0], shape, "uint8", rank.device, owner=memory)

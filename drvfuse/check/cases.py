@@ -55,6 +55,7 @@ CASES: dict[str, Case] = {
     "gemv": gemv.partial_norm,
     "moves": moves.moves,
     "moves-rounds": moves.moves_in_rounds,
+    "moves-arranged": partial(moves.moves, ops=("arranged",)),
     "mixed": mixed,
     "many-push_two_shot": partial(repeated, op="allreduce_many", algo="push_two_shot", side=False),
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),

@@ -23,7 +23,8 @@ from ..ops.collectives.all_to_all import all_to_all
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.broadcast import broadcast
 from ..ops.collectives.move_kernels import ALGOS
-from ..runtime.array import Array
+from ..plans.quantisation import Quantisation
+from ..runtime.array import Array, view
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from .collectives import AMPLE, PDL, maybe_graph
@@ -31,9 +32,13 @@ from .problems import Host
 from .run import Run
 
 TIGHT = 8 << 10
-OPS = ("all_gather", "scales", "broadcast", "relay", "all_to_all", "one_way", "in_place")
+OPS = ("all_gather", "scales", "arranged", "broadcast", "relay", "all_to_all", "one_way", "in_place")
 COLUMNS = (33, 64)  # words of a row: rows begin at multiples of 4 bytes, or of 16
 _WORDS = 1 << 14
+_COLUMNS = 160  # of rows with scales by column or in tiles, where a row has five
+
+Pair = tuple[str, str, list[Host], list[Host]]
+"""The names of an input and an output, and what they hold on each rank."""
 
 
 class _Memory:
@@ -69,11 +74,13 @@ class _Call:
         run, group, n = memory.run, memory.group, memory.group.size
         columns = run.choice(COLUMNS)
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": blocks}
-        pairs: list[tuple[str, str, list[Host], list[Host]]] = []  # input, output, what they hold
+        pairs: list[Pair] = []
         self.what = f"{op} {algo}"
         rows = [int(rows) for rows in run.random.integers(1, 9, n)]
         call: Prepared[Any]
-        if op in ("all_gather", "scales"):
+        if op == "arranged":
+            call, pairs, xs, ys = _arranged(memory, options)
+        elif op in ("all_gather", "scales"):
             hosts = [_words(run, (count, columns)) for count in rows]
             pairs.append(("in", "out", hosts, [reference.all_gather(hosts)] * n))
             if op == "scales":
@@ -134,7 +141,45 @@ class _Call:
                 run.compare(f"{self.what}, rank {rank}", array.numpy(), wanted)
 
 
-def _both(memory: _Memory, pairs: Sequence[tuple[str, str, list[Host], list[Host]]]) -> tuple[Any, Any]:
+def _arranged(memory: _Memory, options: dict[str, Any]) -> tuple[Prepared[Any], list[Pair], Any, Any]:
+    """An all-gather of FP8 rows with scales by column or in tiles, whose rows begin anywhere in a tile."""
+    run, group, n = memory.run, memory.group, memory.group.size
+    made = Quantisation.mxfp8(layout=run.choice(("column", "tiles")))
+    rows = [int(rows) for rows in run.random.integers(0, 50, n)]
+
+    def shape(count: int) -> tuple[int, ...]:
+        found = made.scales_shape((count,), _COLUMNS)
+        assert found is not None
+        return found
+
+    codes = [_words(run, (count, _COLUMNS // 4)) for count in rows]
+    scales = [_words(run, (int(np.prod(shape(count))) // 4,)) for count in rows]
+    gathered = reference.all_gather(
+        [host.view(np.uint8) for host in codes],
+        [host.view(np.uint8).reshape(shape(count)) for host, count in zip(scales, rows, strict=True)],
+        made,
+    )
+    wanted = [host.reshape(-1).view(np.uint32) for host in gathered]
+    pairs = [("in", "out", codes, [wanted[0]] * n), ("in 2", "out 2", scales, [wanted[1]] * n)]
+    xs, ys = _both(memory, pairs)
+
+    def typed(arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[Array]:
+        return [view(x.ptr, of, dtype, x.device, owner=x) for x, of in zip(arrays, shapes, strict=True)]
+
+    call = all_gather.prepare(
+        group,
+        typed(xs[0], [(count, _COLUMNS) for count in rows], made.dtype),
+        typed(ys[0], [(sum(rows), _COLUMNS)] * n, made.dtype),
+        splits=rows,
+        scales=typed(xs[1], [shape(count) for count in rows], made.scales),
+        gathered_scales=typed(ys[1], [shape(sum(rows))] * n, made.scales),
+        quantisation=made,
+        **options,
+    )
+    return call, pairs, xs, ys
+
+
+def _both(memory: _Memory, pairs: Sequence[Pair]) -> tuple[Any, Any]:
     xs = [memory.arrays(name, [host.shape for host in hosts]) for name, _, hosts, _ in pairs]
     ys = [
         x if target == source else memory.arrays(target, [host.shape for host in expected])

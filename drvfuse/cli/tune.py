@@ -34,7 +34,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     blocks, effort = (4, LEAST) if emulated else (None, FULL)  # without a budget push launches fill the devices
     with progress("measuring", show=True), Group.local(devices, driver=driver, max_blocks=blocks) as group:
         found = measure(group, effort)
-    for field, cost in found._asdict().items():
+    for field, cost in found.items():
         print(f"{name}: {field:15} {cost.base_us:8.2f} us + {cost.bytes_per_us / 1e3:8.1f} GB/s")
     if not emulated:
         tuned.store(file, {**known, name: found})

@@ -9,6 +9,7 @@ depends on numbers that are the same on every rank.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,8 +17,9 @@ from typing import NamedTuple
 from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .limits import ceil_div
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
+from .quantisation import Quantisation
 from .traffic import Traffic
-from .tuning import Cost
+from .tuning import Costs
 
 PUSH = ("push", "relay")
 PULL_PACKS = 8  # packs that a thread has in flight: cu/collectives/move.cu
@@ -72,13 +74,42 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 
 
 @dataclass(frozen=True)
+class Arrangement:
+    """Scales that are gathered in a layout that is not one of whole rows: "column" or "tiles" of a `Quantisation`.
+
+    `itemsize` is that of a scale, `groups` how many a row has, `rows[i]` the rows of rank i. A rank's scales are moved
+    as they lie, padding included, and the rank that receives them stores each in its place.
+    """
+
+    layout: str
+    itemsize: int
+    groups: int
+    rows: tuple[int, ...]
+
+
+def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: int) -> tuple[Moves, Arrangement]:
+    """The scales of rank i's `rows[i]` rows of so many columns go to every output. Targets are in no use: scales do not
+    stay together.
+    """
+    assert quantisation.scales is not None
+    itemsize = quantisation.scales.itemsize
+    table = []
+    for count in rows:
+        shape = quantisation.scales_shape((count,), columns)
+        assert shape is not None
+        table.append((Move(0, 0, math.prod(shape) * itemsize),) * len(rows))
+    return tuple(table), Arrangement(quantisation.layout, itemsize, quantisation.groups(columns), tuple(rows))
+
+
+@dataclass(frozen=True)
 class MoveWork:
     """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included. `root`: of a
-    broadcast."""
+    broadcast. `arrangement`: of the scales, where they have one."""
 
     tables: tuple[Moves, ...]
     same: bool
     root: int | None = None
+    arrangement: Arrangement | None = None
 
     @property
     def ranks(self) -> int:
@@ -212,29 +243,13 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     return Traffic(2 * own + (3 * remote if staged else remote), remote)
 
 
-class MoveCosts(NamedTuple):
-    """The times of a call: by words that carry their own readiness, sent to all or passed on by relays, and behind
-    barriers, with direct stores or through staging.
-    """
-
-    push: Cost
-    relay: Cost
-    direct: Cost
-    staged: Cost
-
-
-COSTS = MoveCosts(Cost(2.5, 310e3), Cost(3.5, 300e3), Cost(8.0, 350e3), Cost(9.0, 300e3))
-"""Of `push` and `direct` roughly what was measured on 2 H200 (docs/performance.md), by kernels that did not yet copy
-what stays on a rank beside what moves. Relays and staged bytes were not measured: theirs are estimates."""
-
-
-def algorithm(work: MoveWork, behind_barriers: str, staged: bool) -> str:
+def algorithm(costs: Costs, work: MoveWork, behind_barriers: str, staged: bool) -> str:
     """The algorithm that "auto" selects: "push", for a broadcast to several ranks also "relay", or
     `behind_barriers`.
     """
     nbytes = work.busiest
-    times = {"push": COSTS.push.microseconds(nbytes)}
-    times[behind_barriers] = (COSTS.staged if staged else COSTS.direct).microseconds(nbytes)
+    times = {"push": costs.move_push.microseconds(nbytes)}
+    times[behind_barriers] = (costs.move_staged if staged else costs.move_direct).microseconds(nbytes)
     if work.root is not None and work.ranks > 2:
-        times["relay"] = COSTS.relay.microseconds(work.sent(work.root) / (work.ranks - 1))
+        times["relay"] = costs.move_relay.microseconds(work.sent(work.root) / (work.ranks - 1))
     return min(times, key=lambda algo: times[algo])

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import FP4, DType, DTypeLike
-from ..errors import ArgumentError, any_of, require_real
+from ..errors import ArgumentError, any_of, require_integer, require_real
 from .definitions import Defines, defines
 from .limits import ceil_div
 
@@ -111,11 +111,13 @@ class Quantisation:
         upper_bound: float = math.inf,
     ) -> Quantisation:
         """FP8 codes with a scale for each 64 or 128 columns of a row, in float32 or float8_e8m0fnu."""
-        if columns not in GROUPS or isinstance(columns, bool):
-            raise ArgumentError("columns", repr(columns), any_of(list(map(str, GROUPS))))
+        wanted = any_of(list(map(str, GROUPS)))
+        group = require_integer("columns", columns, wanted)
+        if group not in GROUPS:
+            raise ArgumentError("columns", repr(columns), wanted)
         kind = _dtype("scales", scales, GROUP_SCALES)
         arranged = _layout(layout, kind)
-        return cls("group", _fp8(dtype), int(columns), kind, arranged, _bound(upper_bound))
+        return cls("group", _fp8(dtype), group, kind, arranged, _bound(upper_bound))
 
     @classmethod
     def mxfp8(cls, dtype: DTypeLike = "float8_e4m3fn", layout: str = "row") -> Quantisation:
@@ -242,7 +244,7 @@ def _scale(argument: str, value: float) -> float:
 
 
 def _layout(layout: str, scales: DType) -> str:
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ArgumentError("layout", repr(layout), any_of(list(map(repr, LAYOUTS))))
     if layout == "tiles" and scales.itemsize != 1:
         raise ArgumentError("layout", repr(layout), f"'row' or 'column' for scales of {scales}: tiles hold bytes")

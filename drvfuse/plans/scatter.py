@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .limits import ceil_div
 from .push import GREETINGS_BYTES
 from .traffic import NONE, Traffic
-from .tuning import Cost
+from .tuning import Costs
 
 
 def split_rows(rows: int, ranks: int) -> tuple[int, ...]:
@@ -62,18 +62,17 @@ def depth(packs: int) -> int:
     return 2 if packs >= 1 << 18 else 0
 
 
-PUSH, PULL = Cost(3.2, 350e3), Cost(7.0, 335e3)
 ROUND_US = 9.0
-"""Of the all-reduce by one shot and by one stage on 2 H200 from 16 MiB on, where the choice matters, and what each
-further round of a push call costs there (docs/performance.md)."""
+"""What each further round of an all-reduce by one shot costs on 2 H200 (docs/performance.md)."""
 
 
-def pulls(received: int, half_bytes: int) -> bool:
+def pulls(costs: Costs, received: int, half_bytes: int) -> bool:
     """Whether loading that many bytes from peers takes less time than pushing words into slots, where a round fills a
     half.
     """
     rounds = max(1, ceil_div(received, half_bytes - GREETINGS_BYTES))
-    return PULL.microseconds(received) < PUSH.microseconds(received) + (rounds - 1) * ROUND_US
+    pushed = costs.scatter_push.microseconds(received) + (rounds - 1) * ROUND_US
+    return costs.scatter_pull.microseconds(received) < pushed
 
 
 def naive_chunks(parts: Parts, rank: int, packs: int, chunks: int) -> list[tuple[int, int]]:

@@ -25,19 +25,54 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL."""
+    """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL.
+
+    All-reduces by push, the same with a norm, reduce-scatters, and the ops that only move bytes: pushed to all,
+    relayed, or behind barriers, by direct accesses or through staging.
+    """
 
     one_shot: Cost
     two_shot: Cost
     fused_one_shot: Cost
     fused_two_shot: Cost
+    scatter_push: Cost
+    scatter_pull: Cost
+    move_push: Cost
+    move_relay: Cost
+    move_direct: Cost
+    move_staged: Cost
 
 
-HOPPER = Costs(Cost(1.85, 338e3), Cost(2.75, 350e3), Cost(2.55, 347e3), Cost(3.4, 346e3))
-"""Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received."""
+HOPPER = Costs(
+    one_shot=Cost(1.85, 338e3),
+    two_shot=Cost(2.75, 350e3),
+    fused_one_shot=Cost(2.55, 347e3),
+    fused_two_shot=Cost(3.4, 346e3),
+    scatter_push=Cost(3.2, 350e3),
+    scatter_pull=Cost(7.0, 335e3),
+    move_push=Cost(2.5, 310e3),
+    move_relay=Cost(3.5, 300e3),
+    move_direct=Cost(8.0, 350e3),
+    move_staged=Cost(9.0, 300e3),
+)
+"""Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received. Of scatters they
+are those of all-reduces by one shot and by one stage from 16 MiB on, where the choice matters. Those of moves by push
+and by direct accesses are of kernels that did not yet copy what stays on a rank beside what moves; relays and staged
+bytes are estimates."""
 
-AMPERE = Costs(Cost(2.5, 200e3), Cost(3.6, 215e3), Cost(4.0, 200e3), Cost(5.2, 205e3))
-BLACKWELL = Costs(Cost(1.85, 676e3), Cost(2.75, 700e3), Cost(2.55, 694e3), Cost(3.4, 692e3))
+AMPERE = Costs(
+    one_shot=Cost(2.5, 200e3),
+    two_shot=Cost(3.6, 215e3),
+    fused_one_shot=Cost(4.0, 200e3),
+    fused_two_shot=Cost(5.2, 205e3),
+    scatter_push=Cost(4.3, 205e3),
+    scatter_pull=Cost(9.5, 195e3),
+    move_push=Cost(3.4, 180e3),
+    move_relay=Cost(4.7, 175e3),
+    move_direct=Cost(10.8, 205e3),
+    move_staged=Cost(12.0, 175e3),
+)
+BLACKWELL = Costs(*(Cost(base_us, 2 * bytes_per_us) for base_us, bytes_per_us in HOPPER))
 """Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink; Ampere's base times are
 longer, those of rows most, as it has no clusters."""
 

@@ -4,19 +4,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError
+from ..plans.quantisation import Quantisation
+from .quantised import arrange, scales_by_row
 
 Host = npt.NDArray[Any]
 
 
-def all_gather(inputs: Sequence[Host]) -> Host:
-    """The result on every rank: the rows of all ranks, in the order of the ranks."""
-    return np.concatenate(inputs)
+@overload
+def all_gather(inputs: Sequence[Host], scales: None = None, quantisation: Quantisation | None = None) -> Host: ...
+@overload
+def all_gather(
+    inputs: Sequence[Host], scales: Sequence[Host], quantisation: Quantisation | None = None
+) -> tuple[Host, Host]: ...
+def all_gather(
+    inputs: Sequence[Host], scales: Sequence[Host] | None = None, quantisation: Quantisation | None = None
+) -> Host | tuple[Host, Host]:
+    """The result on every rank: the rows of all ranks, in the order of the ranks; with `scales` it is (rows, scales).
+
+    Scales have one row for each row of the inputs, or the layout of `quantisation`. The result has the same layout.
+    """
+    rows = np.concatenate(inputs)
+    if scales is None:
+        return rows
+    if quantisation is None or quantisation.layout == "row":
+        return rows, np.concatenate(scales)
+    lanes = 1 if quantisation.dtype is None else quantisation.dtype.lanes
+    by_row = [
+        scales_by_row(of_rank, quantisation, codes.shape[:-1], codes.shape[-1] * lanes)
+        for codes, of_rank in zip(inputs, scales, strict=True)
+    ]
+    return rows, arrange(np.concatenate(by_row), quantisation)
 
 
 def broadcast(inputs: Sequence[Host], root: int = 0) -> Host:

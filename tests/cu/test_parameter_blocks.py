@@ -23,8 +23,9 @@ from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
 from drvfuse.ops.collectives.allreduce_many import MOST_TENSORS, AllreduceManyParams, ManyCall
+from drvfuse.ops.collectives.arranged_copies import PlaceScalesParams
 from drvfuse.ops.collectives.fused_params import FormParams, params_of
-from drvfuse.ops.collectives.move_kernels import Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.move_kernels import Arrangement, Moved, MoveParams, MovePushParams
 from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.collectives.params import (
     AllreduceMultimemParams,
@@ -88,7 +89,7 @@ _FUSED = {
 }
 _NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
 _FORM = NormForm(normed=True)
-_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
+_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, ARRANGED=0, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -178,6 +179,8 @@ BLOCKS = [
     ),
     Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
     Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
+    Block(Arrangement, "collectives/arranged_scales.cuh", "Arrangement", workspace.defines()),
+    Block(PlaceScalesParams, "collectives/place_scales.cu", "PlaceScalesParams", workspace.defines()),
     Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),

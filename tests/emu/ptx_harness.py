@@ -13,7 +13,8 @@ import numpy as np
 from drvfuse.emu import abi
 from drvfuse.emu.abi import structs
 from drvfuse.emu.native import loader
-from drvfuse.emu.translate.module import KernelCode, translate
+from drvfuse.emu.translate.code import KernelCode
+from drvfuse.emu.translate.module import translate
 
 RESULTS = {"rt_clock": "i64 42", "rt_vprintf": "i32 1"}
 

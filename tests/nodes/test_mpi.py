@@ -93,7 +93,7 @@ def mpiexec(size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(),
     reason="needs mpi4py and an mpiexec beside it (pip install mpi4py mpich)",
 )
-@pytest.mark.parametrize("size,nodes,order", [(4, 2, "fixed"), (6, 3, "fixed"), (4, 2, "engine")])
+@pytest.mark.parametrize("size,nodes,order", [(6, 3, "fixed"), (4, 2, "engine")])
 def test_processes_of_mpiexec_have_the_bits_of_the_reference(size, nodes, order):
     result = mpiexec(size, nodes, order)
     assert result.returncode == 0 and result.stdout.count("done") == size, result.stderr  # lines may be mixed

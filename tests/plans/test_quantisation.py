@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 import drvfuse as df
@@ -75,6 +76,8 @@ def test_a_given_scale_is_a_positive_finite_number(refused, scale):
         (lambda: Q.per_row(upper_bound=-1), "upper_bound", "at least 0"),
         (lambda: Q.per_row(upper_bound=math.nan), "upper_bound", "nan"),
         (lambda: Q.per_group(32), "columns", "64 or 128"),
+        (lambda: Q.per_group(np.array([64, 128])), "columns", "64 or 128"),
+        (lambda: Q.per_group(layout=np.array(["row", "tiles"])), "layout", "'tiles'"),
         (lambda: Q.per_group(scales="bfloat16"), "scales", "float8_e8m0fnu"),
         (lambda: Q.per_group(layout="rows"), "layout", "'tiles'"),
         (lambda: Q.per_group(layout="tiles"), "layout", "tiles hold bytes"),

@@ -7,6 +7,7 @@ import numpy as np
 
 from drvfuse.plans import scatter
 from drvfuse.plans.push import half_bytes
+from drvfuse.plans.tuning import HOPPER
 
 
 def test_rows_are_split_as_numpy_does():
@@ -42,5 +43,5 @@ def test_chunks_of_copies_cover_a_part_in_order_and_break_at_packs():
 
 def test_parts_are_loaded_where_sending_them_would_take_three_rounds():
     half, whole = half_bytes(64 << 20), 32 << 20
-    assert not any(scatter.pulls(received, half) for received in (0, 1 << 10, 1 << 20, whole, 2 * whole))
-    assert all(scatter.pulls(received, half) for received in (2 * whole + 4096, 3 * whole, 4 * whole))
+    assert not any(scatter.pulls(HOPPER, received, half) for received in (0, 1 << 10, 1 << 20, whole, 2 * whole))
+    assert all(scatter.pulls(HOPPER, received, half) for received in (2 * whole + 4096, 3 * whole, 4 * whole))

@@ -35,8 +35,8 @@ KINDS = ("plain", "ragged", "epilogue", "staged", "fused", "fused ragged", "fuse
 
 def calls(group, rng):
     """Calls of all `KINDS`: functions of algorithm and trace."""
-    xs, rows, odd = inputs(group, rng, 20_000), inputs(group, rng, (11, 520)), inputs(group, rng, (5, 33), "float32")
-    gammas, odd_gammas = inputs(group, rng, 520), inputs(group, rng, 33, "float32")
+    xs, rows, odd = inputs(group, rng, 20_000), inputs(group, rng, (11, 520)), inputs(group, rng, (5, 33))
+    gammas, odd_gammas = inputs(group, rng, 520), inputs(group, rng, 33)
     staged = private(group, rng, (11, 520))
     half = df.Epilogue("x * half", half=df.float32(0.5))
 

@@ -91,4 +91,10 @@ MUTANTS = (
         host=NEVER_STAGED,
         in_kernels=False,
     ),
+    Mutant(
+        "scales-stored-with-padding",
+        "words of a rank's scales are stored whole, over scales of the rank behind it",
+        "all-gathers of scales by column",
+        partial(moves, ops=("arranged",), algos=("push", "pull"), graph=False),
+    ),
 )

@@ -33,6 +33,7 @@
 // Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
 #include "collectives/norm_rows.cuh"
 #include "collectives/push_packs.cuh"
+#include "collectives/row_place.cuh"
 
 constexpr int DEPTH = DRVFUSE_DEPTH;
 using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), DRVFUSE_RELAYS>;
@@ -102,49 +103,6 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 }
 
 #else
-
-using Sent = If<RESIDUAL, Residual, Out>;
-constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
-constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
-constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
-static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
-
-__device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
-    if (!MARKS) return __float_as_uint(scale);
-    return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
-}
-
-// The group's packs that consist of words of ABSENT.
-__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
-
-// A row of a round: its owner's distance, and where it lies in the slots.
-struct Place {
-    int distance;
-    u32 offset;  // the row's offset among those of its owner, at distance 1
-    u32 stride;  // bytes from one distance to the next, also for normed rows
-    u32 normed;
-    u32 result, result_stride;
-    u32 scale, scale_stride;
-
-    // From what the owner sends at distance 1 to what it sends this rank, which is RANKS - distance ahead of it.
-    __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
-};
-
-__device__ __forceinline__ Place place(const FusedPushParams& p, const Pushing& push, int row) {
-    const u32 owned = p.chunk_rows / RANKS, index = row / RANKS;
-    const u32 stride = owned * input_stride(p), row_bytes = packs_of_row(p) * RESULT_BYTES;
-    const u32 normed = GREETINGS_BYTES + (RANKS - 1) * stride;
-    const u32 results = normed + (GATHERS_NORMED ? (RANKS - 1) * stride : 0);
-    const u32 scales = results + (RANKS - 1) * owned * row_bytes;
-    return {push.distance(row % RANKS),
-            GREETINGS_BYTES + index * input_stride(p),
-            stride,
-            normed + index * input_stride(p),
-            results + index * row_bytes,
-            owned * row_bytes,
-            scales + index * groups_of_row(p) * 4,
-            owned * groups_of_row(p) * 4};
-}
 
 __device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Rows& rows, const Pushing& push,
                                            const Place& at) {
@@ -292,13 +250,6 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
     }
 }
 
-#endif
-
-// A kernel that names its cluster needs no test for a launch without clusters before each of their instructions.
-#if DRVFUSE_CLUSTER > 1
-#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define OF_CLUSTER
 #endif
 
 // Blocks per multiprocessor that plans rely on.

@@ -32,6 +32,7 @@ constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // in the payload, for all peers
 constexpr int PACKS = 8;                         // in flight per thread
+static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED
 
@@ -114,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
+    clear_padding(p);
     move(p, trace);
     end(p.call, trace);
 }

@@ -87,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Packs packs;
     if (RANKS > 1 && first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
         load_unit(packs, p, first_index);
+    clear_padding(p);  // while the packs are on their way
     push.start();
     bool first = true;
 #pragma unroll 1
@@ -101,7 +102,13 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            store_packs([&](int) { return Spot{target_of(p, 0, index).at, packs.own_left}; }, packs.own);
+            store_packs(
+                [&](int) {
+                    auto own = target_of(p, 0, index);
+                    own.left = packs.own_left;
+                    return own;
+                },
+                packs.own);
             first = false;
             receive_unit(p, push, trace, index, slots);
         }

@@ -6,12 +6,13 @@
 // numbered as packs of 16: first those of the rows, then those of the scales, where there are any. A pack begins at any
 // address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
 #pragma once
+#include "collectives/arranged_scales.cuh"
 #include "collectives/place.cuh"
-#include "common/bytes.cuh"
 #include "sync/keys.cuh"
 
 constexpr int RANKS = DRVFUSE_RANKS;
 constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
+constexpr bool ARRANGED = DRVFUSE_ARRANGED;       // the scales have an Arrangement
 
 struct Move {
     i64 source, target, nbytes;  // offsets in the sender's input and in the receiver's output
@@ -31,6 +32,7 @@ struct MoveParams {
     Moved rows, scales;
     i64 most;         // packs of the pair of ranks with most
     i64 chunk_packs;  // of each pair: those of a round, or those that are staged at a time
+    Arrangement arrangement;
 };
 
 // By push: `chunk_packs` are those of a round, a multiple of the block's threads. Blocks have units of a pack per thread.
@@ -73,10 +75,38 @@ __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64
     return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
 }
 
-// The pack in this rank's output where it receives.
-__device__ __forceinline__ Spot target_of(const MoveParams& p, int distance, i64 index) {
-    const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
-    return spot(p.rows.output + rows.target, rows.nbytes, p.scales.output + scales.target, scales.nbytes, index);
+// Where this rank stores a pack that it receives: a spot in its output or, of arranged scales, what they are.
+struct ArrangedSpot : Spot {
+    const MoveParams& p;
+    int distance;
+    i64 pack;  // its number among the scales of the rank from which it comes; less than 0: a pack of rows
+
+    __device__ __forceinline__ ArrangedSpot(const MoveParams& params, int from, i64 index)
+        : p(params), distance(from), pack(index - packs_of(params.rows.received[from].nbytes)) {
+        const Move &rows = p.rows.received[from], &scales = p.scales.received[from];
+        at = pack < 0 ? p.rows.output + rows.target + index * 16 : nullptr;
+        left = pack < 0 ? rows.nbytes - index * 16 : scales.nbytes - pack * 16;
+    }
+};
+
+__device__ __forceinline__ bool is_whole(const ArrangedSpot& spot) {
+    return spot.pack < 0 && is_whole(static_cast<const Spot&>(spot));
+}
+
+__device__ __forceinline__ void store_bytes(const ArrangedSpot& to, const u32 (&word)[4]) {
+    const bool scales = to.pack >= 0;
+    if (scales && to.left > 0) store_scales(to.p.scales.output, to.p.arrangement, to.distance, u32(to.pack), word);
+    store_bytes(Spot{to.at, scales ? 0 : to.left}, word);
+}
+
+// Where this rank stores a pack that it receives.
+__device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64 index) {
+    if constexpr (ARRANGED) {
+        return ArrangedSpot(p, distance, index);
+    } else {
+        const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
+        return spot(p.rows.output + rows.target, rows.nbytes, p.scales.output + scales.target, scales.nbytes, index);
+    }
 }
 
 // The pack in the input of the rank from which this one receives.
@@ -114,14 +144,16 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
         bool exists[B], whole = true;
 #pragma unroll
         for (int b = 0; b < B; ++b) {
-            const Spot source = from(j + b * stride), target = to(j + b * stride);
+            const Spot source = from(j + b * stride);
+            const auto target = to(j + b * stride);
             exists[b] = j + b * stride < count && source.left > 0;
             whole &= !exists[b] || (is_whole(source) && is_whole(target));
         }
         if (!__all_sync(0xffffffffu, whole)) {
 #pragma unroll 1
             for (i64 k = j; k - lane < count && k < j + B * stride; k += stride) {
-                Spot source = from(k), target = to(k);
+                Spot source = from(k);
+                auto target = to(k);
                 if (k >= count) source.left = 0;
                 if (source.left <= 0) target.left = 0;
                 load_bytes(words[0], source);
@@ -147,11 +179,10 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
 
 // How many packs stay on this rank, where they are not in their place already.
 __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
-    const Spot source = source_of(p, 0, 0), target = target_of(p, 0, 0);
-    const bool scales = p.scales.sent[0].nbytes > 0;
-    const bool moves = source.at != target.at || (scales && p.scales.input + p.scales.sent[0].source !=
-                                                                p.scales.output + p.scales.sent[0].target);
-    return moves ? packs_of(p.rows.sent[0].nbytes) + packs_of(p.scales.sent[0].nbytes) : 0;
+    const Moved &rows = p.rows, &scales = p.scales;
+    const auto away = [](const Moved& of) { return of.input + of.sent[0].source != of.output + of.received[0].target; };
+    const bool moves = away(rows) || (scales.sent[0].nbytes > 0 && (ARRANGED || away(scales)));
+    return moves ? packs_of(rows.sent[0].nbytes) + packs_of(scales.sent[0].nbytes) : 0;
 }
 
 // The place of pack j of these; it has no bytes if the pack is already where it belongs.
@@ -159,6 +190,12 @@ __device__ __forceinline__ Spot own_source_of(const MoveParams& p, i64 j) {
     Spot source = source_of(p, 0, j);
     if (source.at == target_of(p, 0, j).at) source.left = 0;
     return source;
+}
+
+// The padding of arranged scales is written by each rank in its own output, where nobody else writes it.
+__device__ __forceinline__ void clear_padding(const MoveParams& p) {
+    const Team team = whole_grid();
+    if constexpr (ARRANGED) clear_rows_behind(p.scales.output, p.arrangement, u32(team.number), u32(team.count));
 }
 
 // Copies the packs that stay on this rank, from pack `first` on.

@@ -139,13 +139,6 @@ private:
     InPack peers_[AT_ONCE][PACKS];
 };
 
-// A kernel that names its cluster needs no test for a launch without clusters before each of their instructions.
-#if DRVFUSE_CLUSTER > 1
-#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define OF_CLUSTER
-#endif
-
 // Blocks per multiprocessor that plans rely on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128 ? 5 : 1;

@@ -119,7 +119,7 @@ __device__ __forceinline__ bool all_whole(const At& at) {
     bool whole = true;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const Spot spot = at(k);
+        const auto spot = at(k);
         whole &= spot.left <= 0 || is_whole(spot);
     }
     return __all_sync(0xffffffffu, whole);

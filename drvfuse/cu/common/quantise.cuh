@@ -147,9 +147,10 @@ __device__ __forceinline__ i64 scale_index(int row, int group, int rows, int gro
     }
 }
 
-// The scales' padding becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all. Tiles are on 16 bytes.
+// The padding of scales behind the last row becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
+// Tiles are on 16 bytes.
 template <typename S, ScaleLayout LAYOUT>
-__device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, u32 first, u32 count) {
+__device__ __forceinline__ void clear_row_padding(void* scales, int rows, int groups, u32 first, u32 count) {
     static_assert(LAYOUT != ScaleLayout::tiles || sizeof(S) == 1, "tiles hold bytes");
     char* const bytes = static_cast<char*>(scales);
     if constexpr (LAYOUT == ScaleLayout::column) {
@@ -179,7 +180,16 @@ __device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int 
                 if (i % 32 + 32 * k >= in_last) ptx::store_u32(last + i * 16 + 4 * k, 0);
             }
         }
+    }
+}
+
+// All padding of the scales becomes 0: that behind the last row, and in tiles that behind the last group of each row.
+template <typename S, ScaleLayout LAYOUT>
+__device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, u32 first, u32 count) {
+    clear_row_padding<S, LAYOUT>(scales, rows, groups, first, count);
+    if constexpr (LAYOUT == ScaleLayout::tiles) {
         if (groups % 4 == 0) return;
+        char* const bytes = static_cast<char*>(scales);
         for (u32 row = first; row < u32(rows); row += count) {
             for (int group = groups; group % 4 != 0; ++group)
                 ptx::store_u8(bytes + scale_index<LAYOUT>(row, group, rows, groups), 0);

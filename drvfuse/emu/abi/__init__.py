@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and structures that translated code, the native runtime and Python share; their only copy.
+"""The only copy of the numbers and structures that translated code, the native runtime and Python share.
 
-Here are the numbers, `structs` has the structures, and `header` is both as C++ for the native runtime.
+This module has the numbers, `structs` has the structures, and `header` makes a C++ header of both for the native
+runtime.
 
-A device pointer is the host pointer. Every byte of the window has a shadow byte at `addr + SHADOW_OFFSET`, every 64 KiB
-granule an access word. A GPU thread is a frame: a fixed header, then slots for what lives across a suspend. A kernel's
-generated function is `i32 symbol(ptr frame)`: it runs one GPU thread until that suspends and returns a `Status`.
+A device pointer is a host pointer. Every byte of the window has a shadow byte at `address + SHADOW_OFFSET`, and every
+granule of 64 KiB has an access word. A GPU thread has a frame: the structure Thread, then the registers that it keeps
+across suspends. The translated function of a kernel is `i32 symbol(ptr frame)`. It runs one GPU thread until the thread
+suspends, and returns a `Status`.
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ CELL_BASE = 0x2300_0000_0000  # one u32 per line of the window, for the race det
 LINE_SHIFT = 4
 PIECE_SHIFT = 21  # the granularity of multicast objects: each piece has its own members
 MEMBERS = 8  # entries in the table of a piece, one per device
-POOL_SHIFT = 10  # log2 of the bytes of the window whose race entries lie together
+POOL_SHIFT = 10  # log2 of the number of bytes of the window whose race entries lie together
 
 # Owners in an access word, besides the numbers of devices.
 OWNER_HOST = 0xFF
 OWNER_SHARED = 0xFE
 OWNER_LOCAL = 0xFD
 KIND_INITIALISED = 0x40  # every byte of the granule counts as initialised
-KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells only what is initialised
+KIND_FULL = 0x80  # every byte of the granule is addressable, so the shadow only says which are initialised
 
 
 class Kind(IntEnum):
     """The kind of memory in a granule of the window: the low bits of the kind field of the granule's access word."""
 
     NONE = 0
-    DEVICE = 1  # by a call of `alloc`
-    MAPPED = 2  # a physical allocation, by a call of `map`
+    DEVICE = 1  # allocated by `Window.alloc`
+    MAPPED = 2  # physical memory, mapped by `Mappings.map`
     HOST = 3
     GLOBALS = 4  # module variables of one device
-    SHARED = 5  # from here on memory that the engine hands out in pieces: here the shared memory of blocks
+    SHARED = 5  # shared memory of blocks; as LOCAL and PARAM, memory that the engine hands out in pieces
     LOCAL = 6
     PARAM = 7
     FREED = 8
@@ -50,23 +52,22 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """The owner of the memory under which an access is counted, as seen from the device that makes it. SHARED is shared
-    memory.
+    """Where the memory of an access is, as seen from the device that makes the access. Accesses are counted by it.
 
-    MULTICAST counts the bytes that the instruction names, once for all devices of the team.
+    SHARED is shared memory. MULTICAST counts the bytes that the instruction names, once for all devices of the team.
     """
 
     DEVICE, PEER, HOST, SHARED, MULTICAST = range(5)
 
 
 # Running ------------------------------------------------------------------------------------------------------------
-LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
+LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread calls rt_loop
 EVENTS = 1 << 14  # entries of the engine's ring of events
 WRITES = 64  # writes of a thread that are kept while the runtime probes
 BARRIERS = 16  # barriers of a block
-CLUSTER_SHIFT = 18  # of a rank in an address of the cluster's shared memory: more bytes than a block can have
+CLUSTER_SHIFT = 18  # position of the rank in a 32-bit shared-memory address; a block's shared memory is smaller
 POLL_WORDS = 32  # words that a thread may be recorded as polling
-POLL_COUNT = 0xFF  # of Thread::polls: how many of them
+POLL_COUNT = 0xFF  # mask of Thread::polls: the number of words that are recorded
 NO_SITE = 0xFFFFFFFF
 
 
@@ -84,17 +85,17 @@ class RunEnd(IntEnum):
 
 
 class Status(IntEnum):
-    """The result of a generated function: why the thread was suspended, or that it has ended."""
+    """The result of a translated function: why the thread is suspended, or that it has ended."""
 
     EXIT = 0
-    YIELD = 1  # in front of a strong load or an atomic; the thread has set op_addr, op_size, site
+    YIELD = 1  # before a strong load or an atomic; the thread has set op_addr, op_size, site
     BARRIER = 2  # op_a id, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
     WARPOP = 3  # op_kind = WarpOp, op_mask, op_a.. -> op_result, op_pred
     GDC_WAIT = 4
     FAULT = 5  # a fault, which rt_access has recorded
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
-    CLUSTER = 8  # before barrier.cluster: op_kind = ClusterBarrier, op_a BARRIERS, the number that no other barrier has
+    CLUSTER = 8  # at barrier.cluster: op_kind = ClusterBarrier, op_a = BARRIERS, which is no number of another barrier
 
 
 class Barrier(IntEnum):
@@ -105,7 +106,7 @@ class Barrier(IntEnum):
     POPC = 2
     AND = 3
     OR = 4
-    UNALIGNED = 8  # or-ed to the others: lanes of one warp may arrive by different instructions
+    UNALIGNED = 8  # or-ed to the other values: lanes of one warp may arrive by different instructions
 
 
 class ClusterBarrier(IntEnum):
@@ -114,27 +115,27 @@ class ClusterBarrier(IntEnum):
     ARRIVE = 0
     WAIT = 1
     RELAXED = 2  # or-ed to ARRIVE: the arrival is relaxed and releases nothing
-    UNALIGNED = 8  # or-ed: a lane does not wait for the rest of its warp
+    UNALIGNED = 8  # or-ed to the other values: a lane does not wait for the rest of its warp
 
 
 class Trap(IntEnum):
     """op_kind of TRAP."""
 
     TRAP = 0
-    ASSERT = 1  # of `__assertfail`: message op_value, file op_addr, line op_a, function op_seen
+    ASSERT = 1  # a failed assertion: message op_value, file op_addr, line op_a, function op_seen
     BREAKPOINT = 2
     NO_FUNCTION = 3  # a call by the address op_addr
-    TABLE = 4  # a branch by a number that its table of targets does not have
+    TABLE = 4  # a brx with an index outside of its table
 
 
 class WarpOp(IntEnum):
-    """op_kind of WARPOP; op_mask is the member mask of the instruction (0xffffffff where it has none).
+    """op_kind of WARPOP; op_mask is the member mask of the instruction (0xffffffff if it has none).
 
     SHFL: op_a value (32 bits), op_b lane or delta, op_c clamp/segment word -> op_result value, op_pred in range.
     VOTE: op_a predicate (0/1) -> op_result (0/1, or the mask for BALLOT).
     MATCH: op_value the value (64 bits) -> op_result mask, op_pred (ALL only) 1 if all equal.
     REDUX: op_a value -> op_result. WARP_SYNC: orders memory. ELECT: op_result leader lane, op_pred 1 on the leader.
-    MATRIX: op_value a function of the library `matrix`, op_a the place of the lane's exchange area in its frame.
+    MATRIX: op_value a function of the library `matrix`, op_a the offset of the lane's exchange area in its frame.
     """
 
     SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX = range(4)
@@ -143,7 +144,7 @@ class WarpOp(IntEnum):
     REDUX_ADD, REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U = range(10, 15)
     REDUX_AND, REDUX_OR, REDUX_XOR = range(15, 18)
     WARP_SYNC, ELECT = range(18, 20)
-    ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
+    ACTIVEMASK = 20  # no mask; op_result is the mask of lanes at the same instruction once the warp cannot continue
     MATRIX = 21
 
 
@@ -173,7 +174,7 @@ class Clock(IntEnum):
 
 # Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
 class Access(IntEnum):
-    """Flags of an access. A scope, an order and a size may stand beside them, at the shifts below."""
+    """Flags of an access. A Scope, an Order, a Space and a number of elements are or-ed to them, at the shifts below."""
 
     WRITE = 1 << 0
     ATOMIC = 1 << 1  # reads and writes
@@ -196,12 +197,12 @@ UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is n
 
 
 class Fence(IntEnum):
-    """Flags of a fence, which has a scope and an order as an access has."""
+    """Flags of a fence. A Scope and an Order are or-ed to them, as for an access."""
 
-    SC = 1 << 10  # fence.sc and membar; else fence.acq_rel
-    PROXY = 1 << 11  # fence.proxy.*
-    ALIAS = 1 << 14  # and it is fence.proxy.alias
-    ASYNC = 1 << 12  # and it is fence.proxy.async, of shared memory too
+    SC = 1 << 10  # fence.sc or membar; without it, fence.acq_rel
+    PROXY = 1 << 11  # any fence.proxy
+    ALIAS = 1 << 14  # with PROXY: fence.proxy.alias
+    ASYNC = 1 << 12  # with PROXY: fence.proxy.async that includes shared memory
     INIT = 1 << 13  # fence.mbarrier_init
 
 
@@ -218,31 +219,31 @@ class Space(IntEnum):
 
 
 class Mbarrier(IntEnum):
-    """`op` of rt_mbarrier. DROP is an arrival that also takes itself from those of later phases; NO_COMPLETE one that
-    must not complete the phase.
+    """`op` of rt_mbarrier. DROP is an arrival that also reduces the arrivals that later phases expect. NO_COMPLETE is
+    an arrival that must not complete the phase.
     """
 
     INIT, INVAL, ARRIVE, EXPECT, TEST, DROP, NO_COMPLETE = range(7)
 
 
 class HeapCall(IntEnum):
-    """Calls of native code to a heap: allocate a number of bytes; return the size of the allocation at an address (0:
-    there is none); free it.
+    """Calls of native code to a heap: allocate memory, return the size of the allocation at an address (0 if there is
+    none), free the allocation.
     """
 
     MALLOC, SIZE, FREE = range(3)
 
 
 class Reduce(IntEnum):
-    """How reductions combine elements. An `Element` and an `Accumulate` stand beside it at their shifts, and `REDUCES`
-    where 0 would be no reduction.
+    """How a reduction combines elements. An `Element` and an `Accumulate` are or-ed to it at their shifts. `REDUCES` is
+    or-ed for functions to which 0 means no reduction.
     """
 
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)
 
 
 class Element(IntEnum):
-    """The type of the elements that are combined; for packed types, of each half or quarter."""
+    """The type of the elements that a reduction combines. For a packed type, it is the type of each part."""
 
     B32, U32, S32, B64, U64, S64, F32, F64, F16, BF16, E4M3, E5M2 = range(12)
 
@@ -258,8 +259,8 @@ ACCUMULATE_SHIFT = 8
 REDUCES = 1 << 16
 
 
-# The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
-# lowest bits; the bytes to come are signed.
+# The word of an mbarrier, whose layout PTX leaves open; an arrival returns it as the state. The lowest bits are the
+# number of arrivals still to come. The number of bytes still to come is signed.
 MBARRIER_EXPECTED_SHIFT = 20  # arrivals of each phase
 MBARRIER_BYTES_SHIFT = 40
 MBARRIER_PARITY_BIT = 61
@@ -289,7 +290,9 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """The kind of an endless repetition, where it is not one of plain accesses of a thread."""
+    """What a thread that was stopped as endless has repeated, if it was not plain accesses: rounds of a loop, or
+    resumes of all threads.
+    """
 
     ROUNDS, RESUMES = range(2)
 
@@ -305,8 +308,8 @@ class ClusterError(IntEnum):
 
 
 class Absent(IntEnum):
-    """Why a block of the cluster has no shared memory: it has not begun, or its threads have exited, or (LATE) they
-    exited before an asynchronous write arrived.
+    """Why a block of the cluster has no shared memory: it has not started, its threads have exited, or they exited
+    before an asynchronous write arrived (LATE).
     """
 
     NOT_YET, EXITED, LATE = range(3)
@@ -322,7 +325,7 @@ NOTICES = 16
 
 
 class EventKind(IntEnum):
-    """Kinds of events in the engine's ring."""
+    """Kinds of events in the engine's ring buffer."""
 
     START, END = range(2)
     LOAD, STORE, ATOMIC = range(2, 5)
@@ -332,28 +335,28 @@ class EventKind(IntEnum):
 
 
 FOUND = 64  # races that the detector keeps until Python takes them
-DOUBTS = 16  # stores of one access that may be races, which is decided after the access
-CERTAIN = 32
-JOINED = 1 << 8  # chosen by the upper eight bits of a hash (native/clock.cuh)
-CLASSES = 40  # classes of sizes: powers of two
-MISSES = 8
+DOUBTS = 16  # races that depend on the value of one store, until the store is made
+CERTAIN = 32  # entries of the cache Race::certain
+JOINED = 1 << 8  # entries of the cache Race::joined, chosen by the upper eight bits of a hash (native/clock.cuh)
+CLASSES = 40  # size classes of the race detector's arena: powers of two
+MISSES = 8  # flags that the detector remembers for each block as seen without an acquire
 
 
 class Range(IntEnum):
-    """Accesses of an operation to a range, for rt_race_range. Freeing is a write of all bytes that were accessed."""
+    """The access of an operation to a range, for rt_race_range. FREE counts as a write of all bytes with accesses."""
 
     READ, WRITE, FREE = range(3)
 
 
 class Entry(IntEnum):
-    """Flags of the race detector's entries: of an access, or LOCATION."""
+    """Flags of the race detector's entries, each of which is an access or, with LOCATION, the state of a location."""
 
     WRITE = 1 << 0
     STRONG = 1 << 1
     ATOMIC = 1 << 2
     LOCATION = 1 << 3
     COPIED = 1 << 4  # the access of a cp.async for which its thread has waited
-    COMMON = 1 << 6  # shared by many cells, never changed, the last of its list
+    COMMON = 1 << 6  # one entry in the lists of many lines, the last of each list; it is never changed
     ASYNC = 1 << 7
 
 
@@ -367,13 +370,14 @@ class Edge(IntEnum):
     CLUSTER, CLUSTER_RELAXED, CLUSTER_START, CLUSTER_END, ALIAS = range(20, 25)
 
 
-# Symbols that generated code calls: name -> (LLVM result type, LLVM argument types). Comments name the arguments. A
-# result of type i32 is 0 if the thread may go on; otherwise a fault is recorded, and generated code returns FAULT.
+# Symbols that translated code calls: name -> (LLVM result type, LLVM argument types). Comments name the arguments. A
+# result of type i32 is 0 if the thread may continue; otherwise a fault is recorded, and the translated code returns
+# FAULT.
 RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     # thread, address, size, flags, site
     "rt_access": ("i32", ("ptr", "i64", "i32", "i32", "i32")),
     **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
-    # as rt_access, for a plain load or store of that size: thread, address, site
+    # rt_read4 to rt_write16 are rt_access for a plain load or store of that size: thread, address, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_loop": ("i32", ("ptr", "i32")),  # thread, site; called after each LOOP_SLICE rounds of loops
     # thread, target, source, size, bytes read, site
@@ -401,9 +405,9 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site
 }
 
-# Native libraries besides the runtime, loaded where a module needs them, and their functions. Each
-# takes the thread of the first lane, and returns 0, or 1 if it has recorded a fault (native/matrix.cu).
+# Native libraries besides the runtime, which are loaded with modules that need them, and their functions. Each function
+# takes the thread of the first lane. It returns 0, or 1 if it has recorded a fault (native/matrix.cu).
 LIBRARIES = {"matrix": ("mx_multiply", "mx_load_rows", "mx_store_rows", "mx_transpose")}
 
-# libm symbols that generated code may call (double -> double); the engine binds them by `add_symbol`.
+# libm functions, from double to double, that translated code may call; native/loader.py binds them.
 MATH_FUNCTIONS = ("exp2", "log2", "sin", "cos", "tanh")

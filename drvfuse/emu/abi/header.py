@@ -44,7 +44,7 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.Entry: "N_",
     abi.Edge: "X_",
 }
-"""What the names of an enum's members begin with in C++."""
+"""The prefix of the names of an enum's members in C++."""
 
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (
@@ -59,7 +59,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         *("MBARRIER_PARITY", "MBARRIER_USED", "MBARRIER_VALID"),
     ),
 }
-"""Names of this package that C++ has too, by their type there."""
+"""Names of constants of this package that C++ has too, by their type in C++."""
 
 
 def header() -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structures that the native runtime, translated code and Python share, as C++ declarations of their members.
 
-`@layout` makes each of them a ctypes structure with the same offsets; `header` gives the declarations to the native
-runtime as they stand here. To Python, a pointer is an integer.
+`@layout` makes each of them a ctypes structure with the same offsets, and `header` copies the declarations to the
+native runtime. In Python, a pointer is an integer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from . import BARRIERS, CERTAIN, CLASSES, DOUBTS, FOUND, JOINED, MISSES, NOTICES, POLL_WORDS, WRITES
 
 DECLARATIONS: dict[str, tuple[str, ...]] = {}
-"""By the name of a structure, in the order of definition: declarations of members, "type name, name[count], ..."."""
+"""The declarations of members by the name of a structure, as "type name, name[count], ...", in order of definition."""
 
 _S = TypeVar("_S", bound=type[Structure])
 _TYPES: dict[str, Any] = {"u8": c_uint8, "u32": c_uint32, "u64": c_uint64, "Ref": c_uint32}
@@ -23,7 +23,7 @@ _MEMBER = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 
 def layout(*declarations: str) -> Callable[[_S], _S]:
-    """Gives a structure its members, and registers its declarations under its name."""
+    """Give a structure its members, and register the declarations under its name."""
 
     def laid_out(structure: _S) -> _S:
         fields = []
@@ -66,7 +66,7 @@ class Thread(Structure):
 @layout(
     "u64 addr, low, high",
     "u32 site, size",
-    "u32 stamp, time",  # those of the race detector at the last poll
+    "u32 stamp, time",  # Race::stamp and RaceThread::time at the last poll
 )
 class Polled(Structure):
     """A word that a thread polls."""
@@ -79,10 +79,11 @@ class Poll(Structure):
 
 @layout(
     "u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, asking",
-    "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` are at this operation with this mask
-    "u32 gathered",  # the lanes of `barrier` that wait for the rest of the warp to arrive
-    "u32 syncs",  # how many bar.warp.sync the warp has completed
-    # At the barrier of the cluster: lanes that are there, that have arrived in this phase, that the last one let pass.
+    "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` wait at this operation with this mask
+    "u32 gathered",  # the lanes at a barrier that wait for the rest of the warp to arrive
+    "u32 syncs",  # the number of bar.warp.sync that the warp has completed
+    # For the barrier of the cluster: lanes that wait there, lanes that have arrived in this phase, and lanes that have
+    # arrived in the last phase and not yet waited for it.
     "u32 cluster, joined, passed",
     "u32 pad[3]",
 )
@@ -91,11 +92,11 @@ class Warp(Structure):
 
 
 @layout(
-    "u32 arrived, expected",  # threads; each warp counts as 32, also an incomplete one
+    "u32 arrived, expected",  # numbers of threads; each warp counts as 32, even an incomplete one
     "u32 threads",  # the real number of threads of the warps that have arrived
     "u32 kind, count, every",  # the kind of reduction (or B_SYNC), and its values so far
     "u32 plain",  # 1 if no thread arrived without waiting
-    "u32 site",  # that of the last arrival
+    "u32 site",  # the site of the last arrival
     "Thread* last",
 )
 class Barrier(Structure):
@@ -104,25 +105,25 @@ class Barrier(Structure):
 
 @layout(
     "u32 m, n, k",
-    "u32 count",  # how many products the instruction computes
-    "u32 method, steps",  # steps of the tensor cores, each of which takes an equal part of k
+    "u32 count",  # the number of products that the instruction computes
+    "u32 method, steps",  # the MatrixMethod; steps of the tensor cores, each of which uses an equal part of k
     "u32 kind[4], registers[4]",  # for A, B, C and D: the MatrixKind, and the registers per lane
 )
 class Product(Structure):
-    """A matrix product. Behind it are tables for A, B, C and D: for each element of each register of each lane its
-    16-bit place in the matrix. Places in A, C and D count by rows, those in B by columns.
+    """A matrix product. Tables for A, B, C and D follow it. For each element of each register of each lane, they have
+    the index of the element in the matrix, in 16 bits. Indices in A, C and D count by rows, those in B by columns.
     """
 
 
 @layout("u32 first, last")
 class List(Structure):
-    """Delayed stores, oldest first."""
+    """A list of delayed stores, oldest first."""
 
 
 @layout(
     "u64 shared_base",
     "u32 ctaid[3], index, cluster_rank, smid",
-    "u64 cluster_shared_base",  # the shared memory of rank 0; that of the other ranks follows
+    "u64 cluster_shared_base",  # the address of the shared memory of rank 0, which that of the other ranks follows
     "RaceBlock* race",
     "u32 reserved[2]",
     "u32 active, live, woken, triggered",
@@ -131,14 +132,14 @@ class List(Structure):
     "Poll* polls",
     "u32 slot, pad",
     f"Barrier barrier[{BARRIERS}]",
-    "u64 owner",  # a number that no other block has had, by which its delayed stores are known
-    "List pending",  # delayed stores that this block alone sees
-    "u32 epoch",  # how many barriers the block has completed
-    "u32 bulks",  # the first bulk copy to shared memory that is pending
-    "u32 stores, store_turns",  # unwritten pieces of bulk copies to global memory; turns since the last was written
+    "u64 owner",  # a unique number of the block, which its delayed stores have
+    "List pending",  # delayed stores that only this block sees
+    "u32 epoch",  # the number of barriers that the block has completed
+    "u32 bulks",  # the first pending bulk copy to its shared memory
+    "u32 stores, store_turns",  # pending pieces of bulk copies to global memory; turns since a piece was written
     "u32 begun",  # 1 once one of its threads has run
-    # The barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase, and
-    # threads that have neither arrived nor exited.
+    # For the barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase,
+    # and threads that have neither arrived nor exited.
     "u32 cluster_phase, cluster_arrived, cluster_missing",
 )
 class Block(Structure):
@@ -151,24 +152,24 @@ class Block(Structure):
     "u64 pad",
 )
 class Site(Structure):
-    """The counts of one place in the code."""
+    """The counts of accesses at one site."""
 
 
 @layout("u32 kind, flags, size, site, block, thread", "u64 addr, value")
 class Fault(Structure):
-    """The record of the fault that has stopped a launch."""
+    """The fault that has stopped a launch. `findings/faults.py` says what the fields mean for each kind."""
 
 
 @layout(
     "u64 params, globals",
     "u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static",
-    "u32 cluster",  # its shape, x | y << 8 | z << 16; 0: no clusters
+    "u32 cluster",  # the shape of a cluster, x | y << 8 | z << 16; 0: no clusters
     "u64 clock",
     "u32 sm_count",
-    "u32 envreg1, envreg2",  # the address of the workspace that cooperative grid barriers use: its high and low half
-    "u32 op, start, primary, end",  # its number; its clocks at the start, behind griddepcontrol.wait, and at the end
+    "u32 envreg1, envreg2",  # the upper and lower half of the address of the workspace for cooperative grid barriers
+    "u32 op, start, primary, end",  # its number; its clocks at the start, after griddepcontrol.wait, and at the end
     "u32 pad0",
-    "CopyQueue* copies",  # a queue for each thread of each slot; null where the kernel has no asynchronous copies
+    "CopyQueue* copies",  # two queues for each thread of each slot; null if the kernel has no asynchronous copies
     "Copies* copy_pool",
     "u32 reserved[4]",
     "Engine* engine",
@@ -189,18 +190,18 @@ class Fault(Structure):
     "u8* races",  # a RaceBlock and its threads for each slot
     "Fault fault",
     "u32 reported",
-    "u32 part, turn, turn_warp",  # part: its turn is unfinished, at this slot and this warp (plus one) of the block
+    "u32 part, turn, turn_warp",  # part: its turn is unfinished, at slot `turn` and warp `turn_warp` - 1 of that block
     "u8 owner_class[256]",  # the MemoryOf of each owner in an access word
-    "u32 pending, pad",  # how many stores of its blocks are delayed, those of ended blocks included
+    "u32 pending, pad",  # the number of delayed stores of its blocks, ended blocks included
     "void* heap",  # the function for malloc and free in its context, or null
 )
 class Launch(Structure):
-    """A launch."""
+    """A launch of a kernel."""
 
 
 @layout("u64 addr, low, high", "u32 size, pad")
 class Write(Structure):
-    """A word that a thread has written while the engine probes, with its value before."""
+    """A word that a thread has written in a probe, with its value before the write."""
 
 
 @layout("Thread* thread", "u64 format, args")
@@ -215,23 +216,23 @@ class Heap(Structure):
 
 @layout("u64 clock, address, value", "u32 op, block, thread, site, kind, flags")
 class Event(Structure):
-    """An entry of the engine's ring of the last EVENTS events."""
+    """An entry of the engine's ring buffer of the last EVENTS events."""
 
 
 @layout(
     "u32 op, kind, site, block, thread",
     "u32 mask",  # the member mask of the instruction
-    "u32 lanes, live",  # lanes with which the warp was started, and those that have not exited
+    "u32 lanes, live",  # the lanes with which the warp was started, and the lanes that have not exited
     "u32 lane",  # the lane that a shuffle reads
 )
 class Notice(Structure):
-    """A finding at a place that has not ended the launch."""
+    """A finding at a site that does not stop the launch."""
 
 
 @layout("u64 base, nbytes", "u64* members", "u64 devices")
 class Team(Structure):
-    """Addresses of a multicast object. `members` has MEMBERS addresses for each piece, by device; 0 where nothing is
-    bound. `devices` are bits.
+    """A range of addresses of a multicast object. For each piece, `members` has MEMBERS addresses of bound memory, by
+    device; 0 means that the device has bound nothing. `devices` has a bit for each device of the team.
     """
 
 
@@ -244,28 +245,30 @@ class Teams(Structure):
     "u64 seed, pass, clock, clock_reads",
     "u64 progress, quiet, step, resumes",
     "u32 probing, writes",
-    "u64 loop_limit, fuel, rounds",  # bound between two suspends; accesses left of the budget; rounds of loops so far
-    "u64 work",  # the work done in this call
-    "u64 tank",  # all accesses that were budgeted to the thread since its resume, `fuel` included
+    # The most accesses, or rounds of loops without accesses, between two suspends; the accesses left until `refuel`;
+    # the rounds so far.
+    "u64 loop_limit, fuel, rounds",
+    "u64 work",  # the cost of this call so far
+    "u64 tank",  # the accesses that `refuel` has given to the thread since its resume, `fuel` included
     # The state of a pass and of a probe that the last call may have left unfinished.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept",
-    "u32 counted, timed",  # budgets count resumes; sleeping threads are woken at their time alone
+    "u32 counted, timed",  # counted: budgets are numbers of resumes; timed: threads sleep until their time
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
-    # The last check before a deadlock is declared: a hash of all threads' saved states, the hash to compare it with
-    # (renewed after 1, 2, 4, ... rounds, so that every cycle is found), and whether a limit ended the check.
+    # For the last check before a deadlock is reported: a hash of the saved states of all threads, and the hash with
+    # which it is compared, which is renewed after 1, 2, 4, ... rounds, so that every cycle is found.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
-    "u64 strain",  # weighted number of resumes since a thread ended or a block started
-    "u32 watching, undecided",
+    "u64 strain",  # the weighted number of resumes since a thread exited or a block started
+    "u32 watching, undecided",  # watching: the last check is under way; undecided: a limit has ended it
     "void* clock_thread",
     "u64 clock_run, clock_read",
     "void* print",
-    "Race* race",  # null without the detector
-    "Event* events",  # the ring of the last EVENTS events
+    "Race* race",  # null without the race detector
+    "Event* events",  # the ring buffer of the last EVENTS events
     "u64 event_count",
-    # fruitless: the access that the thread is resumed for is a poll that sees the same value again. idle: nothing has
-    # happened since the last poll that could change how the race detector judges it.
+    # fruitless: the thread is resumed for a poll that sees the same value as the last poll. idle: nothing has happened
+    # since the last poll that could change the race detector's result for it.
     "u32 fruitless, idle",
-    "Delay* delay",  # null where stores are not delayed
+    "Delay* delay",  # null if stores are not delayed
     "Teams* teams",
     "u64 stack",  # the beginning of the host stack of the running thread
     f"Write write[{WRITES}]",
@@ -278,41 +281,41 @@ class Engine(Structure):
 
 @layout(
     "u32 first, last, commits, issued",
-    "u32 unread",  # the first piece of a bulk copy that no wait has forced to be read
+    "u32 unread",  # the first piece of a bulk copy for whose read no wait has waited
 )
 class CopyQueue(Structure):
-    """Asynchronous copies of a thread, oldest first; it has two of these, as `copy.cuh` says."""
+    """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh)."""
 
 
-@layout("u32 chain, place, device, primary")  # primary: the kernel of which it is a programmatic dependent, if any
+@layout("u32 chain, place, device, primary")  # primary: the kernel of which it is a programmatic dependent, or 0
 class Op(Structure):
     """An operation's place in the order of operations."""
 
 
 @layout("Ref a, b, result")
 class Joined(Structure):
-    """Two clocks and their join."""
+    """An entry of a cache: two clocks and their join."""
 
 
 @layout("Ref clock", "u32 op")
 class Certain(Structure):
-    """An entry of a cache: the clock knows all of the operation."""
+    """An entry of a cache: the clock knows the operation as a whole."""
 
 
 @layout(
-    "u64 addr, events",  # events: their number at that time
+    "u64 addr, events",  # events: the number of events by then
     "u32 size, edge",
     "u32 op, block, thread, site, flags",
     "u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags",
-    "u32 store_site, load_site, store_op",  # the store and the load of a flag that was seen but does not order them
+    "u32 store_site, load_site, store_op",  # the store and the load of a flag that does not order the accesses
 )
 class Found(Structure):
-    """A race: two unordered accesses. `other` is the earlier one, by each of these lanes."""
+    """A race of two accesses. The members `other_` describe the earlier one, which each of `other_lanes` has made."""
 
 
-@layout("u64 line, low, high", "u32 bytes, pad", "Found found")  # low, high: the line before the store
+@layout("u64 line, low, high", "u32 bytes, pad", "Found found")  # low, high: the contents of the line before the store
 class Doubt(Structure):
-    """Stores of one block that are a race if the later one changes these bytes of a line."""
+    """Two stores of one block that are a race if the later one changes any of `bytes` of a line."""
 
 
 @layout(
@@ -320,56 +323,57 @@ class Doubt(Structure):
     "u64 cells",  # the address of the cell of the window's first line
     "u64 window_base",
     "Op* ops",
-    "Ref* pools",  # lists of free entries, one per 1 << POOL_SHIFT bytes of the window
-    "u32 strict, off",  # off: the arena is used up, and nothing is checked any more
-    "u32 wholes",  # how many items of block WHOLE were made so far
+    "Ref* pools",  # lists of chunks with free entries, one per 1 << POOL_SHIFT bytes of the window
+    "u32 strict, off",  # off: the arena is used up, and no access is checked any more
+    "u32 wholes",  # the number of items of block WHOLE made so far
     "u32 found_count",
     "u32 random",
-    "u32 serial",  # how many strong writes there were so far
-    "u32 stamp",  # changes with all that may change the judgement of a poll: writes, and what they publish
+    "u32 serial",  # the number of strong writes so far
+    "u32 stamp",  # changes with every event that may change the result for a poll: writes, and what they publish
     "u32 doubts",
     f"Ref free[{CLASSES}]",
-    f"Certain certain[{CERTAIN}]",  # a cache of answers, by operation
+    f"Certain certain[{CERTAIN}]",  # a cache, by operation
     f"Joined joined[{JOINED}]",
     f"Found found[{FOUND}]",
     f"Doubt doubt[{DOUBTS}]",
 )
 class Race(Structure):
-    """The race detector's state."""
+    """The state of the race detector."""
 
 
 @layout(
     "Ref clock",
     "u32 time",
-    # By scope (block, cluster, GPU, system): the clock at the last fence of at least that scope; and what relaxed reads
-    # saw, which is known from the next fence of at least that scope on.
+    # By scope (block, cluster, GPU, system). fenced: the clock at the last fence of at least that scope. held: the
+    # clock that relaxed reads have seen, which the thread learns at its next fence of at least that scope.
     "Ref fenced[4], held[4]",
-    "Ref late",  # known at its end: reads that precede a relaxed flag
-    "u32 aliased",  # its accesses before this time precede a fence.proxy.alias, which its clock does not say
+    "Ref late",  # the reads published by relaxed flags that it has seen, which its block knows at its end
+    "u32 aliased",  # a fence.proxy.alias has followed its accesses before this time, which is not in its clock
 )
 class RaceThread(Structure):
-    """The race detector's state of a thread."""
+    """The race detector's state for a thread."""
 
 
 @layout("u32 op, block, edge, store_site, load_site", "Ref clock")
 class Miss(Structure):
-    """A flag of another block that was seen without acquiring from it, and what an acquire would have made known."""
+    """A flag of another block that was seen without an acquire, and the clock that an acquire would have learnt."""
 
 
 @layout(
     "u32 sync",  # all accesses of the block before this time are known to all its threads
-    "Ref end",  # the knowledge of its threads that have exited
-    "Ref proxied",  # the knowledge of any of its threads at a fence.proxy.async
-    # The last fence.proxy.alias: the clocks of its thread before and behind it, and `sync` then. Other threads often
-    # have the same clocks.
+    "Ref end",  # the joined clocks of its threads that have exited
+    "Ref proxied",  # the joined clocks of its threads at their fence.proxy.async
+    # For the last fence.proxy.alias: the clocks of its thread before and after it, and `sync` at that time. Other
+    # threads often have the same clocks.
     "Ref alias_before, alias_after",
     "u32 alias_sync",
     f"Ref arrived[{BARRIERS}]",
-    # The barrier of the cluster, in the block of rank 0: clocks that arrivals of this and of the last phase release.
+    # For the barrier of the cluster, in the block of rank 0: the clocks that the arrivals of this phase and of the last
+    # phase have published.
     "Ref cluster_arrived, cluster_known",
-    "u32 relaxed",  # the latest time of a thread that arrived at that barrier without a release
+    "u32 relaxed",  # the latest time of a thread that arrived at that barrier with .relaxed
     "u32 misses, bulks",
     f"Miss miss[{MISSES}]",
 )
 class RaceBlock(Structure):
-    """The race detector's state of a block; those of its threads follow in memory."""
+    """The race detector's state for a block. The RaceThread of each of its threads follow it in memory."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.allocation import Allocation
 from ..machine.failure import Failure
-from ..machine.memory import Allocation
 from ..machine.process import Process
 from .entry import check, entry, host_address, number, present
 

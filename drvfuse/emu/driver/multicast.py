@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ..bindings import R, T
 from ..machine import multicast
-from ..machine.memory import Allocation
+from ..machine.allocation import Allocation
 from ..machine.objects import Device, Handle, Memory, Multicast
 from ..machine.process import Process
 from ..space.members import PIECE

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.allocation import Allocation
 from ..machine.failure import Failure
-from ..machine.memory import READ, READ_WRITE, Allocation
+from ..machine.memory import READ, READ_WRITE
 from ..machine.process import Process
 from .entry import check, entry, present
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine import multicast
+from ..machine.allocation import Allocation
 from ..machine.failure import Failure
-from ..machine.memory import Allocation
 from ..machine.objects import Handle, Memory, Multicast
 from ..machine.process import Process
-from ..space.window import WindowError
+from ..space.pages import WindowError
 from .entry import check, entry, present
 from .pool import access_list, exportable, located_device
 
@@ -43,7 +43,7 @@ def cuMemCreate(proc: Process, size: int, prop: Any, flags: int) -> Any:
     check(flags == 0 and size > 0 and size % GRANULARITY == 0)
     proc.memory.charge(device, size)
     try:
-        physical = proc.machine.window.create(size, device.index)
+        physical = proc.machine.window.mappings.physical.create(size, device.index)
     except WindowError as error:
         device.used -= size
         raise proc.memory.full(device, size, str(error)) from None

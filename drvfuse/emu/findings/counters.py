@@ -17,7 +17,7 @@ import numpy as np
 from ..abi import MemoryOf
 
 if TYPE_CHECKING:
-    from ..translate.module import Site
+    from ..translate.code import Site
 
 Line = tuple[str, int]
 _WIDTH = 120

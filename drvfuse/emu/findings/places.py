@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..translate.module import Site
+    from ..translate.code import Site
 
 Index = tuple[int, int, int]
 _HASHED = re.compile(r"^.*/[^/]*[0-9a-f]{32,}[^/]*/")

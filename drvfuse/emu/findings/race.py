@@ -220,7 +220,7 @@ class Detector:
         found = [
             (
                 race_report.report(
-                    f, identities, self._plain_flag(f, identities), self._window.teams.behind(int(f.addr))
+                    f, identities, self._plain_flag(f, identities), self._window.mappings.teams.behind(int(f.addr))
                 ),
                 int(f.events),
             )

@@ -12,7 +12,7 @@ from .places import Identity, Index, called_at, index_text, short_place
 from .reports import Place, Report
 
 if TYPE_CHECKING:
-    from ..translate.module import Site
+    from ..translate.code import Site
 
 _EDGES = {
     Edge.NONE: "no release and acquire lead from the one to the other",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..abi import BARRIERS, MEMBERS, SPACE_SHIFT, Access, FaultKind, Kind, MemoryOf, Space, structs
-from ..space.window import Window, nearby
+from ..space.allocation import nearby
+from ..space.window import Window
 from .blocked import resident, thread_of
 from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
@@ -65,7 +66,7 @@ class Record:
         if self.space in _OUTSIDE:
             inside = any(lent.kind is self.space and lent.holding(self.addr) for lent in self._lent)
             return kind if inside else _OUTSIDE[self.space]
-        found = self.window.find(self.addr)
+        found = self.window.index.find(self.addr)
         wild = kind in _OUTSIDE.values() or (self.space is Kind.DEVICE and found is not None and found.lent)
         return FaultKind.OUT_OF_BOUNDS if wild else kind
 
@@ -95,10 +96,10 @@ class Record:
     @property
     def where(self) -> str:
         """The memory that the address lies in or near, in words."""
-        text = self.window.nearest(self.addr)
+        text = self.window.index.nearest(self.addr)
         if self.space is Kind.DEVICE:
             return text
-        found = self.window.find(self.addr)
+        found = self.window.index.find(self.addr)
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside

@@ -17,7 +17,8 @@ from .places import Identity, Index, called_at, index_text, short_place
 from .rows import Again, last_rows
 
 if TYPE_CHECKING:
-    from ..space.window import Allocation, Window
+    from ..space.allocation import Allocation
+    from ..space.window import Window
     from .reports import Report
 
 WIDTH = 120
@@ -58,8 +59,8 @@ class Names:
 
     def of(self, address: int) -> str:
         window = self._window
-        held = window.find(address) if window else None
-        gone = window.freed(address) if window and held is None else None
+        held = window.index.find(address) if window else None
+        gone = window.index.freed(address) if window and held is None else None
         allocation = held or gone
         if allocation is None:
             return f"0x{address:x}"
@@ -281,7 +282,7 @@ def _word(
     if first.mbarrier:
         lines.append(f"  it is an mbarrier: {first.mbarrier}")
     writes = records[np.isin(records["kind"], (EventKind.STORE, EventKind.ATOMIC))]
-    places = np.array([address] if window is None else window.same(address), np.int64)
+    places = np.array([address] if window is None else window.index.same(address), np.int64)
     here = decode(writes[np.isin(writes["address"].astype(np.int64), places)][-1:], identities)
     if here:
         e = here[0]

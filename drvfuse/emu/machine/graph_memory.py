@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..space.window import WindowError
+from ..space.pages import WindowError
+from .allocation import Allocation
 from .failure import Failure
-from .memory import Allocation
 from .objects import Device
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class GraphMemories:
         """Its allocation node runs: there is memory at the address from now on."""
         allocation, window = memory.allocation, self._process.machine.window
         assert allocation.device is not None
-        if not window.covers(allocation.base, 1):
+        if not window.index.covers(allocation.base, 1):
             masks = self._process.memory.masks(allocation)
             window.occupy(
                 allocation.base, allocation.nbytes, allocation.device.index, *masks, table=self._process.table

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..findings import reports
-from .engine import EngineLaunch
+from .engine_launch import EngineLaunch
 from .heap import heap_of
 from .work import Launch, Op
 

@@ -19,7 +19,8 @@ from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
 from . import api, interrupts, residency
-from .engine import Engine, EngineLaunch, EngineModule
+from .engine import Engine, EngineModule
+from .engine_launch import EngineLaunch
 from .failure import Injected
 from .lock import MachineLock
 from .mappables import Mappables

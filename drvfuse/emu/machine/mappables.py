@@ -41,7 +41,7 @@ class Mappables:
         del self._live[item]
         if isinstance(item, Memory):
             item.device.used -= item.nbytes
-            self._machine.window.release(item.physical)
+            self._machine.window.mappings.physical.release(item.physical)
         elif isinstance(item, Multicast):
             for bind in list(item.binds):
                 self.unbind(item, bind)
@@ -51,5 +51,5 @@ class Mappables:
         item.binds.remove(bind)
         item.members.unbind(bind.device.index, bind.offset, bind.nbytes)
         if bind.memory is not None:
-            self._machine.window.drop_alias(bind.address, bind.nbytes, bind.memory.physical)
+            self._machine.window.mappings.drop_alias(bind.address, bind.nbytes, bind.memory.physical)
             self.let_go(bind.memory)

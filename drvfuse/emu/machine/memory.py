@@ -12,92 +12,27 @@ VMM                            the devices that were given access at that addres
 from __future__ import annotations
 
 import bisect
-import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
-from ..space.mapped import usable
-from ..space.window import WindowError
+from ..space.pages import WindowError
+from .allocation import Allocation
 from .failure import Failure
-from .foreign import FOREIGN
 from .host_files import FilePart
 from .managed import Advice
-from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
+from .objects import Context, Device, Handle, Memory, Multicast, Pool
 from .shared import Export
 
 if TYPE_CHECKING:
-    from .graph_memory import GraphMemory
     from .process import Process
-    from .work import Command
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
 _LARGEST = 3  # how many allocations are named when memory is exhausted
-_WRONG = {
-    "out_of_bounds": "host memory that is not mapped any more",
-    "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
-    "no_access": "which no device was given access to (cuMemSetAccess)",
-    "read_only": "which every device may only read (cuMemSetAccess)",
-}
-
-
-@dataclass(eq=False)
-class Allocation:
-    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
-    pool, handle and graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at
-    times only.
-    """
-
-    base: int
-    nbytes: int
-    device: Device | None
-    context: Context | None = None
-    pool: Pool | None = None
-    handle: Handle | None = None
-    graph: GraphMemory | None = None
-    host_flags: int | None = None
-    registered: bool = False
-    alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
-    descriptor: int | None = None  # of registered memory: its file, so that what else lies in its pages is found there
-    host: int | None = None  # of such addresses: where the host has the memory
-    of_module: bool = False  # the variables of a module
-    managed: Advice | None = None  # of managed memory: what the program has said about its use
-    synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    freed: bool = False  # whether cuMemFreeAsync is queued for it
-    export: Export | None = None  # the handle by which other processes can open it
-    origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
-    opens: int = 0
-    access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
-    number: int = field(default_factory=itertools.count(1).__next__)
-
-    @property
-    def freeable(self) -> bool:
-        """Memory that cuMemFree takes: of cuMemAlloc, managed or of a pool."""
-        memory = self.device is not None or self.managed is not None
-        return memory and self.mapped is None and not self.of_module
-
-    @property
-    def exportable(self) -> bool:
-        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
-        return self.device is not None and self.context is not None and self.origin is None and not self.of_module
-
-    @property
-    def mapped(self) -> Mappable | None:
-        """The memory or multicast object that cuMemMap has mapped here."""
-        return None if self.handle is None else self.handle.item
-
-    @property
-    def memory(self) -> Memory | None:
-        return self.mapped if isinstance(self.mapped, Memory) else None
-
-    @property
-    def multicast(self) -> Multicast | None:
-        return self.mapped if isinstance(self.mapped, Multicast) else None
 
 
 class ProcessMemory:
@@ -151,48 +86,6 @@ class ProcessMemory:
             if base + self._live[base].nbytes > start:
                 found.append(self._live[base])
         return found
-
-    # What queued copies and fills meant ------------------------------------------------------------------------------
-
-    def identify(self, command: Command) -> list[tuple[int, ...]]:
-        """The allocations that each access of a command touches. A later call gives the same only if none was freed or
-        made there.
-        """
-        return [tuple(a.number for a in self.within(at.address, at.nbytes)) for at in command.accesses()]
-
-    def refusal(self, command: Command, allocations: list[tuple[int, ...]]) -> Report | None:
-        """The reason why a command that meant these allocations cannot run now; None if it can."""
-        now = self.identify(command)
-        for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
-            kind = ""
-            if not self._window.contains(at.address, at.nbytes):
-                elsewhere = at.address >= FOREIGN or self._window.contains(at.address)
-                kind = "" if elsewhere or usable(at.address, at.nbytes, at.write) else "out_of_bounds"
-            elif numbers != then or not self._present(at.address, at.nbytes):
-                kind = "use_after_free"
-            elif not self._permits(at.address, at.nbytes, READ):
-                kind = "no_access"
-            elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
-                kind = "read_only"
-            if kind:
-                name, verb = command.title, "writes" if at.write else "reads"
-                text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
-                device, process = command.context.device.index, self._process.title
-                return Report(kind, text, device=device, address=at.address, process=process)
-        return None
-
-    def _present(self, address: int, nbytes: int) -> bool:
-        """True if a range is live memory; memory of graphs has to be allocated now."""
-        if self.uncovered(address, nbytes) is not None:
-            return False
-        return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
-
-    def _permits(self, address: int, nbytes: int, flags: int) -> bool:
-        """True if some device has this access to every mapping of a range: the driver offers that copy only. Plain
-        memory and pools permit all copies, which go through the host if need be.
-        """
-        mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
-        return all(any(has & flags == flags for has in a.access.values()) for a in mapped)
 
     # What there is ---------------------------------------------------------------------------------------------------
 
@@ -274,8 +167,8 @@ class ProcessMemory:
     def stray(self, what: str, address: int) -> Failure:
         """The failure of a call with a wrong address, which may be that of freed memory."""
         window = self._window
-        kind = "use_after_free" if window.freed(address) else "out_of_bounds"
-        text = f"{what}: 0x{address:x} is {window.nearest(address)}"
+        kind = "use_after_free" if window.index.freed(address) else "out_of_bounds"
+        text = f"{what}: 0x{address:x} is {window.index.nearest(address)}"
         return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
 
     def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
@@ -298,7 +191,7 @@ class ProcessMemory:
 
     def reserve(self, nbytes: int, alignment: int) -> int:
         """Addresses for mappings. Raises WindowError if there are none left."""
-        address = self._window.reserve(nbytes, alignment)
+        address = self._window.mappings.reserve(nbytes, alignment)
         self._reserved[address] = nbytes
         return address
 
@@ -306,7 +199,7 @@ class ProcessMemory:
         """Give back what `reserve` returned. Raises ArgumentError for anything else, and where something is mapped."""
         if address not in self._reserved:
             raise ArgumentError("address", f"0x{address:x}", "a reservation of this process")
-        self._window.free_reservation(address, nbytes)
+        self._window.mappings.free_reservation(address, nbytes)
         del self._reserved[address]
 
     def map(self, address: int, nbytes: int, handle: Handle) -> None:
@@ -319,17 +212,17 @@ class ProcessMemory:
             )
         item, table = handle.item, self._process.table
         if isinstance(item, Multicast):
-            self._window.map_multicast(address, nbytes, item.members, table)
+            self._window.mappings.map_multicast(address, nbytes, item.members, table)
             self.add(Allocation(address, nbytes, None, handle=handle))
         elif isinstance(item, Memory):
-            self._window.map(address, nbytes, item.physical, table=table)
+            self._window.mappings.map(address, nbytes, item.physical, table=table)
             self.add(Allocation(address, nbytes, item.device, handle=handle))
         self._process.machine.mappables.hold(item)
 
     def unmap(self, mapping: Allocation) -> None:
         """Undo one `map`."""
         assert mapping.mapped is not None
-        self._window.unmap(mapping.base, mapping.nbytes)
+        self._window.mappings.unmap(mapping.base, mapping.nbytes)
         self.drop(mapping)
         self._process.machine.mappables.let_go(mapping.mapped)
 
@@ -348,7 +241,7 @@ class ProcessMemory:
         if allocation.pool is not None:
             self.free(allocation)
             allocation.pool.live.discard(allocation.base)
-        elif self._window.covers(allocation.base, 1):
+        elif self._window.index.covers(allocation.base, 1):
             self._window.vacate(allocation.base)
 
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:

@@ -16,11 +16,11 @@ import time
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.members import PIECE, Members
-from ..space.window import WindowError
+from ..space.pages import WindowError
 from . import interrupts
+from .allocation import Allocation
 from .failure import Failure
 from .machine import Machine
-from .memory import Allocation
 from .objects import Bind, Device, Handle, Memory, Multicast
 from .patience import GRACE_S, MOMENT_S, others, outside
 from .process import Process
@@ -96,7 +96,7 @@ def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocatio
     memory = source if isinstance(source, Memory) else None
     if isinstance(source, Memory):
         try:
-            address = proc.machine.window.alias(nbytes, source.physical, at)
+            address = proc.machine.window.mappings.alias(nbytes, source.physical, at)
         except WindowError as error:
             raise proc.memory.full(device, nbytes, str(error)) from None
         proc.machine.mappables.hold(source)

@@ -16,8 +16,8 @@ from .failure import Failure
 
 if TYPE_CHECKING:
     from ..findings.reports import Report
+    from ..space.allocation import Physical
     from ..space.members import Members
-    from ..space.window import Physical
     from .capture import Capture
     from .engine import EngineModule
     from .graph import Edge, Node

@@ -56,7 +56,7 @@ class Patience:
     def _host_wait(self) -> float:
         """The seconds that another thread has to write host memory that a kernel polls; 0 if none polls any."""
         machine = self._machine
-        found = [machine.window.find(address) for address in machine.progress.polled()]
+        found = [machine.window.index.find(address) for address in machine.progress.polled()]
         return machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
 
 

@@ -176,8 +176,8 @@ class Process:
         nbytes = require_integer("nbytes", nbytes, "an integer of at least 1", 1)
         with machine.lock:
             machine.lock.called(self, "declare_polled")
-            if not machine.window.covers(address, nbytes):
-                where = f"{nbytes} bytes at 0x{address:x} ({machine.window.nearest(address)})"
+            if not machine.window.index.covers(address, nbytes):
+                where = f"{nbytes} bytes at 0x{address:x} ({machine.window.index.nearest(address)})"
                 raise ArgumentError("memory", where, "a range of allocated memory of this machine")
             if machine.detector is not None:
                 machine.detector.polled(address, nbytes)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..bindings import R
 from ..findings import reports, timeline
-from ..space.window import WindowError
-from . import interrupts
+from ..space.pages import WindowError
+from . import interrupts, queued
 from .backlog import Backlog
 from .failure import Failure
 from .kernels import Kernels
@@ -140,7 +140,7 @@ class Progress:
         number = next(self._sequence)
         op = Op(command, (priority, self._backlog.draw(), number), number)
         op.call = self.machine.lock.call
-        op.allocations = command.context.process.memory.identify(command)
+        op.allocations = queued.touched(command)
         after = dict.fromkeys(after)
         if self.detector is not None:
             self.detector.queue(op, after, primary, chain)
@@ -268,7 +268,7 @@ class Progress:
 
     def _run(self, op: Op, command: Command) -> bool:
         """Run an operation that is no kernel and no host function. False if it has to wait for a value."""
-        refusal = command.context.process.memory.refusal(command, op.allocations)
+        refusal = queued.refusal(command, op.allocations)
         if refusal is None:
             if self.detector is not None:
                 self.machine.engine.identify(op)

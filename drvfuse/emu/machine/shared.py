@@ -13,7 +13,8 @@ import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from .memory import Allocation, ProcessMemory
+    from .allocation import Allocation
+    from .memory import ProcessMemory
 
 HANDLE_BYTES = 64
 Item = TypeVar("Item")

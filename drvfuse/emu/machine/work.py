@@ -19,9 +19,9 @@ from . import foreign
 from .objects import Context, Event, Function
 
 if TYPE_CHECKING:
+    from .allocation import Allocation
     from .graph_memory import GraphMemory
     from .machine import Machine
-    from .memory import Allocation
     from .process import Process
     from .user_objects import UserObject
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native runtime that emulated kernels call (CUDA C++, compiled to PTX, translated like any kernel), and the
-loading of native code.
+"""The native runtime that emulated kernels call, and the loading of native code. The runtime is CUDA C++, which is
+compiled to PTX and translated as kernels are.
 
 It imports `emu.translate` and `emu.abi`.
 """

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks behind every memory access of generated code, their counters, and the other functions that it calls.
+// The checks and counters of every memory access of translated code, and the other functions that translated code
+// calls.
 #pragma once
 
 #include "delay.cuh"
 #include "race_alias.cuh"
 #include "race_cluster.cuh"
 
+// Records a fault, which stops the launch, unless one is recorded already.
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
     l->fault.kind = kind;
@@ -19,7 +21,8 @@ FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32
     l->state = FAULTED;
 }
 
-// Records a notice, a finding that ends nothing: once for each place of a launch, until Python has taken it.
+// Records a notice, which is a finding that does not stop the launch: once for each site of a launch until Python takes
+// it.
 FAR void notice(Launch* l, Thread* t, u32 kind, u32 lane) {
     Engine* e = l->engine;
     LOOP for (u32 i = 0; i < e->notices; i++)
@@ -42,7 +45,7 @@ FN u32 in_window(Launch* l, u64 addr, u32 size) {
     return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
 }
 
-// A write while the engine probes: its old value is kept until the thread suspends, and compared then.
+// Called before a write in a probe: keeps the old value, which settle_writes compares when the thread has suspended.
 FAR void note_write(Engine* e, u64 addr, u32 size) {
     if (e->writes == WRITES) {
         e->progress++;
@@ -67,11 +70,13 @@ FN Block* shared_of(Thread* t, u64 addr, u32 size) {
     return block_of_rank(l, b, (u32)(off >> CLUSTER_SHIFT));
 }
 
-// Another block of the cluster has shared memory while its threads run: from the first one's start to the last one's end.
+// Whether another block of the cluster has shared memory: from the first resume of its threads to the exit of the last
+// one.
 FN u32 present(Block* b) { return b->active && b->begun && b->live; }
 
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->begun ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
+// Whether a thread may access this range of memory that the engine lends (shared, local, parameters).
 FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
     Launch* l = t->launch;
     if (type == K_SHARED) {
@@ -86,6 +91,7 @@ FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
 
 FAR u32 copying_to(Launch* l, u64 addr);
 
+// Finds out why an access is refused and records the fault. Returns 0 if the access is allowed after all.
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -128,14 +134,14 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
-    if (kind == F_NONE) return 0;  // only elements that are never read are uninitialised: compilers load too much
+    if (kind == F_NONE) return 0;  // all uninitialised elements are never read: compilers load more than they use
     if (kind == F_UNINITIALISED) value = copying_to(l, where);
     fault(l, t, kind, site, where, size, flags, value);
     return 1;
 }
 
-// Checks the shadow bytes: addressable, unless the whole granule is, and initialised where the access reads. With `marks`
-// the access also marks what it writes as initialised.
+// Checks the shadow bytes of an access: its bytes must be addressable, unless the whole granule is, and initialised if
+// the access reads. With `marks`, marks the bytes as initialised. Returns 1 if the access is refused.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
@@ -166,8 +172,8 @@ FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return interrupted(t, site);
 }
 
-// 1, and a fault, if this thread must not make this access. *found: the access word of its granule. An access to local
-// memory or a parameter is allowed, and is not tracked.
+// Returns 1, after recording a fault, if the thread must not make this access. *found is the access word of its
+// granule. For local memory and parameters only the bounds are checked.
 FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -195,6 +201,8 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     return bad ? bad_access(t, addr, size, flags, site) : 0;
 }
 
+// Checks and counts an access of a thread, and passes it to delayed stores and the race detector. Returns 1 after
+// recording a fault.
 FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u32 word;
@@ -229,7 +237,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
 // Checks and counts one access of `size` bytes (a power of two up to 32). Returns 0 if the access is allowed.
 API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) { return access(t, addr, size, flags, site); }
 
-// The same for the commonest plain loads and stores.
+// rt_access for the most frequent plain loads and stores.
 API u32 rt_read4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, 0, site); }
 API u32 rt_read8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, 0, site); }
 API u32 rt_read16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, 0, site); }
@@ -237,7 +245,7 @@ API u32 rt_write4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, A_W
 API u32 rt_write8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, A_WRITE, site); }
 API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A_WRITE, site); }
 
-// A thread has made LOOP_SLICE more rounds of loops without accesses. Returns 0 if it may go on.
+// Called after each LOOP_SLICE rounds of loops without accesses. Returns 0 if the thread may continue.
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
@@ -269,8 +277,8 @@ API void rt_trigger(Thread* t) {
     }
 }
 
-// Virtual time, in nanoseconds (%globaltimer) or as many cycles. It advances by itself only as threads are resumed, so a
-// thread that reads nothing but the clock makes it run, ever faster.
+// Virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of a thread
+// and with each read of the clock. If one thread reads the clock again and again, the step of a read doubles each time.
 API u64 rt_clock(Thread* t, u32 kind) {
     Engine* e = t->launch->engine;
     e->clock_reads++;
@@ -291,7 +299,8 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     return rt_call(t->launch->engine->print, &call);
 }
 
-// The start of a recursive function: 1, and a fault, if so many calls are open that the host's stack could overflow.
+// Called at the start of a recursive function. Returns 1, after recording a fault, if more calls could overflow the
+// stack of the host.
 API u32 rt_depth(Thread* t, u32 site) {
     u32 mark;
     u64 used = t->launch->engine->stack - (u64)&mark;
@@ -300,8 +309,8 @@ API u32 rt_depth(Thread* t, u32 site) {
     return 1;
 }
 
-// malloc and free. The heap itself is kept by the engine's Python code. The race detector takes free for a write of all
-// bytes of the memory, and never for a plain store, since a plain store that leaves the same value may be accepted.
+// malloc and free, whose heap the engine's Python code keeps. To the race detector, free is a write of all bytes of the
+// memory. It is no plain store (A_LATER), since plain stores of the same value may be accepted without an order.
 API u64 rt_malloc(Thread* t, u64 size) {
     Heap call = {t, 0, size, HEAP_MALLOC, 0};
     if (t->launch->heap) rt_call(t->launch->heap, &call);

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known to have happened: vector clocks, sparse and shared, in an arena that Python reserves.
+// Sparse vector clocks: which accesses a thread or an operation knows of, that is,
+// which happened before it. They lie in an arena that Python reserves.
 //
-// Every launch, copy and fill is an operation with a number and a place in a chain (a stream, or a branch of a graph). A
-// thread's time counts its releases; all threads of a block agree on it when they pass a barrier together. A clock says
+// Every launch, copy and fill is an operation with a number and a place in a chain (a stream, or a branch of a graph).
+// A thread's time is the number of its releases; all threads of a block have the same time after a barrier of the whole
+// block. A clock consists of
 //
-//     chains   of which chains all operations up to which place are known, wholly
-//     items    beyond these, of a block of an operation: all accesses before a time (sub 0), or those of some lanes of one
-//              warp before a later time (sub 1 + warp); block WHOLE: the operation, wholly, though not what lies before
-//              it in its chain
+//     chains   pairs of a chain and a place: all operations of the chain up to that place are known as a whole
+//     items    known accesses of other operations, by block: all accesses of the block before a time (sub 0), or those
+//              of some lanes of one warp before a later time (sub 1 + warp); block WHOLE: the operation as a whole, but
+//              not the operations before it in its chain
 //
-// Clocks never change once made. They are counted references, 0 is the clock that knows nothing.
+// A clock is never changed after it is made. A Ref is a counted reference to one; Ref 0 is the clock that knows
+// nothing.
 #pragma once
 
 #include "common.cuh"
@@ -19,16 +22,16 @@ struct Chain {
 };
 
 struct Item {
-    u64 key;  // op << 32 | block << 6 | sub; sorted by it, and then by falling time
+    u64 key;  // op << 32 | block << 6 | sub; items are sorted by key, then by descending time
     u32 time, lanes;
 };
 
 struct Clock {
-    u32 refs, klass, chains, items;  // followed by these, the items from a multiple of 16 bytes on
+    u32 refs, klass, chains, items;  // followed by the chains and, from a multiple of 16 bytes on, the items
 };
 
 const u32 WHOLE = 0x3FFFFFF;
-const u64 RESERVE = 64 << 20;  // of the arena: more than one access needs
+const u64 RESERVE = 64 << 20;  // bytes of the arena that are kept free; more than one access needs
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN void* at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }
@@ -36,6 +39,7 @@ FN Chain* chains_of(Clock* c) { return (Chain*)(c + 1); }
 FN Item* items_of(Clock* c) { return (Item*)((u8*)(c + 1) + ((c->chains * 8 + 15) & ~15u)); }
 FN u32 bytes_of(u32 chains, u32 items) { return 16 + ((chains * 8 + 15) & ~15u) + items * 16; }
 
+// Takes a piece of the arena, whose size class is stored in *klass.
 FAR Ref take(Race* r, u32 bytes, u32* klass) {
     u32 k = 0;
     LOOP while ((32ull << k) < bytes) k++;
@@ -70,12 +74,13 @@ FN void release(Race* r, Ref ref) {
     give(r, ref, c->klass);
 }
 
-// `*slot` refers to `ref` from now on; takes over the caller's reference.
+// Replaces the reference in *slot by `ref`, a reference of the caller that passes to the slot.
 FN void put(Race* r, Ref* slot, Ref ref) {
     release(r, *slot);
     *slot = ref;
 }
 
+// The place up to which a clock knows all operations of a chain.
 FN u32 upto(Clock* c, u32 chain) {
     Chain* list = chains_of(c);
     u32 low = 0, high = c->chains;
@@ -87,7 +92,7 @@ FN u32 upto(Clock* c, u32 chain) {
     return low < c->chains && list[low].chain == chain ? list[low].upto : 0;
 }
 
-// The first item that is not before a key.
+// The index of the first item whose key is at least `key`.
 FN u32 lower(Clock* c, u64 key) {
     Item* list = items_of(c);
     u32 low = 0, high = c->items;
@@ -110,7 +115,8 @@ FN u32 knows_op(Race* r, Clock* c, u32 op) {
     return upto(c, o->chain) >= o->place || has_whole(r, c, op);
 }
 
-// 1 if a clock includes the accesses of lanes of a warp at a time; 2 if it does not, but includes earlier ones of the block.
+// 1 if a clock includes the accesses that these lanes of a warp made at a time; 2 if it does not, but includes other
+// accesses of the block; else 0.
 FAR u32 knows(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lanes, u32 time) {
     if (!ref) return 0;
     Certain* certain = &r->certain[op % CERTAIN];
@@ -144,7 +150,7 @@ FN void add_item(Item* out, u32* n, u64 key, u32 time, u32 lanes) {
     ++*n;
 }
 
-// Both groups of items of one block, [i, ie) and [j, je), as one.
+// Joins two groups of items of the same block, [i, ie) of `a` and [j, je) of `b`.
 FAR void join_block(Item* a, u32 i, u32 ie, Item* b, u32 j, u32 je, Item* out, u32* n) {
     u32 all = 0;
     u64 first = i < ie ? a[i].key : b[j].key;
@@ -181,7 +187,7 @@ FN u32 same_clock(Clock* a, Clock* b) {
     return 1;
 }
 
-// A new clock (one reference): the join of two clocks.
+// The join of two clocks, as a new clock with one reference.
 FAR Ref merge(Race* r, Clock* a, Clock* b) {
     u32 klass;
     Ref ref = take(r, bytes_of(a->chains + b->chains, a->items + b->items), &klass);
@@ -234,7 +240,7 @@ FAR Ref merge(Race* r, Clock* a, Clock* b) {
     return ref;
 }
 
-// The join of two clocks (a new reference). The last joins are cached, as many threads often make the same one.
+// The join of two clocks, as a new reference. The last joins are cached, as many threads often need the same join.
 FAR Ref join(Race* r, Ref a, Ref b) {
     if (!b || a == b) return retain(r, a);
     if (!a) return retain(r, b);
@@ -251,7 +257,8 @@ FAR Ref join(Race* r, Ref a, Ref b) {
 
 FN void learn(Race* r, Ref* slot, Ref more) { put(r, slot, join(r, *slot, more)); }
 
-// `ref` and some items of one block besides.
+// A new clock: `ref` joined with all accesses of a block before the time `all`, and with those of lanes of a warp
+// before `time`.
 FAR Ref with_items(Race* r, Ref ref, u32 op, u32 block, u32 all, u32 warp, u32 lanes, u32 time) {
     struct {
         Clock clock;
@@ -277,9 +284,9 @@ FN Ref with_chain(Race* r, Ref ref, u32 chain, u32 place) {
     return merge(r, ref ? (Clock*)at(r, ref) : &none.clock, &own.clock);
 }
 
-// For Python ----------------------------------------------------------------------------------------------------------------
+// For Python ----------------------------------------------------------------------------------------------------------
 
-// Both references pass to the result.
+// The join of two clocks. Both references pass to the result.
 API u32 rt_clock_join(Race* r, u32 a, u32 b) {
     Ref c = join(r, a, b);
     release(r, a);
@@ -290,7 +297,7 @@ API u32 rt_clock_join(Race* r, u32 a, u32 b) {
 API void rt_clock_retain(Race* r, u32 a) { retain(r, a); }
 API void rt_clock_release(Race* r, u32 a) { release(r, a); }
 
-// An operation has ended that knew `ref`, a reference that passes to the result: what is known after it.
+// The clock after the end of an operation that knew `ref`. The reference passes to the result.
 API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
     Op* o = &r->ops[op];
     Ref c;
@@ -301,7 +308,8 @@ API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
         c = with_items(r, ref, op, WHOLE, 1, 0, 0, 0);
     }
     release(r, ref);
-    // An operation that was known by itself may be the next one of its chain now.
+    // An operation that is known as an item (WHOLE) may follow the known part of its chain now: then it becomes part of
+    // that.
     u32 again = r->wholes != 0;
     LOOP while (again) {
         again = 0;

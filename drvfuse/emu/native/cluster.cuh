@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clusters of blocks: the barrier of all threads of a cluster (barrier.cluster).
 //
-// The blocks of a cluster lie in neighbouring slots, in the order of their ranks, and become resident together. Their shared
-// memories are 1 << CLUSTER_SHIFT bytes apart, so an address in shared memory of 32 bits is rank << CLUSTER_SHIFT | offset: it
-// means the same to all blocks of the cluster, and mapa exchanges the rank. An instruction on .shared::cta may use it only for
-// its own block's memory, one on .shared::cluster, or with a generic address, for that of every block of the cluster that
-// is present (access.cuh).
+// The blocks of a cluster have adjacent slots, in the order of their ranks, and become resident together. Their shared
+// memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT | offset: all
+// blocks of the cluster mean the same memory by it, and mapa replaces the rank. An instruction on .shared::cta may
+// access its own block's memory only. An instruction on .shared::cluster, or with a generic address, may access the
+// memory of each block of the cluster that is present (access.cuh).
 //
-// A phase of the barrier is complete when each thread of the cluster has arrived in it or exited. A thread arrives once
-// in a phase, and waits for it before it arrives in the next. The counts are in the block of rank 0, whose slot is not
-// used again before the last block of the cluster has ended. Lanes at an .aligned arrive or wait are held up until all
-// of their warp that have not exited have come to the same instruction; others go on one by one.
+// A phase of the barrier is complete when each thread of the cluster has arrived in it or has exited. A thread arrives
+// once in a phase, and waits for the phase before it arrives in the next one. The counts are in the block of rank 0,
+// whose slot stays in use until the last block of the cluster has ended. A lane at an .aligned arrive or wait continues
+// when all lanes of its warp that have not exited have reached the same instruction; without .aligned, each lane
+// continues alone.
 //
 // An arrival releases, unless it is .relaxed, and a wait acquires, at the scope of the cluster: race_cluster.cuh.
 #pragma once
 
 #include "access.cuh"
 
+// Completes a phase of the barrier: its waiting threads continue.
 FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_arrived = lead->cluster_missing = 0;
     if (l->engine->race) race_cluster_complete(l->engine->race, lead->race);
@@ -39,14 +41,14 @@ FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_phase++;
 }
 
-// `count` threads have arrived, or one has exited: the barrier misses fewer.
+// Called when `count` threads have arrived at the barrier of the cluster, or one thread has exited.
 FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
     Block* lead = block_of_rank(l, b, 0);
     lead->cluster_missing -= count;
     if (!lead->cluster_missing && lead->cluster_arrived) complete_cluster(l, lead, last);
 }
 
-// The lanes of a warp that are at the same half (arrive or wait) of the barrier.
+// Called when lanes of a warp are at the same half, arrive or wait, of the barrier.
 FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     Warp* warp = &b->warps[w];
     Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers of all files of the native runtime. The structures and numbers that it shares with generated code and with Python
-// are in abi.cuh, a header that Python writes (drvfuse/emu/abi).
+// Helpers of all files of the native runtime. The structures and numbers that the
+// runtime shares with translated code and with Python are in abi.cuh, a header that Python generates (drvfuse/emu/abi).
 #pragma once
 
 #include "abi.cuh"
 
 #define API extern "C" __device__
 #define FN static __device__
-#define FAR static __device__ __noinline__  // a function of its own: keeps the module small
+#define FAR static __device__ __noinline__  // not inlined, which keeps the code small
 #define POPC(x) __popc(x)
 #define FFS(x) __ffs(x)
 #define LOOP _Pragma("unroll 1")
 
-const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: suspended at an access that it made before
+const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
 const u32 POLL_CREDIT = 16;    // shift in Thread::polls: polls that the thread may still make without a change
-const u32 CREDIT = 64;         // more than the polls between two looks at a rarely polled word
-const u64 FUEL = 1 << 24;      // accesses, or rounds, of one thread after which it asks whether it was interrupted
-const u64 RESUME_WORK = 32;    // the cost of a resume, or of a check of a spinning thread, in accesses
+const u32 CREDIT = 64;         // more polls than a loop makes between two polls of the word that it polls most rarely
+const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, after which a thread checks for an interrupt
+// Costs, in accesses: a resume, the check of a spinning thread, a matrix instruction.
+const u64 RESUME_WORK = 32;
 const u64 LOOK_WORK = 8;
-const u64 MATRIX_WORK = 2048;     // the cost of a matrix instruction
-const u64 WORK_LIMIT = 32 << 20;  // work of one call, about a tenth of a second
-const u64 STRAIN = 16;  // weight of a resume at a strong access; other resumes wait for threads, not words, and count 1
-const u64 LAST_STEP = 86400000000000ull;  // a virtual day
-const u32 STREAK =
-    64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
+const u64 MATRIX_WORK = 2048;
+const u64 WORK_LIMIT = 32 << 20;  // cost after which a call returns: about a tenth of a second
+const u64 STRAIN = 16;  // weight of a resume at a strong access; other resumes, which wait for threads, count 1
+const u64 LAST_STEP = 86400000000000ull;  // a virtual day, in nanoseconds
+const u32 STREAK = 64;            // passes with resumes in a round of a probe; more than a barrier in a spin loop takes
 const u64 STACK_LIMIT = 2 << 20;  // bytes; a thread of Python has 8 MiB
-const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
+const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which polling ever new words counts as idle
 
 API u32 rt_call(void* function, void* thread);
 API u64 rt_now();
 
-// Adds an event to the ring of the last events.
+// Adds an event to the ring buffer of the last events.
 FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {
     Engine* e = l->engine;
     Event* v = &e->events[e->event_count++ & (EVENTS - 1)];
@@ -47,7 +47,7 @@ FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
-// The block of a rank in the cluster of a block.
+// The block of rank `rank` in the cluster of a block.
 FN Block* block_of_rank(Launch* l, Block* b, u32 rank) {
     return (Block*)(l->slots + (b->slot - b->cluster_rank + rank) * l->slot_stride);
 }
@@ -60,7 +60,7 @@ FN u64 hash(u64 x) {
     return x ^ x >> 31;
 }
 
-// The word (up to 16 bytes) at an address.
+// The word of up to 16 bytes at an address, as two halves.
 FAR u64 low_of(u64 addr, u32 size) {
     if (size == 4) return *(u32*)addr;
     if (size >= 8) return *(u64*)addr;

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies: cp.async of 4, 8 or 16 bytes from global to shared memory, and the groups that threads wait for.
 //
-// A thread has a queue of the copies that it has issued and not waited for, oldest first, each with the number of its
-// group: how often the thread had committed before. wait_group N ends those whose group is not among the N committed last;
-// the open group is not committed, so it stays. wait_all commits and waits for all. What a thread has never waited for
-// stays in its queue when it exits, and is dropped when the block ends: we assume that such a copy may be made that late,
-// when nobody can see it any more.
+// A thread has a queue of the copies that it has issued and not waited for, oldest first. Each copy has the number of
+// its group, which is the number of the thread's commits before its issue. wait_group N completes the copies whose
+// group is not among the N groups committed last; copies after the last commit stay pending. wait_all commits and waits
+// for all copies. Copies for which a thread never waits stay in its queue when it exits, and are dropped when the block
+// ends: we assume that PTX allows such a copy to be made so late that no thread can see it.
 //
-// Why each result shown is one that PTX allows. A copy is a weak access that is made at any moment between its issue and
-// the end of its thread's wait for it; nothing but that wait orders it, neither with the thread's own accesses, nor with
-// other copies, nor at a barrier. Here that moment is drawn for each copy: at its issue, at the thread's next commit, or at
-// the wait, which with seed 0 it always is. So
+// Why each result is one that PTX allows. A copy is a weak access that may be made at any moment between its issue and
+// the end of its thread's wait for it. Only that wait orders it: neither the thread's own accesses, nor other copies,
+// nor a barrier do. Here the seed draws the moment for each copy: its issue, the thread's next commit, or the wait.
+// Seed 0 always takes the wait. So
 //
-//   a read without a wait, or by another thread without a barrier after it, finds what was in shared memory before (a
-//     fault where nobody has written yet), in every run with seed 0;
+//   a read without a wait, or by another thread without a barrier after the wait, finds the old contents of shared
+//     memory (a fault where nothing was written yet), in every run with seed 0;
 //   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
-//   a buffer that is still read when the next copy to it is issued is overwritten under the reader where the copy is made
-//     early, so under other seeds.
+//   a buffer that is still read when the next copy to it is issued is overwritten during the read if the copy is made
+//     early, with other seeds.
 //
-// The bytes are read and written in one step, in the view of memory that the thread's block has (delay.cuh). What
-// the shadow knows as initialised is marked then too. Bounds and alignment are checked when the copy is issued; the source
-// once more when it is made, as it may have been freed. Where there is no room for more, a copy is made when it is issued.
-// A thread that polls shared memory for a copy that is only waited for later, or never, waits for ever here.
+// The bytes are read and written in one step, in the view of memory of the thread's block (delay.cuh), and marked as
+// initialised then. Bounds and alignment are checked when the copy is issued. The source is checked again when the copy
+// is made, as it may have been freed. When the table of copies is full, a copy is made at its issue. A thread that
+// polls shared memory for a copy before any wait for it polls for ever here.
 //
-// The race detector takes the read and the write of a copy for accesses that begin at the issue and end at the wait: their
-// entries count as unordered with everything (COPYING in race.cuh) until the wait makes them accesses of its thread.
-// That does not depend on the moment at which the bytes were copied. For a copy that nobody waited for, it lasts until the
-// launch has ended, whatever barriers come: no thread of the block may count on it.
+// To the race detector, the read and the write of a copy begin at the issue and end at the wait. Until the wait, their
+// entries are ordered with no other access (COPYING in race.cuh); the wait makes them accesses of its thread. That does
+// not depend on the moment at which the bytes are copied. The accesses of a copy for which no thread waits last until
+// the launch ends, whatever barriers come in between, as no thread of the block may rely on them.
 #pragma once
 
 #include "access.cuh"
@@ -34,30 +34,30 @@
 
 const u32 COPIES = 1 << 20;
 
-enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // when a copy is made, or that it was made
+enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // Copy::moment: when the copy is to be made; M_MADE: it was made
 
 struct Copy {
     u64 source, target;
-    u64 bits[2];      // data of a piece of a bulk copy to global memory that was read and is not yet written
+    u64 bits[2];      // for a piece of a bulk copy to global memory: its data between read and write
     u32 size, bytes;  // bytes: of the source; the rest is zero
     u32 site, group, moment;
-    u32 next;    // link of its thread's queue, or of the free list
+    u32 next;    // link in its thread's queue, or in the free list
     u32 number;  // position among all copies that were ever in its queue
-    u32 how;     // for a piece of cp.reduce.async.bulk: how it reduces
+    u32 how;     // for a piece of cp.reduce.async.bulk: the Reduce and the Element; else 0
 };
 
-// A bulk copy to shared memory, or an st.async (mbarrier.cuh), or a reduction of either kind, in the list of the block whose
-// memory it writes; or an arrival of cp.async.mbarrier, of no bytes.
+// A pending bulk copy to shared memory, st.async, or reduction by one of these (mbarrier.cuh), in the list of the block
+// whose memory it writes; or an arrival of cp.async.mbarrier, whose size is 0.
 struct Bulk {
     u64 source, target, mbarrier;
-    u64 bits[2];  // without a source: what is stored
+    u64 bits[2];  // for an st.async, which has no source: the value to store
     u32 size, site, thread, moment;
-    u32 how;            // how it reduces, or 0
-    u32 until, number;  // of an arrival: it waits for its thread's copies before `until`; the detector's number for it
-    u32 from;           // the slot of the block of `thread`, which has issued it
-    u32 known;          // what acquirers of its mbarrier will know: a reference to a clock
+    u32 how;            // for a reduction: the Reduce and the Element; else 0
+    u32 until, number;  // for an arrival: it waits for its thread's copies before `until`; the race detector's number
+    u32 from;           // the slot of the block whose `thread` has issued it
+    u32 known;          // the clock that its mbarrier will publish (a reference)
     u32 turns;          // turns of its block since its issue
-    u32 next;           // link of its block's list, oldest first, or of the free list
+    u32 next;           // link in its block's list, oldest first, or in the free list
 };
 
 const u32 BULKS = 1 << 16;
@@ -68,12 +68,12 @@ struct Copies {
     Bulk bulk[BULKS];   // entry 0 is not used
 };
 
-// Of cp.async, or with `bulk` of bulk copies to global memory (store.cuh).
+// A thread's queue of cp.async or, with `bulk`, of bulk copies to global memory (store.cuh).
 FN CopyQueue* queue_of(Thread* t, u32 bulk) {
     return t->launch->copies + ((u64)t->block->slot * t->launch->threads + t->linear) * 2 + bulk;
 }
 
-// Draws the moment of the next copy from the seed.
+// A random number for the moment of the next copy, by the seed.
 FN u32 draw(Thread* t, CopyQueue* q) {
     u64 number =
         ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued;
@@ -118,7 +118,7 @@ FN u32 copying_in(Launch* l, Block* b, u64 addr) {
     return 0;
 }
 
-// The site (plus one) of a copy to this byte that has been issued by a thread of a launch, and not made; or 0.
+// The site, plus one, of a copy to this byte that was issued in a launch and is not made yet; 0 if there is none.
 FAR u32 copying_to(Launch* l, u64 addr) {
     u32 site = 0;
     LOOP for (u32 slot = 0; l->copies && slot < l->high && !site; slot++) {
@@ -128,7 +128,8 @@ FAR u32 copying_to(Launch* l, u64 addr) {
     return site;
 }
 
-// The source is aligned to the size of the copy, so each power of two in `bytes` is an aligned access.
+// Checks the reads of a copy of up to 16 bytes. The source is aligned to the size of the copy, so each power of two in
+// `bytes` is an aligned access.
 FAR u32 unreadable(Thread* t, u64 source, u32 bytes, u32 site, u32* word) {
     LOOP for (u32 piece = 16; piece; piece >>= 1) {
         if (!(bytes & piece)) continue;
@@ -155,7 +156,8 @@ FAR u32 make_copy(Thread* t, Copy* c) {
     return 0;
 }
 
-// The first copy of a queue is over: to the race detector an access of its thread at that time, or of an arrival.
+// Completes and removes the first copy of a queue. To the race detector it becomes an access of its thread at `time`,
+// or of the arrival with the number `arrival`.
 FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     Copies* pool = t->launch->copy_pool;
     Copy* c = &pool->pool[q->first];
@@ -168,7 +170,7 @@ FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     return 0;
 }
 
-// Ends the first copies of a queue that are in groups before `group`.
+// Completes the copies of a queue that are in groups before `group`.
 FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     Copies* pool = t->launch->copy_pool;
     u32 time = t->launch->engine->race ? race_thread(t->block, t->linear)->time : 0;
@@ -184,7 +186,7 @@ FN void start_copies(Thread* t) {
     }
 }
 
-// cp.async of `size` bytes, of which the first `bytes` are read and the others are zero; 0, or 1 and a fault.
+// cp.async of `size` bytes: the first `bytes` are read, the others are zero. Returns 0, or 1 after recording a fault.
 API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;
@@ -242,7 +244,7 @@ API u32 rt_copy_commit(Thread* t) {
     return 0;
 }
 
-// Waits until at most the `newest` groups that were committed last may be pending.
+// Waits until the copies of all groups but the `newest` committed last are complete.
 API u32 rt_copy_wait(Thread* t, u32 newest, u32 site) {
     CopyQueue* q = queue_of(t, 0);
     u32 group = q->commits > newest ? q->commits - newest : 0;

@@ -1,93 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delayed stores: a store of a block reaches other blocks late, at a moment that the seed decides, unless something orders
-// it. Off (Engine::delay is null) they reach everybody at once, and memory is sequentially consistent.
+// Delayed stores: a store of a block reaches other blocks late, at a moment that
+// the seed decides, unless an ordering operation forces it earlier. When this is off (Engine::delay is null), each
+// store reaches all threads at once, and memory is sequentially consistent.
 //
-// A plain, relaxed, volatile or release store to global memory becomes a Pending entry of its block. The block sees memory
-// with its own entries on top, in the order in which they were made. An entry then passes to the device, on top of whose
-// memory all blocks of the device see it, and from there to everybody: to other devices and the host. Exactly one view is
-// in memory at a time. Entries of a view are put there by exchange(), which swaps what memory holds with what the entry
-// holds, first to last, and taken out by the same, last to first; so no load has to look anything up. Only the block that
-// runs has its view in memory; between turns of launches, and whenever the host may look, nobody has.
+// A plain, relaxed, volatile or release store to global memory becomes a Pending entry of its block. The block sees
+// memory with its own entries on top, in the order of the stores. An entry is passed on twice: to the device, whose
+// blocks then all see it, and later to everybody, that is to other devices and the host. Memory holds exactly one view
+// at a time. exchange() swaps the bytes of an entry with those in memory. To put a view in memory, its entries are
+// exchanged from first to last; to take it out, from last to first. So a load needs no search. Memory holds a block's
+// view only while that block runs; between turns of launches, and whenever the host may read memory, it holds no entry
+// at all.
 //
-// Why each result shown is one that the PTX memory model allows. Passing on is the moment at which a store is performed
-// for the device, or for all. The model asks for nothing but the following to be over before something else happens:
+// Why each result is one that the PTX memory model allows. When an entry is passed on, its store is performed for the
+// device, or for everybody. The model requires a store to be performed before another event only in these cases:
 //
-//   Release. A release (of a store, an atomic or a fence; fence.sc and membar too) by thread T at .gpu or wider passes on
-//     what happens before it in its block, at .sys also all that the device holds: what T itself stored; what anybody stored
-//     before the last barrier that completed in the block, or, in T's warp, before its last __syncwarp; what a release of
-//     .cta scope covered, by whomever (`shared`); and what another thread's strong load has read, which passes it on to the
-//     device at once (observation). So a store is in place before any thread that synchronises with T can go on; and since a
-//     device's entries are all passed on at .sys, also if it got to T through releases of blocks of the device. Barriers of
-//     some warps, and .cta releases that nobody acquired, count for the whole block: that delays less than is allowed.
-//   Coherence. An entry never overtakes an older one of the same block, or device, that overlaps it, and a view has
-//     the newest on top. So stores of a thread to a place stay in order, a thread reads its own newest, and what one reads
-//     from a place never goes back. Where another block's entry is passed on later, it is later in the coherence order, and
-//     whoever has it pending has seen nothing else there since. Two stores of a thread to the same place, with nothing
-//     between that orders them, are one.
-//   Atomicity. An atomic acts on what everybody sees: entries of its own block and device that overlap it are passed on
-//     first; others are not performed yet, and come behind it in the coherence order.
-//   Completion. A launch has ended when its blocks have and nothing that they stored is pending; then all that its device
-//     holds is passed on too. So the stream's next operation, the host, and griddepcontrol.wait see it. The end of a block
-//     alone orders nothing: its entries stay.
-//   Proxies. fence.proxy counts as a release at .sys. Entries are told apart by address: where one page is mapped at two
-//     addresses, stores by one do not wait for those by the other unless a fence.proxy is between, as the model says.
+//   Release. A release (by a store, an atomic or a fence; fence.sc and membar too) by thread T at .gpu scope or wider
+//     passes on the entries of the block that happen before it; at .sys scope it also passes on all entries of the
+//     device. The entries that happen before it are: stores of T; stores of any thread before the last barrier that the
+//     block completed, or, in T's warp, before its last __syncwarp; stores that a release of .cta scope by any thread
+//     covered (`shared`); and stores that a strong load of another thread has read, which that load passes on to the
+//     device at once (observation). So a store is performed before any thread that synchronises with T can continue.
+//     This also holds for a store that T knows through releases of other blocks of the device, since .sys passes on all
+//     entries of the device. A barrier of some of the warps, and a .cta release that no thread acquired, count for the
+//     whole block, which delays less than the model allows.
+//   Coherence. An entry never overtakes an older overlapping entry of the same block, or device, and a view has the
+//     newest entry on top. So the stores of a thread to a location stay in order, a thread reads its own newest store,
+//     and successive reads of a location never return to an older value. An entry of another block that is passed on
+//     later is later in the coherence order; the block that has it pending has seen no other store there since. Two
+//     stores of a thread to the same location, with no ordering operation between them, are merged.
+//   Atomicity. An atomic acts on the value that everybody sees: overlapping entries of its own block and device are
+//     passed on first. Entries of others are not performed yet, and come after it in the coherence order.
+//   Completion. A launch has ended when its blocks have ended and no store of theirs is pending; then all entries of
+//     its device are passed on too. So the next operation of the stream, the host, and griddepcontrol.wait see all
+//     stores. The end of a block alone orders nothing: its entries stay pending.
+//   Proxies. fence.proxy counts as a release at .sys scope. Entries are distinguished by address. Where one page is
+//     mapped at two addresses, stores by one address do not wait for stores by the other without a fence.proxy between
+//     them, as the model says.
 //
-// With the race detector, stores that are not plain are not delayed: it takes a strong read for one of the newest strong
-// write, so a read of an older value would learn what it must not.
+// With the race detector, only plain stores are delayed: the detector assumes that a strong read sees the newest strong
+// write, so a read of an older value would make it learn clocks that the reader does not know.
 //
-// Passing on earlier is always allowed. Every store is passed on in the end: after a bounded number of passes over all
-// blocks, when nothing else can run, and when there is no room for more entries a store is performed at once. Loads are
-// performed in order and when they are made: what needs a load to be stale (a missing acquire, load buffering) is not shown,
-// and fence.acq_rel orders a store before a later load here, as fence.sc does. Values of atomics are never delayed. What
-// is initialised is marked at once, so a read of what is still pending is not reported as uninitialised.
+// Passing on earlier is always allowed. Every entry is passed on in the end: after a bounded number of passes over all
+// blocks, or when nothing else can run. When the table of entries is full, a store is performed at once. Loads are
+// performed in order and at once. So results that need a stale load (a missing acquire, load buffering) do not occur
+// here, and fence.acq_rel orders a store before a later load, as fence.sc does. Values of atomics are never delayed.
+// The bytes of a store are marked as initialised at once, so a read of bytes whose store is pending is not reported as
+// uninitialised.
 #pragma once
 
 #include "common.cuh"
 
 const u32 PENDING = 1 << 13;
 const u32 BUCKETS = 1 << 14;
-const u32 CHUNK = 5;      // shift: accesses are aligned and at most 32 bytes, so each lies in one chunk
-const u64 LATEST = 1024;  // passes for which a store may be pending at one level
+const u32 CHUNK = 5;      // shift: accesses are aligned and have at most 32 bytes, so each lies in one chunk
+const u64 LATEST = 1024;  // passes for which an entry may stay at one level
 
-enum {
-    P_FREE,
-    P_BLOCK,
-    P_ENDED,
-    P_DEVICE
-};  // pending in a block that is resident, in one that has ended, on the device
+// The level of an entry: pending in a resident block, in a block that has ended, or on the device.
+enum { P_FREE, P_BLOCK, P_ENDED, P_DEVICE };
 
 struct Pending {
     u64 addr;
-    u64 bits[4];  // the value; while it is in memory, what was there before
+    u64 bits[4];  // the value of the store; while that is in memory, the value that was there before
     Launch* launch;
     Block* block;
-    u64 owner;       // the block's number: slots are used again
-    u64 order, due;  // age in its list; the pass after which it is passed on
+    u64 owner;       // Block::owner, as another block may use the slot later
+    u64 order, due;  // larger for newer entries; the pass after which the entry is passed on
     u32 size, thread, warp, epoch, syncs;
     u32 level, shared, device;
-    u32 next, previous;  // links of its block's or device's list, oldest first; `next` also links the free list
-    u32 chain, back;     // links of its bucket
+    u32 next, previous;  // links in the list of its block or device, oldest first; `next` also links the free list
+    u32 chain, back;     // links in its bucket of the hash table
 };
 
 struct Delay {
-    Block* block;  // whose entries are in memory, if any
-    u32 device;    // and whose (plus one)
+    Block* block;  // the block whose view is in memory, or null
+    u32 device;    // the device whose view is in memory, plus one; 0: none
     u32 live, high, free;
     u64 owners, order, pass, next_due, looked;
     List devices[8];
     u32 bucket[BUCKETS];
-    Pending pool[PENDING];  // the first is not used
+    Pending pool[PENDING];  // entry 0 is not used
 };
 
 FN List* list_of(Delay* d, Pending* p) { return p->level == P_DEVICE ? &d->devices[p->device] : &p->block->pending; }
 
 FN u32 bucket_of(u64 addr) { return (u32)(((addr >> CHUNK) * 0x9E3779B97F4A7C15ull) >> 48) & (BUCKETS - 1); }
 
-// The bytes of its chunk that an access touches.
+// The bytes that an access touches, as a mask of the bytes of its chunk.
 FN u32 bytes_of(u64 addr, u32 size) { return (size >= 32 ? ~0u : (1u << size) - 1) << (addr & 31); }
 
 FN u32 same_chunk(Pending* p, u64 addr) { return p->addr >> CHUNK == addr >> CHUNK; }
 
+// Swaps the bytes of an entry with those in memory.
 FAR void exchange(Pending* p) {
     u64 addr = p->addr, old;
     if (p->size == 4) {
@@ -118,7 +121,8 @@ FAR void hide(Delay* d, List* list) {
     LOOP for (u32 i = list->last; i; i = d->pool[i].previous) exchange(&d->pool[i]);
 }
 
-// Puts a block's view in memory (on top of its device's, which is there already), or takes the present view out.
+// Makes `b` the block whose view is in memory, on top of the view of its device, which is there already. Null: no
+// block.
 FAR void view_block(Delay* d, Block* b) {
     if (d->block == b) return;
     if (d->block) hide(d, &d->block->pending);
@@ -126,7 +130,7 @@ FAR void view_block(Delay* d, Block* b) {
     if (b) show(d, &b->pending);
 }
 
-// The same for a device, given as its number plus one; 0 is none.
+// Makes the device with this number plus one the device whose view is in memory. 0: no device.
 FAR void view_device(Delay* d, u32 device) {
     view_block(d, 0);
     if (d->device == device) return;
@@ -153,7 +157,8 @@ FN void unlink(Delay* d, u32 i) {
     else list->last = p->previous;
 }
 
-// When an entry is passed on at the latest. Seed 0 keeps all as long as may be, others some for a shorter time.
+// Sets when an entry is passed on at the latest. Seed 0 keeps all entries as long as possible, other seeds keep some
+// for a shorter time.
 FN void set_age(Engine* e, Delay* d, Pending* p) {
     p->order = ++d->order;
     u64 random = e->seed ? hash(e->seed * 0x9E3779B97F4A7C15ull + d->order) : ~0ull;
@@ -162,7 +167,7 @@ FN void set_age(Engine* e, Delay* d, Pending* p) {
     if (p->due < d->next_due) d->next_due = p->due;
 }
 
-// From the block to the device.
+// Passes an entry on from its block to the device.
 FAR void to_device(Engine* e, Delay* d, u32 i) {
     Pending* p = &d->pool[i];
     u32 shown = p->level == P_BLOCK && d->block == p->block;
@@ -177,7 +182,7 @@ FN u32 is_freed(Launch* l, u64 addr) {
     return (*(u32*)(l->access_base + (addr - l->window_base >> 16) * 4) >> 24 & 0x3F) == K_FREED;
 }
 
-// From the device to everybody. No other device's view is in memory.
+// Passes an entry on from the device to everybody. The view of no other device is in memory.
 FAR void to_all(Delay* d, u32 i) {
     Pending* p = &d->pool[i];
     if (d->device != p->device + 1 && !is_freed(p->launch, p->addr)) exchange(p);
@@ -192,12 +197,12 @@ FAR void to_all(Delay* d, u32 i) {
     if (!--d->live) d->high = d->free = 0;
 }
 
-// Passes an entry on by one level, behind those of the same block, or device, that it must not overtake.
+// Passes an entry on by one level, after the older entries of its block, or device, that it must not overtake.
 FAR void pass_on(Engine* e, Delay* d, u32 i) {
     Pending* p = &d->pool[i];
     u32 head = d->bucket[bucket_of(p->addr)], level = p->level, bytes = bytes_of(p->addr, p->size), known;
     u64 owner = level == P_DEVICE ? p->device : p->owner, order = p->order, addr = p->addr;
-    if (head == i && !p->chain) {  // nothing else is near, as mostly
+    if (head == i && !p->chain) {  // the usual case: the bucket has no other entry
         if (level == P_DEVICE) to_all(d, i);
         else to_device(e, d, i);
         return;
@@ -229,7 +234,7 @@ FAR void pass_on_device(Delay* d, u32 device) {
     LOOP while (d->devices[device].first) to_all(d, d->devices[device].first);
 }
 
-// Called for a release by a running thread.
+// Called when a running thread makes a release of this scope.
 FAR void release(Thread* t, u32 scope) {
     Engine* e = t->launch->engine;
     Delay* d = e->delay;
@@ -247,7 +252,7 @@ FAR void release(Thread* t, u32 scope) {
     if (scope == SCOPE_SYS) pass_on_device(d, t->launch->device);
 }
 
-// Entries of the block, and of its device, that overlap: passed on to everybody.
+// Passes the entries of a block and of its device that overlap a range on to everybody.
 FAR void pass_on_overlapping(Engine* e, Block* b, u32 device, u64 addr, u32 size) {
     Delay* d = e->delay;
     u32 i, bytes = bytes_of(addr, size);
@@ -263,7 +268,7 @@ FAR void pass_on_overlapping(Engine* e, Block* b, u32 device, u64 addr, u32 size
     } while (i);
 }
 
-// A strong load: what it reads of another thread of the block is passed on to the device.
+// Called for a strong load: entries of other threads of the block that it reads are passed on to the device.
 FN void observe(Engine* e, Thread* t, u64 addr, u32 size) {
     Delay* d = e->delay;
     Block* b = t->block;
@@ -280,7 +285,7 @@ FN void observe(Engine* e, Thread* t, u64 addr, u32 size) {
     } while (i);
 }
 
-// Called for a store that is about to be made.
+// Called before a store: makes an entry for it, or merges it with the entry of the same thread's last store there.
 FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
     Delay* d = e->delay;
     Block* b = t->block;
@@ -331,8 +336,8 @@ FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
     d->bucket[bucket] = i;
 }
 
-// Each store, and each strong access to global or shared memory, when it has been checked and is about to be made. While
-// the engine probes whether anything can still move, nothing is pending and nothing is delayed.
+// Called before each store and before each strong access to global or shared memory, after its checks. During a probe
+// (probe.cuh) no store is pending and none is delayed.
 FAR void delay_access(Thread* t, u64 addr, u32 size, u32 flags, u32 is_shared) {
     Engine* e = t->launch->engine;
     if (e->probing) return;
@@ -355,15 +360,15 @@ FN void delay_start_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// Called when the block has ended and its slot may be used again.
+// Called when a block has ended. Its slot may be used again afterwards.
 FN void delay_end_block(Delay* d, Block* b) {
     view_block(d, 0);
     LOOP for (u32 i = b->pending.first; i; i = d->pool[i].next) d->pool[i].level = P_ENDED;
     b->pending.first = b->pending.last = 0;
 }
 
-// A spinning thread is about to be asked whether the word that it polls has changed: for what its block sees, if it has
-// stores of its own there.
+// Called before the scheduler checks whether a polled word has changed: puts the block's view in memory if the block
+// has an entry near that word.
 FN void delay_look(Delay* d, Block* b, u64 addr) {
     if (!b->pending.first || d->block == b) return;
     LOOP for (u32 i = d->bucket[bucket_of(addr)]; i; i = d->pool[i].chain)
@@ -373,7 +378,8 @@ FN void delay_look(Delay* d, Block* b, u64 addr) {
         }
 }
 
-// The end of a pass: passes on the entries that are due. Large numbers of entries are looked at more rarely.
+// Called at the end of a pass: passes on the entries that are due. The more entries there are, the more rarely they are
+// checked.
 FAR void delay_pass(Engine* e) {
     Delay* d = e->delay;
     d->pass++;
@@ -390,6 +396,7 @@ FAR void delay_pass(Engine* e) {
     e->work += d->high;
 }
 
+// Passes all entries on to everybody.
 FAR void delay_flush(Engine* e) {
     Delay* d = e->delay;
     LOOP for (u32 i = 1; i <= d->high; i++)
@@ -399,14 +406,14 @@ FAR void delay_flush(Engine* e) {
 
 FN u64 rank_of(Engine* e, Pending* p) { return e->seed ? hash(e->seed + p->order * 0x9E3779B97F4A7C15ull) >> 16 : p->order; }
 
-// Nothing else can run: passes on one entry by one level, or a small part of many; the newest first, or what the seed says.
-// 0 if nothing was pending.
+// Called when nothing else can run: passes one entry on by one level, or up to an eighth of the entries if there are
+// many. With seed 0 the newest go first, with another seed a hash decides. Returns 0 if no entry was pending.
 FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     Delay* d = e->delay;
     if (!d->live) return 0;
     u32 watched = 0;
     LOOP for (u32 k = 0; k < n; k++) watched |= launches[k]->state == RUNNING && launches[k]->finished < launches[k]->blocks;
-    if (!watched) {  // their order cannot be observed
+    if (!watched) {  // no block is left that could observe the order of the entries
         delay_flush(e);
         return 1;
     }
@@ -418,7 +425,7 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
         if (rank > high) high = rank;
     }
     low = high - (d->live < 32 ? 0 : (high - low) / 8);
-    u64 last = d->order;  // what this makes new is not looked at again
+    u64 last = d->order;  // an entry that reaches the device in this loop gets a larger number and is skipped
     LOOP for (u32 i = 1; i <= d->high; i++) {
         Pending* p = &d->pool[i];
         if (p->level != P_FREE && p->order <= last && rank_of(e, p) >= low) pass_on(e, d, i);
@@ -427,10 +434,10 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     return 1;
 }
 
-// Bytes of zeroed memory that Engine::delay needs.
+// The size of the zeroed memory for Engine::delay.
 API u64 rt_delay_bytes() { return sizeof(Delay); }
 
-// The launch is given up before its end: what it has stored takes its place.
+// Called when a launch is stopped before its end: its stores are performed.
 API void rt_delay_end(Engine* e, Launch* l) {
     if (!l->pending) return;
     Delay* d = e->delay;

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From PTX to native code in this process: translate, optimise, emit an object, load it; with the objects kept on disk.
+"""Makes native code of PTX and loads it into this process: translate, optimise, emit an object, load it. Objects are
+cached on disk.
 
-A cache entry holds an object and the description of its kernels. Its key is a hash of the PTX, of what translates it
-(drvfuse's own sources, llvmlite, LLVM) and of the CPU, so entries are never wrong, only unused.
+A cache entry has an object and the description of its kernels. Its key is a hash of the PTX, the translator's sources,
+the versions of llvmlite and LLVM, and the CPU; so an entry is never out of date.
 
-The native runtime is compiled from runtime.cu where it is first used, and then in the cache. A wheel has it as
-runtime.ptx, so that PTX runs without NVRTC. The other libraries of `abi.LIBRARIES` come in the same way, where a module
-needs them.
+The native runtime is compiled from runtime.cu at its first use and then cached. A wheel contains it as runtime.ptx, so
+that the emulator needs no NVRTC. The libraries of `abi.LIBRARIES` are loaded in the same way with modules that need
+them.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from .. import abi
 from ..abi.header import HEADER_NAME, header
 
 if TYPE_CHECKING:
-    from ..translate.module import GlobalVar, KernelCode
+    from ..translate.code import GlobalVar, KernelCode
 
 _HERE = Path(__file__).parent
 RUNTIME = "runtime"
 _OBJECT, _DESCRIPTION = "code.o", "kernels.json"
-_PLAIN, _OPTIMISED = 0, 1  # levels of LLVM's code generator
+_PLAIN, _OPTIMISED = 0, 1  # optimisation levels of LLVM's code generator
 _lock = threading.RLock()
 
-# What CUDA C++ cannot express: calling a thread's function by address, and reading the time.
+# Functions that CUDA C++ cannot express: a call of a thread's function by its address, and the host's time.
 _SUPPORT = """
 declare i32 @clock_gettime(i32, ptr)
 define i32 @rt_call(ptr %function, ptr %thread) alwaysinline {
@@ -67,14 +68,14 @@ class NativeModule:
         self._code = code
 
     def address(self, symbol: str) -> int:
-        """Address of a function."""
+        """The address of a function. KeyError if the module has none of that name."""
         found = int(self._code.get_function_address(symbol))
         if not found:
             raise KeyError(symbol)
         return found
 
     def function(self, symbol: str, result: Any, *arguments: Any) -> Any:
-        """A C function of these ctypes types."""
+        """A function as a callable with these ctypes types."""
         return ctypes.CFUNCTYPE(result, *arguments)(self.address(symbol))
 
 
@@ -96,7 +97,7 @@ def _llvm() -> Any:
 
 @functools.cache
 def _identity() -> bytes:
-    """Text that decides an object besides the PTX: the sources of the translator, llvmlite, LLVM and the CPU."""
+    """A hash of all that an object depends on besides the PTX: the translator's sources, llvmlite, LLVM and the CPU."""
     llvm = _llvm()
     import llvmlite
 
@@ -111,9 +112,9 @@ def _identity() -> bytes:
 
 
 def load(ptx: str) -> NativeModule:
-    """Native code of a PTX module, from the cache or translated now. The process keeps the last ones.
+    """The native code of a PTX module, from the cache or translated now. The process keeps the last 32 modules.
 
-    Raises PtxError for what the translator refuses. Thread-safe.
+    Raises PtxError for PTX that the translator refuses. Thread-safe.
     """
     with _lock:
         runtime()
@@ -126,8 +127,8 @@ def _last(ptx: str) -> NativeModule:
 
 
 def runtime() -> NativeModule:
-    """The native runtime, loaded once in a process; the functions that kernels call are published. Thread-safe."""
-    with _lock:  # of its own: the cache alone would let two threads load two runtimes
+    """The native runtime. It is loaded once per process, with its functions made known to LLVM. Thread-safe."""
+    with _lock:  # functools.cache alone would let two threads load two runtimes
         return _runtime()
 
 
@@ -142,7 +143,7 @@ def _library(name: str) -> NativeModule:
 
 
 def _published(name: str, functions: tuple[str, ...]) -> NativeModule:
-    """Load a native library, and let code that is loaded from now on find its functions."""
+    """Load a native library, and make its functions known to LLVM for code that is loaded later."""
     in_wheel = _HERE / f"{name}.ptx"
     module = _load(in_wheel.read_text() if in_wheel.exists() else compile_native(name), raw=True)
     for function in functions:
@@ -153,14 +154,24 @@ def _published(name: str, functions: tuple[str, ...]) -> NativeModule:
 def _load(ptx: str, raw: bool) -> NativeModule:
     key = hashlib.sha256(_identity() + (b"raw" if raw else b"") + ptx.encode()).hexdigest()
     entry = cache.entry_path("runtime.o" if raw else "module.o", key)
-    found = cache.load(entry) if entry is not None else None
-    if found is None:
-        description, native = _build(ptx, raw)
-        if entry is not None:
+    if entry is None:
+        return _open(*_build(ptx, raw))
+    return _open(*(_cached(entry) or _cached_by_one_process(entry, ptx, raw)))
+
+
+def _cached(entry: Path) -> tuple[dict[str, Any], bytes] | None:
+    found = cache.load(entry)
+    return None if found is None else (json.loads(found[1][_DESCRIPTION]), found[1][_OBJECT])
+
+
+def _cached_by_one_process(entry: Path, ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
+    """Build a missing entry, or wait for the process that is building it."""
+    with cache.building(entry) as waited:
+        found = _cached(entry) if waited else None
+        if found is None:
+            description, native = found = _build(ptx, raw)
             cache.store(entry, {}, {_DESCRIPTION: json.dumps(description).encode(), _OBJECT: native})
-    else:
-        description, native = json.loads(found[1][_DESCRIPTION]), found[1][_OBJECT]
-    return _open(description, native)
+    return found
 
 
 def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
@@ -181,9 +192,10 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
 def _compile(ir: str, support: str | None) -> bytes:
     """Optimise IR for this CPU and emit an object.
 
-    The runtime (with `support`) gets the whole pipeline. A kernel's PTX was optimised by NVRTC, and what it spends its
-    time in is the runtime: it gets the passes that undo what the translator adds, and the code generator without
-    optimisation. That takes a sixth of the time, and a call of an op takes a tenth to a third longer.
+    The runtime, which is compiled with `support`, gets all optimisations. The PTX of a kernel was optimised by NVRTC,
+    and an emulated kernel spends most of its time in the runtime. So it gets only the passes that undo what the
+    translator adds, and a code generator without optimisation. That compiles in a sixth of the time, and makes the call
+    of an op a tenth to a third slower.
     """
     llvm = _llvm()
     try:
@@ -207,7 +219,7 @@ def _compile(ir: str, support: str | None) -> bytes:
 
 
 def _machine(level: int = _PLAIN) -> Any:
-    """LLVM's target machine for this CPU, at that level of optimisation."""
+    """LLVM's target machine for this CPU, with an optimisation level."""
     llvm = _llvm()
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
@@ -220,7 +232,7 @@ def _machine(level: int = _PLAIN) -> Any:
 
 
 def _open(description: dict[str, Any], native: bytes) -> NativeModule:
-    from ..translate.module import GlobalVar, KernelCode, Param, Site
+    from ..translate.code import GlobalVar, KernelCode, Param, Site
 
     llvm = _llvm()
     for name in description["libraries"]:
@@ -248,9 +260,9 @@ def _tuples(value: Any) -> Any:
 
 
 def compile_native(name: str = RUNTIME) -> str:
-    """PTX of a native library, the runtime or one of `abi.LIBRARIES`, which a wheel has beside its source.
+    """Compile a native library, the runtime or one of `abi.LIBRARIES`, to PTX, which wheels contain beside the source.
 
-    Raises CompileError, or DriverUnavailable where no NVRTC is installed.
+    Raises CompileError, or DriverUnavailable if no NVRTC is installed.
     """
     headers = {HEADER_NAME: header()} | {path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}
     try:

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix instructions: what the lanes of a warp do together in mma, wmma, ldmatrix, stmatrix and movmatrix. A library of its
-// own, which is loaded where a module has such an instruction.
+// The matrix instructions mma, wmma, ldmatrix, stmatrix and movmatrix, which the lanes of a warp execute together. This
+// is a library of its own, which is loaded with modules that have a matrix instruction.
 //
-// Each lane leaves its operands in its exchange area, a place in its frame (op_a is where), and suspends with a warp
-// operation of kind MATRIX; op_value is the function here that the runtime calls when all 32 lanes have come, with the first
-// lane's thread. It leaves the results in the exchange areas, and the lanes go on. It returns 0, or 1 if an access was
-// refused, which has ended the launch.
+// Each lane stores its operands in its exchange area (op_a is the area's offset in the frame) and suspends with a warp
+// operation of kind MATRIX. When all 32 lanes are suspended, the runtime calls the function of this file whose address
+// is in op_value, with the thread of the first lane. The function stores the results in the exchange areas, and the
+// lanes continue. It returns 0, or 1 if an access was refused, which has stopped the launch.
 //
-// The products are bit-equal to those of an H200. Which element lies where is told by tables that the translator makes
-// (ptx/fragments.py); they follow the structure Product.
+// The products are bit-equal to those of an H200. Tables behind the structure Product, which the translator makes
+// (ptx/fragments.py), say which element of a matrix each register of each lane holds.
 #include "tensor.cuh"
 
 const u32 LANES = 32;
@@ -19,15 +19,15 @@ FN Thread* lane_of(Thread* first, u32 lane) { return (Thread*)((u8*)first + (u64
 
 FN u32* exchange(Thread* t) { return (u32*)((u8*)t + t->op_a); }
 
-// Products -------------------------------------------------------------------------------------------------------------------
+// Products ------------------------------------------------------------------------------------------------------------
 
 FN u32 add(u32 x, u32 y, u32 half) {
     if (half) return to_half(of_half(x) + of_half(y));
     return bits_of(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));
 }
 
-// In `steps` steps of the tensor cores, each of which takes the next of the products: to C or, for FP8, to zero; C is added
-// to that by an ordinary addition.
+// A product by `steps` steps of the tensor cores. Each step adds an equal part of the products to the sum so far, which
+// begins with C. For FP8 it begins with zero, and C is added at the end by an ordinary addition.
 FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     Side a, b;
     u32 k = p->k, step = k / p->steps, late = p->method == MX_FP8, kind = late ? MX_F16 : p->kind[0];
@@ -52,7 +52,7 @@ FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u3
         }
 }
 
-// m8n8k4, which an H200 makes of fp32 operations.
+// m8n8k4, which an H200 computes by fp32 operations.
 FAR void chain(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     LOOP for (u32 i = 0; i < 8; i++)
         LOOP for (u32 j = 0; j < 8; j++) {
@@ -91,12 +91,13 @@ FAR void integers(const Product* p, const u32* a, const u32* b, const u32* c, u3
         }
 }
 
-// Fragments -----------------------------------------------------------------------------------------------------------------
+// Fragments -----------------------------------------------------------------------------------------------------------
 
 FN u32 width_of(u32 kind) { return kind >= MX_F32 ? 32 : kind >= MX_F16 ? 16 : 8; }
 
-// The elements of one operand (0 to 3: A, B, C, D) between the lanes' registers, from register `at` of the exchange areas on,
-// and `elements`. `places` has one for each element of each lane's registers; returns what follows there.
+// Moves the elements of one operand (0 to 3: A, B, C, D) from the lanes' registers, which begin at word `at` of the
+// exchange areas, to `elements`. `places` has the index in `elements` for each element of each lane's registers.
+// Returns the end of that table.
 FN const u16* gather(Thread* first, const Product* p, u32 operand, u32 at, const u16* places, u32* elements) {
     u32 width = width_of(p->kind[operand]), mask = width < 32 ? (1u << width) - 1 : ~0u;
     LOOP for (u32 lane = 0; lane < LANES; lane++) {
@@ -107,6 +108,7 @@ FN const u16* gather(Thread* first, const Product* p, u32 operand, u32 at, const
     return places;
 }
 
+// Moves the elements of D to the lanes' registers.
 FN void scatter(Thread* first, const Product* p, const u16* places, const u32* elements) {
     u32 width = width_of(p->kind[3]);
     LOOP for (u32 lane = 0; lane < LANES; lane++) {
@@ -142,11 +144,11 @@ API u32 mx_multiply(Thread* first) {
     return 0;
 }
 
-// Rows of shared memory ----------------------------------------------------------------------------------------------------
+// Rows of shared memory -----------------------------------------------------------------------------------------------
 //
-// Matrices of 8 x 8 elements of 16 bits: lane 4 r + c has the elements 2 c and 2 c + 1 of row r, or transposed those of
-// column r. Lane 8 i + r has the address of row r of matrix i in op_addr; op_b is the number of matrices, op_c is 1 for
-// transposed. Each row is an access of the lane that has its address.
+// ldmatrix and stmatrix, for matrices of 8 x 8 elements of 16 bits. Lane 4 r + c has the elements 2 c and 2 c + 1 of
+// row r or, transposed, of column r. Lane 8 i + r has the address of row r of matrix i in op_addr. op_b is the number
+// of matrices, and op_c is 1 for transposed. The access to a row counts as one of the lane that has its address.
 
 FN u16* row_of(Thread* first, u32 lane) { return (u16*)lane_of(first, lane)->op_addr; }
 
@@ -173,7 +175,8 @@ API u32 mx_load_rows(Thread* first) {
     return 0;
 }
 
-// Each row is written before the next is examined: the race detector compares memory after each store.
+// Each row is written before the access to the next row is checked, since the race detector compares memory after each
+// store.
 API u32 mx_store_rows(Thread* first) {
     LOOP for (u32 i = 0; i < 8 * first->op_b; i++) {
         if (row_refused(first, i, A_WRITE)) return 1;
@@ -186,7 +189,7 @@ API u32 mx_store_rows(Thread* first) {
     return 0;
 }
 
-// movmatrix: one matrix between registers.
+// movmatrix: transposes one matrix in registers.
 API u32 mx_transpose(Thread* first) {
     u32 words[LANES];
     LOOP for (u32 lane = 0; lane < LANES; lane++) words[lane] = exchange(lane_of(first, lane))[0];

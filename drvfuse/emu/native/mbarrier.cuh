@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and st.async, which complete transactions.
+// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and
+// st.async, which complete transactions.
 //
-// An mbarrier is a word of 64 bits: arrivals that are still to come in this phase, arrivals of each phase, bytes that are
-// still to come (negative where they came before they were expected), parity of the phase, and that it is one at all. PTX
-// leaves that open. A phase completes when no arrival and no byte is to come. An arrival is a strong atomic that releases
-// at its scope, and a wait a strong load that acquires if it finds the phase complete, so the scheduler and the race detector
-// treat them as such, and a thread that polls one is left alone until the word changes.
+// An mbarrier is a 64-bit word, whose layout PTX leaves open: the arrivals still to come in this phase, the arrivals of
+// each phase, the bytes still to come (negative if bytes arrived before they were expected), the parity of the phase,
+// and a mark of a valid mbarrier. A phase completes when no arrival and no byte is still to come. An arrival is a
+// strong atomic with release semantics at its scope. A wait is a strong load, which acquires if it finds the phase
+// complete. The scheduler and the race detector treat both so; a thread that polls an mbarrier is not resumed until the
+// word changes.
 //
-// A bulk copy is made, and its bytes are subtracted at the mbarrier, in one step, at any moment after its issue: with
-// seed 0 not before no thread of its block can run, one copy at a time, oldest first; other seeds draw for each whether
-// that is at its issue, at the end of the block's turn, or as late as that, in any order. While threads of the block run
-// on and on, it ends after LATEST_TURN turns. It waits until somebody has arrived at the mbarrier or expected bytes there,
-// without which no phase could complete. An st.async brings its bytes along and is else made like a bulk copy. Either is in
-// the list of the block that it writes, and that block is meant here. What a block has pending of its own when it ends is
-// dropped; what others have sent it is a fault (CTA not present).
+// A bulk copy is made, and its bytes are subtracted at the mbarrier, in one step at some moment after its issue. With
+// seed 0 that is when no thread of its block can run, one copy at a time, oldest first. Other seeds draw the moment for
+// each copy: its issue, the end of the block's turn, or when no thread of the block can run, in any order. If threads
+// of the block never stop running, a copy is made after LATEST_TURN turns. A copy is not made before some thread has
+// arrived at the mbarrier or has expected bytes there: before that, no phase could complete. An st.async carries its
+// bytes with it, and is made as a bulk copy is. "Its block" is the block that is written, which has the copy in its
+// list. When a block ends, its own pending copies are dropped; a pending copy of another block is a fault (CTA not
+// present).
 //
-// The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier, which
-// tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread
-// (of st.async: race_cluster.cuh).
-// Both proxies are one here: that it needs a fence.proxy.async is not found. What arrivals of the next phase release is learnt
-// with the phase before it if they come before the wait.
+// To the race detector, a copy is a thread of its own that reads and writes. Only its mbarrier orders it: once its
+// bytes are subtracted, threads that acquire the mbarrier learn of this copy, and of no other access of the issuing
+// thread (for st.async see race_cluster.cuh). Both proxies are one here, so a missing fence.proxy.async is not found. A
+// thread that waits for a phase late also learns what arrivals of the next phase have released by then.
 #pragma once
 
 #include "copy.cuh"
@@ -27,7 +29,7 @@
 
 const u32 LATEST_TURN = 64;
 
-// The word after some arrivals, and after some bytes were expected (or have arrived, if negative).
+// The word of an mbarrier after `count` arrivals, and after `bytes` bytes were expected or, if negative, have arrived.
 FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     u32 pending = (u32)(word & MBARRIER_COUNT_MASK);
     s32 left = (s32)((u32)(word >> MBARRIER_BYTES_SHIFT & MBARRIER_BYTES_MASK) << 11) >> 11;
@@ -43,19 +45,21 @@ FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     return rest | pending | ((u64)(u32)left & MBARRIER_BYTES_MASK) << MBARRIER_BYTES_SHIFT;
 }
 
-// A word that expects some arrivals less in this and all later phases: the arrivals themselves are counted apart.
+// The word of an mbarrier that expects `count` arrivals less in all later phases. The arrivals in the present phase are
+// subtracted by changed_barrier.
 FN u64 dropped(u64 word, u32 count, u32* error) {
     u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK;
     if (count > expected) *error = E_ARRIVALS;
     return count > expected ? word : word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
 }
 
-// An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells whether
-// the phase has completed whose parity `state` has, and `order` is how it acquires then.
+// An operation (Mbarrier) on the mbarrier at `addr`. Returns 0, or 1 after recording a fault. Thread::op_value is the
+// word before the operation. For MB_TEST, op_pred is whether the phase with the parity of `state` has completed, and
+// `order` has the flags with which the load acquires if so.
 API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
     Launch* l = t->launch;
     u32 found, error = E_NONE;
-    if (!(order >> SPACE_SHIFT & 15) && !shared_of(t, addr, 8)) {  // a generic address of other memory
+    if (!(order >> SPACE_SHIFT & 15) && !shared_of(t, addr, 8)) {  // a generic address outside of shared memory
         fault(l, t, F_FOREIGN_SHARED, site, addr, 8, A_WRITE, 8);
         return 1;
     }
@@ -81,7 +85,7 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
     return error != E_NONE;
 }
 
-// Bulk copies to shared memory -------------------------------------------------------------------------------------------
+// Bulk copies to shared memory ----------------------------------------------------------------------------------------
 
 FAR void drop_bulk(Launch* l, u32* link) {
     Copies* pool = l->copy_pool;
@@ -97,7 +101,7 @@ FN u32 can_end(Bulk* c) {
     return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
 }
 
-// 1, and a fault, if a bulk copy is not of whole pieces of 16 bytes.
+// Returns 1, after recording a fault, if a bulk copy does not consist of aligned pieces of 16 bytes.
 FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     u32 kind = size & 15 || !size ? F_COPY_SIZE : (target | source) & 15 ? F_MISALIGNED : F_NONE;
     u32 reads = kind == F_MISALIGNED && source & 15, bytes = kind == F_MISALIGNED ? 16 : size;
@@ -111,7 +115,7 @@ FAR u32 unreadable_range(Thread* t, u64 source, u32 size, u32 site, u32* word) {
     return 0;
 }
 
-// An arrival of cp.async.mbarrier: the copies that its thread had issued are over.
+// Makes an arrival of cp.async.mbarrier, after completing the copies that its thread had issued before it.
 FAR void end_arrival(Launch* l, Thread* t, Bulk* c) {
     Engine* e = l->engine;
     CopyQueue* q = queue_of(t, 0);
@@ -129,6 +133,7 @@ FAR void end_arrival(Launch* l, Thread* t, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
+// Makes a bulk copy, an st.async or an arrival.
 FAR void end_bulk(Launch* l, Bulk* c) {
     Engine* e = l->engine;
     Block* from = (Block*)(l->slots + c->from * l->slot_stride);
@@ -165,7 +170,7 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// The end of a block's turn, in which no thread ran (`idle`) or some did. Returns how many copies have ended.
+// Called at the end of a block's turn, in which no thread ran if `idle`. Returns the number of copies that were made.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
@@ -192,7 +197,8 @@ FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     return 1;
 }
 
-// The block that is written by a bulk copy or an st.async, or null and a fault. Its mbarrier is in the same block.
+// The block that a bulk copy or an st.async writes, whose mbarrier must lie in the same block. Null after recording a
+// fault.
 FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site) {
     Launch* l = t->launch;
     Block* b = shared_of(t, target, size);
@@ -213,7 +219,7 @@ FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site
     return error ? 0 : b;
 }
 
-// Begins the copy that `c` describes, for this thread, in the memory of a block.
+// Issues the copy that `c` describes, from this thread to the memory of block `to`.
 FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     Launch* l = t->launch;
     Engine* e = l->engine;
@@ -242,9 +248,9 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     return l->state != RUNNING;
 }
 
-// cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's. `ranks`:
-// with .multicast::cluster a mask of the blocks that get it, from bit 0 on, and bit 16; else 0. `how`: of
-// cp.reduce.async.bulk, how it reduces; else 0. 0, or 1 and a fault.
+// cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's.
+// `ranks`: with .multicast::cluster, bit 16 and a mask of the ranks that receive it; else 0. `how`: for
+// cp.reduce.async.bulk, the Reduce and the Element; else 0. Returns 0, or 1 after recording a fault.
 API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 how, u32 site) {
     Launch* l = t->launch;
     u32 word = 0;
@@ -272,7 +278,7 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 r
     return 0;
 }
 
-// st.async of up to 16 bytes, or with `how` red.async of 4 or 8; 0, or 1 and a fault.
+// st.async of up to 16 bytes or, with `how`, red.async of 4 or 8 bytes. Returns 0, or 1 after recording a fault.
 API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbarrier, u32 how, u32 site) {
     if (!t->launch->cluster) {
         fault(t->launch, t, F_NO_CLUSTER, site, target, size, A_WRITE, 0);
@@ -300,8 +306,9 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
     return begin_bulk(t, to, &c);
 }
 
-// cp.async.mbarrier.arrive: the mbarrier gets an arrival when all cp.async that the thread has issued are over. Without
-// .noinc the phase also has one arrival more to come, from now on. 0, or 1 and a fault.
+// cp.async.mbarrier.arrive: issues an arrival at the mbarrier that is made when all cp.async that the thread has issued
+// are complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a
+// fault.
 API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     Launch* l = t->launch;
     u32 word, error = E_NONE, flags = A_WRITE | A_ATOMIC | A_STRONG | A_MBARRIER | SPACE_SHARED << SPACE_SHIFT;
@@ -324,7 +331,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     return begin_bulk(t, t->block, &c);
 }
 
-// Called when a block has ended: copies of other blocks to it that have not arrived are a fault.
+// Called when a block has ended: copies of other blocks to its memory that have not been made are a fault.
 FAR void late_bulks(Launch* l, Block* b) {
     Bulk* c;
     LOOP for (u32 k = b->bulks; k; k = c->next) {
@@ -336,7 +343,7 @@ FAR void late_bulks(Launch* l, Block* b) {
     }
 }
 
-// A block has ended, or is stopped: its shared memory is gone, and with it what was to be read or written there.
+// Called when a block has ended or is stopped: drops its pending copies, as its shared memory is gone.
 FAR void drop_copies(Launch* l, Block* b) {
     LOOP while (b->bulks) drop_bulk(l, &b->bulks);
     LOOP for (u32 i = 0; i < 2 * l->threads; i++) {
@@ -345,9 +352,10 @@ FAR void drop_copies(Launch* l, Block* b) {
     }
 }
 
-// For Python: of the pool, which begins as zeroes; and what a launch that ends, or is stopped, has pending is dropped.
+// The size of the zeroed memory for Launch::copy_pool.
 API u64 rt_copy_bytes() { return sizeof(Copies); }
 
+// Called when a launch has ended or is stopped: drops its pending copies.
 API void rt_copy_end(Launch* l) {
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accesses by multicast addresses: multimem.ld_reduce, .st and .red.
 //
-// A multicast address has no memory behind it but a member for each device of its team (space/members.py). The access is
-// checked at the multicast address, for alignment and the device's access rights, and then made at each member, in an order
-// that the seed draws for each access (0: that of the devices). A store or reduction is of the same bits everywhere. A load
-// combines the members in that order, in the precision that the instruction names, or else in that of the type, rounding
-// each time; a sum in a wider precision is rounded once, at its end. NaN results are the type's canonical NaN, min and max
-// take the number where one is a NaN, and -0 is below +0.
+// A multicast address stands for one address in the memory of each device of its team, its members (space/members.py).
+// An access is checked at the multicast address, for alignment and the device's access rights, and then made at each
+// member, in an order that the seed draws for each access (seed 0: the order of the devices). A store or reduction has
+// the same operand at each member. A load combines the words of the members in that order, in the precision that the
+// instruction names, else in that of the type, with a rounding after each step; a sum in a wider precision is rounded
+// to the type once, at its end. A NaN result is the type's canonical NaN, min and max return the number if one operand
+// is a NaN, and -0 is less than +0.
 //
-// To the race detector, and to delayed stores, these are accesses of the thread to each member by an address of its own.
+// To the race detector and to delayed stores, these are accesses of the thread to each member by the member's own
+// address.
 #pragma once
 
 #include "access.cuh"
@@ -39,7 +41,7 @@ FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     return all;
 }
 
-// The same of all members' words, accumulated.
+// The reduction of the members' words, for a load.
 FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, accumulate = how >> ACCUMULATE_SHIFT;
     u32 width = width_of(element);
@@ -59,10 +61,10 @@ FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
     return out;
 }
 
-// The access ---------------------------------------------------------------------------------------------------------------
+// The access ----------------------------------------------------------------------------------------------------------
 
-// Returns 0 and the team of the address in *found where the thread may access it by multimem, else 1 after recording a
-// fault.
+// Returns 0, with the team of the address in *found, if the thread may access the address by multimem; else 1 after
+// recording a fault.
 FAR u32 multimem_refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, Team** found) {
     Launch* l = t->launch;
     Team* team = *found = team_of(l->engine, addr);
@@ -84,8 +86,8 @@ FAR u32 multimem_refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, Tea
     return kind != 0;
 }
 
-// Returns 0 where a member's memory is at the address, and has been written if it is to be read, else 1 after recording a
-// fault. Counts the access and publishes it to the race detector.
+// Checks and counts the access at one member, and passes it to delayed stores and the race detector. Returns 1, after
+// recording a fault, if the memory was freed or is read before it was written.
 FAR u32 at_member(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;
@@ -115,7 +117,7 @@ FAR u32 at_member(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 0;
 }
 
-// The members of an address in the order in which they are to be accessed; how many.
+// Stores the addresses of the members in the order in which they are accessed, and returns their number.
 FAR u32 draw_members(Thread* t, Team* team, u64 addr, u64* member) {
     Engine* e = t->launch->engine;
     u32 count = 0;
@@ -132,7 +134,8 @@ FAR u32 draw_members(Thread* t, Team* team, u64 addr, u64* member) {
     return count;
 }
 
-// multimem.ld_reduce, .st (A_WRITE) or .red (A_ATOMIC too) of 4, 8 or 16 bytes; 0, or 1 and a fault.
+// multimem.ld_reduce, .st (A_WRITE) or .red (A_WRITE and A_ATOMIC) of 4, 8 or 16 bytes. Returns 0, or 1 after recording
+// a fault.
 API u32 rt_multimem(Thread* t, u64 addr, u32 size, u32 flags, u32 how, u64 low, u64 high, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: fence.proxy.alias, between accesses by multicast addresses and by the memory's own. What is asked for,
-// and how it is remembered, is in race.cuh.
+// The race detector's part for fence.proxy.alias, which is needed between accesses
+// by multicast addresses and by the memory's own addresses. race.cuh says where it is needed and how clocks record it.
 #pragma once
 
 #include "race_touch.cuh"
 
-// The part of a clock that says behind which blocks' accesses a fence.proxy.alias has come (a reference).
+// A copy of the items of a clock with the tag ALIASED, as a new reference.
 FAR Ref aliased(Race* r, Ref known) {
     Clock* all = (Clock*)at(r, known);
     u32 klass, n = 0;
@@ -24,8 +24,8 @@ FAR Ref aliased(Race* r, Ref known) {
     return ref;
 }
 
-// fence.proxy.alias: adds what the thread knows of others to its clock, and keeps apart what it did itself, so that the
-// clocks of a block's threads stay the same.
+// fence.proxy.alias by a thread: adds tagged items for what the thread knows of others to its clock. Its own accesses
+// are recorded in `aliased` instead, so that the threads of a block can still share one clock.
 FAR void race_alias_fence(Thread* t) {
     Who w;
     who(&w, t);

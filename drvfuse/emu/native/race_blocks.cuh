@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: beginnings and ends of blocks, their barriers, and what Python calls.
+// The race detector's part for the start and the end of blocks and for their
+// barriers, and the functions that Python calls.
 #pragma once
 
 #include "race_touch.cuh"
 
-// Makes the race detector check all bytes of a line again.
+// Makes the detector check all bytes of a line again.
 FAR void unpoll(Race* r, Ref* cell) {
     Ref line = *cell & ~POLLED;
     *cell = 0;
@@ -13,7 +14,7 @@ FAR void unpoll(Race* r, Ref* cell) {
     give(r, line, 0);
 }
 
-// Marks these bytes of a line as part of a protocol, so that unordered accesses of them are no race.
+// Stops the checks of these bytes of a line, and drops what its entries say about them.
 FAR void poll_line(Race* r, u64 a, u32 bytes) {
     Ref* cell = cell_at(r, a);
     u32 others = 0xFFFF;
@@ -47,6 +48,7 @@ FAR void poll_line(Race* r, u64 a, u32 bytes) {
     *cell = POLLED;
 }
 
+// Drops all entries of the lines that a range touches.
 FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
     r->stamp++;
     LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16) {
@@ -77,6 +79,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     race_clear(r, b->shared_base, l->shared_bytes);
 }
 
+// Called when a thread exits: its block's end knows what the thread knew.
 FAR void race_exit(Thread* t) {
     Race* r = t->launch->engine->race;
     RaceThread* rt = race_thread(t->block, t->linear);
@@ -118,8 +121,8 @@ FAR void race_gdc_wait(Thread* t) {
     learn(l->engine->race, &rt->fenced[SCOPE_SYS], l->primary);
 }
 
-// Called when these lanes of a warp synchronise with others: joins their knowledge into *known, and returns the latest
-// of their times.
+// Called when these lanes of a warp synchronise with others: joins their clocks into *known and, with `share`, what
+// they have fenced and read into *fenced and *held. Returns the latest of their times.
 FAR u32 race_meet(Launch* l, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced, Ref* held, u32 share) {
     Race* r = l->engine->race;
     u32 last = 0, aliased = 0;
@@ -144,7 +147,7 @@ FAR u32 race_meet(Launch* l, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced
     return last;
 }
 
-// Called when they go on: all of them get the joined knowledge.
+// Called when these lanes continue after that: gives each of them the joined clocks and the time `time`.
 FAR void race_part(Race* r, Block* b, u32 w, u32 lanes, u32 time, Ref known, Ref* fenced, Ref* held, u32 share) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
@@ -159,6 +162,7 @@ FAR void race_part(Race* r, Block* b, u32 w, u32 lanes, u32 time, Ref known, Ref
     }
 }
 
+// Adds the accesses of these lanes before `time` to a clock.
 FN void learn_lanes(Race* r, Launch* l, Block* b, Ref* known, u32 w, u32 lanes, u32 time) {
     put(r, known, with_items(r, *known, l->op, b->index, b->race->sync, w, lanes, time));
 }
@@ -172,7 +176,8 @@ FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
     release(r, known);
 }
 
-// Lanes of a warp have arrived at a barrier, which keeps what arrivals tell in *known, and do not wait for it.
+// Called when lanes of a warp arrive at a barrier without waiting for it. *known is the clock that arrivals publish
+// there.
 FAR void race_arrive(Launch* l, Block* b, Ref* known, u32 w, u32 lanes) {
     Race* r = l->engine->race;
     Ref none[4] = {0, 0, 0, 0};
@@ -189,7 +194,7 @@ FN u32 waiting_at(Launch* l, Block* b, u32 id, u32 w) {
     return lanes;
 }
 
-// Before a barrier's threads go on. `all`: they are all of the block that are left.
+// Called before the threads at a barrier continue. `all`: all threads of the block that have not exited are there.
 FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
     Race* r = l->engine->race;
     RaceBlock* rb = b->race;
@@ -220,9 +225,9 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
     }
 }
 
-// For Python ----------------------------------------------------------------------------------------------------------------
+// For Python ----------------------------------------------------------------------------------------------------------
 
-// A copy or fill accesses a range of the window, knowing `clock`. `write`: a RANGE_.
+// Checks and records the access of a copy or fill, which knows `clock`, to a range of the window. `write` is a Range.
 API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 write, u64 now) {
     if (r->off) return;
     Who w;
@@ -260,16 +265,17 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     touch_range(&w, addr, addr + nbytes);
 }
 
-// Forget all accesses of a range: it is other memory from now on.
+// Drops all entries of a range, which is new memory from now on.
 API void rt_race_clear(Race* r, u64 addr, u64 nbytes) { race_clear(r, addr, nbytes); }
 
-// Marks this range as part of a protocol, so that unordered accesses of it are no race.
+// Stops the checks of a range: it is part of a protocol in which unordered accesses are no race.
 API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
     r->stamp++;
     LOOP for (u64 a = addr; a < addr + nbytes; a = (a & ~15ull) + 16) poll_line(r, a, line_mask(a, addr + nbytes));
 }
 
-// Called when a launch has ended, or been stopped: returns what its threads knew (a reference).
+// Called when a launch has ended or was stopped. Returns the clock of what its threads knew at their end, as a
+// reference.
 API u32 rt_race_settle(Launch* l) {
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);

@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: clusters of blocks.
+// The race detector's part for clusters of blocks.
 //
-// The barrier of a cluster. An arrival tells, at the scope of the cluster, what its thread knows, or with .relaxed what
-// it knew at its last fence of at least that scope; a wait learns what was told in its phase. Threads that exit tell nothing.
+// Barrier of a cluster. An arrival publishes, at cluster scope, what its thread knows; with .relaxed, what the thread
+// knew at its last fence of at least cluster scope. A wait learns what the arrivals of its phase have published. A
+// thread that exits publishes nothing.
 //
-// Another block's shared memory. It may be accessed from the beginning of that block on, of which a thread knows when it
-// knows of anything that the block's threads have done, and by a barrier of the cluster even where they arrived with .relaxed.
-// And no later than the block ends: when its last thread exits, its threads have to know of every access by others.
+// Shared memory of another block. A thread may access it only after that block has started and before it has ended. A
+// thread knows that a block has started if it knows of any access of the block, or has passed a barrier of the cluster
+// at which threads of the block arrived, even with .relaxed. At the end of a block, its threads have to know of every
+// access by other blocks.
 //
-// st.async. That it has arrived tells, by the mbarrier, of itself and of what its thread knew to have been read before it was
-// issued, and of the copies that had arrived, so a buffer may be filled again. It is no release of writes: those it may overtake.
+// st.async. When it has arrived, its mbarrier publishes the st.async itself, the reads that its thread knew before it
+// issued it, and the copies that had arrived by then; so a buffer may be filled again. It publishes no writes, which it
+// may overtake.
 //
-// mbarriers. Two operations on one are never a race, whatever their scopes, which decide only who learns what by them. Unless
-// `strict`, the scope is at least the cluster: hardware has no narrower one, and kernels rely on that.
+// mbarriers. Two operations on an mbarrier are never a race, whatever their scopes; the scopes only decide who learns
+// what. Unless `strict`, the scope is at least the cluster: hardware has no narrower scope, and kernels rely on that.
 // fence.mbarrier_init releases nothing but the initialisation of mbarriers.
 #pragma once
 
 #include "race_blocks.cuh"
 
+// Called when lanes of a warp arrive at the barrier of the cluster, whose state is in `lead`, the block of rank 0.
 FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 lanes, u32 releases) {
     Race* r = l->engine->race;
     if (releases) {
@@ -46,6 +50,7 @@ FAR void race_cluster_wait(Race* r, RaceBlock* lead, Block* b, u32 w, u32 lanes)
     }
 }
 
+// fence.mbarrier_init by a thread.
 FAR void race_init_fence(Thread* t) {
     Who w;
     who(&w, t);
@@ -56,7 +61,7 @@ FAR void race_init_fence(Thread* t) {
     w.rt->time++;
 }
 
-// Called when a block has ended.
+// Called when a block has ended: reports accesses of other blocks to its shared memory that its threads do not know of.
 FAR void race_end_shared(Launch* l, Block* b) {
     Who w;
     Race* r = w.r = l->engine->race;
@@ -70,7 +75,7 @@ FAR void race_end_shared(Launch* l, Block* b) {
         LOOP for (Ref ref = *cell; ref; ref = e->next) {
             e = (Entry*)at(r, ref);
             u32 own = same_block(&w, e->op, e->block & ~BULK);
-            // What its own copies write is read by nobody any more.
+            // Bytes that the block's own copies write are not read any more.
             if (e->kind & N_LOCATION || (own && (e->block == b->index || e->kind & N_WRITE))) continue;
             if (knows(r, w.clock, e->op, e->block, e->warp, e->lanes, e->time) == 1 || observed(&w, cell, e)) continue;
             w.size = POPC(e->bytes);

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: asynchronous copies, whose accesses last. What their entries say is in race.cuh.
+// The race detector's part for asynchronous copies, whose accesses last from their
+// issue to a wait. race.cuh describes their entries.
 #pragma once
 
 #include "race_cluster.cuh"
 
-// The kind of entry that reductions of elements of so many bytes leave, and their size: among one another they are no race.
+// The kind of the entry of a reduction, and its size in w->log: reductions by elements of the same size do not race
+// with one another.
 FN u32 reducing(Who* w, u32 scope, u32 bytes) {
     w->log = FFS(bytes) - 1;
     return N_STRONG | N_ATOMIC | scope << N_SCOPE;
 }
 
-const u32 ALONE = ~0u;
+const u32 ALONE = ~0u;  // no mbarrier
 
-// A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
-// `element`: bytes of each element of a reduction, or 0.
+// Called when a copy is issued: checks its access to a range inside one line. `flags` has A_WRITE, or A_BULK for the
+// read of a bulk copy. If not `pending`, the access is complete at once. `element`: bytes of each element of a
+// reduction, else 0.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Who w;
     who(&w, t);
@@ -29,10 +32,10 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
     touch(&w, addr, line_mask(addr, addr + size));
 }
 
-// Its thread has waited for it: from now on it is an access that the thread has made by now. Other copies by this thread and
-// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these. `time` is
-// that of the thread when it waited. Where an mbarrier has waited, it becomes the access of the arrival with that `number`
-// (but for ALONE), which is a thread of its own as a bulk copy is.
+// Called when a thread has waited for its copy: from now on, the entry of the copy is an access that the thread made at
+// `time`. Other copies of the same thread and instruction may be pending in the same line; the copy is the oldest of
+// those that touch only these bytes. If an mbarrier waited for the copy, the entry becomes an access of the arrival
+// with this `number`, which counts as a thread of its own as a bulk copy does; ALONE otherwise.
 FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 number) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
@@ -59,7 +62,8 @@ FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 tim
     be_bulk(&w, oldest);
 }
 
-// The bytes of a bulk copy, or of an st.async, are to be subtracted at an mbarrier, which has to have been initialised.
+// Checks that the initialisation of an mbarrier happens before the issue of a bulk copy or an st.async that completes
+// on it.
 FAR void race_completes(Who* w, u64 mbarrier) {
     u32 mask = line_mask(mbarrier, mbarrier + 8), both;
     Ref* cell = list_at(w->r, mbarrier, &mask);
@@ -76,7 +80,7 @@ FAR void race_completes(Who* w, u64 mbarrier) {
     w->log = 0;
 }
 
-// What is known (a reference, which it takes), and the accesses of a bulk copy, or of an arrival.
+// `known`, a reference that passes to the function, and besides it the accesses of a bulk copy or of an arrival.
 FN Ref with_agent(Who* w, Ref known) {
     u32 kind = w->number % BULK_KINDS, round = 1 + w->number / BULK_KINDS;
     Ref told = with_items(w->r, known, w->op, w->agent, 0, kind / 32, 1u << kind % 32, round + 1);
@@ -84,7 +88,8 @@ FN Ref with_agent(Who* w, Ref known) {
     return told;
 }
 
-// A bulk copy begins, or an st.async, which has no source: what its mbarrier can tell of it (a reference).
+// Called when a bulk copy or an st.async, which has no source, is issued. Returns the clock that its mbarrier will
+// publish, as a reference.
 FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site, u32 element) {
     Who w;
     who(&w, t);
@@ -119,8 +124,8 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
     return with_agent(&w, known);
 }
 
-// An arrival that waits for the copies which its thread has issued: its number, and what its mbarrier will tell (a
-// reference): them, and what the thread knows now.
+// Called for an arrival that waits for the copies which its thread has issued. Stores its number, and returns the clock
+// that its mbarrier will publish, as a reference: those copies, and what the thread knows now.
 FAR Ref race_copy_arrival(Thread* t, u32* number) {
     Who w;
     who(&w, t);
@@ -132,8 +137,8 @@ FAR Ref race_copy_arrival(Thread* t, u32* number) {
     return with_agent(&w, all);
 }
 
-// It has ended, and its mbarrier tells of it those who acquire that, in its block, or of another block at the scope of the
-// cluster. The thread that issued it learns nothing.
+// Called when a bulk copy, an st.async or an arrival has ended: publishes its clock at the mbarrier, at block scope, or
+// at cluster scope for an mbarrier of another block. The thread that issued it learns nothing by that.
 FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     Who w;
     who(&w, t);

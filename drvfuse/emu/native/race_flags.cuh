@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: what strong writes publish at a location, and what strong reads of it learn.
+// The race detector's part for flags: what strong writes publish at a location, and what strong reads of it learn.
 #pragma once
 
 #include "race_found.cuh"
@@ -15,13 +15,15 @@ FAR void drop_published(Race* r, Location* v) {
     }
 }
 
-// Whether what the current thread publishes for the scope of `p` is published there: it has one for each block, cluster, device.
+// Whether the current thread publishes in `p`. For each scope, a location has one Published per block, cluster or
+// device.
 FN u32 publishes_there(Who* w, Published* p) {
     if (p->scope == SCOPE_CTA) return same_block(w, p->op, p->block);
     if (p->scope == SCOPE_CLUSTER) return same_cluster(w, p->op, p->block);
     return p->device == w->device;
 }
 
+// Publishes the clock `what` at a location, for a scope.
 FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     Race* r = w->r;
     Published* p = 0;
@@ -51,13 +53,14 @@ FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     v->published = ref;
 }
 
-// A release for a scope wider than the cluster is one for the cluster too, as blocks of others may have added to the former.
+// Publishes a release. A release for a wider scope than the cluster is also published for the cluster, since what is
+// published for the wider scope may come from blocks of other clusters.
 FN void publish_release(Who* w, Location* v, u32 scope, Ref what) {
     publish(w, v, scope, what);
     if (scope > SCOPE_CLUSTER && w->l->cluster_size > 1) publish(w, v, SCOPE_CLUSTER, what);
 }
 
-// What the thread knows, its own accesses up to now included (a new reference).
+// What the thread knows, its own accesses so far included, as a new reference.
 FN Ref all_known(Who* w) {
     Ref all = with_items(w->r, w->rt->clock, w->op, w->block, w->rb->sync, w->warp, w->bit, w->rt->time + 1);
     if (w->rt->aliased)
@@ -65,8 +68,8 @@ FN Ref all_known(Who* w) {
     return all;
 }
 
-// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and the
-// copies, as they are (a reference).
+// A part of what a clock knows of the blocks of launch `op`, as a reference: its items for all accesses, restricted to
+// the reads (tag READS); or, with `kept`, its items that have the tag READS already and those of copies.
 FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
     Clock* all = (Clock*)at(r, known);
     u32 klass, n = 0;
@@ -87,7 +90,7 @@ FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
     return ref;
 }
 
-// What an st.async, or a relaxed flag, may tell of what its thread knows (a reference).
+// The part of a clock that an st.async or a relaxed flag publishes, as a reference: the reads of launch `op`.
 FAR Ref reads_of(Race* r, Ref known, u32 op) {
     Ref own = part_of(r, known, op, 0), kept = part_of(r, known, op, 1);
     Ref both = merge(r, (Clock*)at(r, own), (Clock*)at(r, kept));
@@ -96,7 +99,7 @@ FAR Ref reads_of(Race* r, Ref known, u32 op) {
     return both;
 }
 
-// A strong read sees a location that was last written by what is published there.
+// Called for a strong read of a location: learns what is published there, or remembers for reports why not.
 FAR void acquire(Who* w, Location* v) {
     Race* r = w->r;
     u32 published = same_block(w, v->op, v->block);
@@ -105,7 +108,7 @@ FAR void acquire(Who* w, Location* v) {
         ref = p->next;
         if (p->op == v->op && p->block == v->block && !p->old) published = 1;
         u32 need = scope_needed(w, p->op, p->block), own = need == SCOPE_CTA, theirs = p->scope, ours = w->scope;
-        u32 twin = need == SCOPE_CLUSTER && theirs > SCOPE_CLUSTER;  // it was published for the cluster too
+        u32 twin = need == SCOPE_CLUSTER && theirs > SCOPE_CLUSTER;  // the release is published for the cluster too
         if (twin && ours == SCOPE_CLUSTER) continue;
         if (need < SCOPE_GPU) need = theirs == SCOPE_CLUSTER ? SCOPE_CLUSTER : p->device == w->device ? SCOPE_GPU : SCOPE_SYS;
         Ref what = theirs >= need && ours >= need ? p->clock : own ? p->last : 0;
@@ -124,13 +127,14 @@ FAR void acquire(Who* w, Location* v) {
     w->clock = w->rt->clock;
 }
 
-// A strong read sees the last write of a location: notes that, unless it is known to it and to all behind it anyway.
+// Called for a strong read of a location: records that it has seen the last write, unless that write is ordered before
+// it anyway.
 FAR void observe(Who* w, Location* v) {
     Race* r = w->r;
     if (!morally_strong(w, v) || ordered(w, v, v->lanes)) return;
     if (same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit) return;
     Seen* alike = 0;
-    u32 poll = ~w->kind & N_WRITE;  // it may have been here before
+    u32 poll = ~w->kind & N_WRITE;  // a read may have been recorded here by an earlier poll
     LOOP for (Ref* link = &v->seen; poll && *link;) {
         Seen* s = (Seen*)at(r, *link);
         if (same_block(w, s->op, s->block) && s->warp == w->warp && s->first == v->first) {
@@ -168,7 +172,7 @@ FAR void observe(Who* w, Location* v) {
     v->seens++;
 }
 
-// A write was seen by a read that this thread made, or knows.
+// Whether the write of an entry was seen by a read that the current thread has made or knows.
 FAR u32 observed(Who* w, Ref* cell, Entry* e) {
     Race* r = w->r;
     if (~e->kind & (N_WRITE | N_STRONG)) return 0;
@@ -190,8 +194,9 @@ FAR u32 observed(Who* w, Ref* cell, Entry* e) {
 
 const u32 SEEN_KEPT = 16, WRITES_LEFT = 8, SEEN_TABLE = 64;
 
-// What was seen of a location matters for its writes that are still remembered, of which `oldest` is the first: the rest of
-// it is forgotten, and what is the same for these becomes one for each warp. Now and then, so that it costs little.
+// Shortens the list of Seen of a location. It matters only for writes of the location that still have an entry, of
+// which `oldest` has the lowest serial: a Seen of no such write is dropped, and Seens of a warp that agree for all of
+// them are merged. It is called rarely enough to cost little.
 FAR void tidy_seen(Race* r, Ref* cell, Location* v, u32 oldest) {
     u32 left[WRITES_LEFT], n = 0, kept = 0;
     Ref table[SEEN_TABLE];
@@ -205,7 +210,7 @@ FAR void tidy_seen(Race* r, Ref* cell, Location* v, u32 oldest) {
     LOOP for (Ref* link = &v->seen; *link;) {
         Ref ref = *link;
         Seen* s = (Seen*)at(r, ref);
-        u32 back = ~0u;  // from the last write that was seen to the last one of these that is left
+        u32 back = ~0u;  // from the last write that was seen back to the newest write that still has an entry
         LOOP for (u32 i = 0; i < n && n <= WRITES_LEFT; i++)
             if (s->last - left[i] < back) back = s->last - left[i];
         u32 useless = (s32)(s->last - oldest) < 0;
@@ -233,20 +238,22 @@ FAR void tidy_seen(Race* r, Ref* cell, Location* v, u32 oldest) {
     v->seens_allowed = 2 * kept + SEEN_KEPT;
 }
 
-// A strong write at the scope of the system tells of reads, to those who have seen it and ended (race.cuh).
+// Called for a strong write: if its scope is the system, it publishes reads (race.cuh). `continues`: it is an atomic
+// that continues the chain of the location.
 FN void tell_reads(Who* w, Location* v, u32 continues) {
     Race* r = w->r;
     if (!continues) put(r, &v->reads, 0);
     if (r->strict || w->scope < SCOPE_SYS || (continues && w->rb->sync < 2)) return;
     u32 barriers = w->rb->sync, op = w->op, block = w->block;
-    // Of what the thread itself has read since the last barrier atomics do not tell: all threads may count one word.
+    // An atomic publishes no reads of its own thread since the last barrier, as all threads may count on one word.
     Ref all = continues ? with_items(r, w->rt->clock, op, block, barriers, 0, 0, 0) : all_known(w), reads = reads_of(r, all, op);
     release(r, all);
     learn(r, &v->reads, reads);
     release(r, reads);
 }
 
-// A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later ones.
+// Called for a strong write to the location `v`, or to a new location if that is null. `oldest` is the lowest serial of
+// the strong writes that still have an entry.
 FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
     Race* r = w->r;
     RaceThread* t = w->rt;

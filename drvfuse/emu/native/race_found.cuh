@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: finds out what would have ordered two conflicting accesses, and records races. A pair of stores that
-// may leave the same value stays in doubt until the second one is made.
+// The race detector's record of races: what would have ordered the two accesses,
+// and doubts. A doubt is a pair of stores that is a race only if the second store changes the value; it is decided
+// after the second store.
 #pragma once
 
 #include "race.cuh"
 
+// Remembers, for later reports, that the current access has seen a flag of another block without learning the clock
+// `what`, and the edge that is missing.
 FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
     Race* r = w->r;
     RaceBlock* b = w->rb;
@@ -23,7 +26,8 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
     if (m->clock != what) put(r, &m->clock, retain(r, what));
 }
 
-// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release behind it.
+// Whether threads of an entry's block, which is in the same cluster, have arrived at the cluster's barrier with
+// .relaxed since that access.
 FN u32 relaxed_arrival(Who* w, Entry* e) {
     Launch* l = w->l;
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
@@ -33,7 +37,8 @@ FN u32 relaxed_arrival(Who* w, Entry* e) {
     return 0;
 }
 
-// What would have ordered the current access behind an entry; its sites, if a flag was seen.
+// The kind of order that is missing from the access of an entry to the current access, for the report. If a flag of
+// that block was seen, *f gets the sites of its store and its load.
 FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
     if ((e->block & BULK) == BULK) return X_BULK;
@@ -45,7 +50,7 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
         return X_COPY_EARLY;
     if (same_block(w, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == w->warp ? X_WARP : X_BARRIER;
     if (!w->rt) return X_ORDER;
-    // A flag that would have told of it, else any flag of that block.
+    // First look for a flag whose clock includes the access, then for any flag of its block.
     LOOP for (u32 i = 0; i < 2 * MISSES; i++) {
         Miss* m = &w->rb->miss[i % MISSES];
         if (!m->op) continue;
@@ -65,7 +70,8 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     return near ? X_CLUSTER : e->op == w->op ? X_NONE : X_ORDER;
 }
 
-// A new record of a race; null if this race is recorded already, or if there is no room.
+// A new record of a race, or null if a race of these operations at these sites is recorded already or if there is no
+// room.
 FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     LOOP for (u32 i = 0; i < r->found_count; i++) {
         Found* f = &r->found[i];
@@ -74,6 +80,7 @@ FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     return r->found_count == FOUND ? 0 : &r->found[r->found_count++];
 }
 
+// Fills in the record of a race between the current access and the access of an entry by these lanes.
 FAR void describe(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge, Found* f) {
     u32 unordered = 0;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
@@ -101,12 +108,13 @@ FAR void describe(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge, Found* f) {
     f->other_flags = e->kind;
 }
 
+// Records a race between the current access and the access of an entry by these lanes.
 FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     Found* f = new_found(w->r, w->op, plain_site(w->site), e->op, plain_site(e->site));
     if (f) describe(w, e, lanes, addr, edge, f);
 }
 
-// Records a doubt: a race, if the store that is about to be made changes any of these bytes of a line.
+// Records a doubt: the pair is a race if the current store changes any of these bytes of a line.
 FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
     Race* r = w->r;
     u64 line = addr & ~15ull;
@@ -129,7 +137,7 @@ FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
     describe(w, e, lanes, addr, 0, &d->found);
 }
 
-// Called after the store: each doubt becomes a race, or is dropped.
+// Called after a store: makes each doubt a race, or drops it.
 FAR void settle_doubts(Race* r) {
     LOOP for (u32 i = 0; i < r->doubts; i++) {
         Doubt* d = &r->doubt[i];

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: the entries of a line, and the accesses that are over quickly.
+// The race detector's part for entries of a line, and its quick way for simple accesses.
 //
-// Nearly all accesses are plain, and find writes that are known to them and an entry that they can share: then there is
-// nothing to judge, and what is to be remembered is a bit. Whatever else comes is left to `touch`, which decides anew: what
-// has been done here by then is what it would have done.
+// Nearly all accesses are plain and find only writes that their thread knows, and an entry that they can share. Such an
+// access needs no check, and is recorded by one bit. All other accesses are left to `touch`, which starts again: the
+// changes that the quick way has made by then are those that `touch` would make.
 #pragma once
 
 #include "race_flags.cuh"
 
-// Entries of neighbours are kept together, in chunks: lists that are spread over memory are slow to walk. A chunk is aligned
-// to its size, begins with this header, and is in the list of its neighbourhood as long as any of its entries is free.
+// Entries of adjacent lines lie together in chunks, as lists that are spread over memory are slow to walk. A chunk is
+// aligned to its size and begins with this header. It is in the list of chunks of its part of the window while it has a
+// free entry.
 struct PoolChunk {
-    u32 free;  // bits
+    u32 free;  // a bit for each entry
     Ref next;
     u32 pad[6];
 };
@@ -47,6 +48,7 @@ FN void give_entry(Race* r, Ref* pool, Ref ref) {
     c->free |= 1 << (ref & POOL_CHUNK - 1);
 }
 
+// Removes an entry or a location from its list.
 FAR void drop(Race* r, Ref* pool, Ref* link) {
     Ref ref = *link;
     Entry* e = (Entry*)at(r, ref);
@@ -67,7 +69,7 @@ FAR void drop(Race* r, Ref* pool, Ref* link) {
     }
 }
 
-// A common entry is about to be changed or linked behind: give this list one of its own.
+// Replaces an entry that many lists share by a copy, which can then be changed.
 FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
     Ref ref = take_entry(r, pool);
     Entry* e = (Entry*)at(r, ref);
@@ -77,6 +79,7 @@ FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
     return e;
 }
 
+// The bytes from `addr` to `end` that lie in the line of `addr`, as a mask.
 FN u32 line_mask(u64 addr, u64 end) {
     u64 base = addr & ~15ull;
     u32 first = (u32)(addr - base), last = end - base >= 16 ? 16 : (u32)(end - base);
@@ -85,18 +88,18 @@ FN u32 line_mask(u64 addr, u64 end) {
 
 const u32 NOT_PLAIN = A_STRONG | A_ATOMIC | A_MBARRIER | A_BULK | A_MULTIMEM | A_VOLATILE | A_LATER | 0xFFu << UNREAD_SHIFT;
 
-// A plain access of this thread, in one line.
+// A plain access of a thread inside one line.
 struct Quick {
     Race* r;
     RaceBlock* rb;
     RaceThread* rt;
     u32 op, block, warp, bit, mask, spread, site;
-    u32 read_only;  // by the read-only path, which need not see what the kernel itself has written
+    u32 read_only;  // by the read-only path, which may not see what the kernel itself has written
 };
 
 FN u32 own_warp(Quick* q, Entry* e) { return e->block == q->block && e->op == q->op && e->warp == q->warp; }
 
-// Whether it is sure, at a glance, that an entry conflicts with no access of these bytes.
+// Whether a quick check shows that the thread knows the entry's accesses to the bytes `both`.
 FN u32 surely_known(Quick* q, Entry* e, u32 both) {
     Certain* c = &q->r->certain[e->op % CERTAIN];
     if (c->clock == q->rt->clock && c->op == e->op && c->clock) return 1;
@@ -104,6 +107,7 @@ FN u32 surely_known(Quick* q, Entry* e, u32 both) {
     return e->time < q->rb->sync || (e->warp == q->warp && lanes_at(e, both) == q->bit);
 }
 
+// Adds the access to an entry if it can be shared. Returns 1 then.
 FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
     if (e->site != q->site || e->kind != kind || e->time != q->rt->time || e->size != size || !own_warp(q, e)) return 0;
     return shares(e, q->bit, q->mask, q->spread);
@@ -111,19 +115,20 @@ FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
 
 // Whether the entry `e` of an earlier access has to stay beside that of the plain write which is being made.
 //
-// Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store, made
-// later, does not race with this write, but it may race with an earlier access of the block since its last barrier. If
-// this write replaced the entry of that access, the race would be missed; so the entry stays.
+// Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store,
+// made later, does not race with this write, but it may race with an earlier access of the block since its last
+// barrier. If this write replaced the entry of that access, the race would be missed; so the entry stays.
 //
-// Two exceptions. Strong writes are replaced all the same, as what was seen of them is forgotten with their location. And a
-// read by the writing thread itself is replaced where both were made at the same time: whoever knows of the one knows of
-// the other, and a store that is not ordered behind the write is reported as a race with it.
+// Two exceptions. Strong writes are replaced all the same, since the record of who has seen them is dropped with their
+// location. And a read by the writing thread itself is replaced if both were made at the same time: whoever knows one
+// of them knows the other, and a store that is not ordered after the write is reported as a race with the write.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->size == AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= sync;
 }
 
-// Whether only this lane of the warp has read, or read and written, these bytes at its present time.
+// Whether there is an entry by which this lane has read all of these bytes, or read and written them, at its present
+// time.
 FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 bit, u32 time, u32 mask) {
     LOOP for (u32 i = 0; ref && i < 2 * READERS_LOOKED_AT && !r->strict; i++) {
         Entry* e = (Entry*)at(r, ref);
@@ -153,7 +158,7 @@ FN void add_plain(Quick* q, Ref* pool, Ref* link, u32 kind, u32 size) {
     *link = ref;
 }
 
-// Takes bytes from an entry that does not need to tell of them any more; the link that is to be looked at next.
+// Removes bytes from an entry, or the entry if no byte is left. Returns the link from which to continue in the list.
 FN Ref* forget(Race* r, Ref* pool, Ref* link, u32 bytes) {
     Entry* e = (Entry*)at(r, *link);
     if (bytes == e->bytes) {
@@ -168,15 +173,16 @@ FN Ref* forget(Race* r, Ref* pool, Ref* link, u32 bytes) {
     return &e->next;
 }
 
-// Whether an older read of this warp is known: of this lane, or of others that a barrier of the warp has told of.
+// Whether an older read of the thread's warp is known to it: a read of its own lane, or of lanes whose accesses a
+// barrier of the warp has made known.
 FN u32 known_of_warp(Quick* q, Entry* e, u32 both) {
     if (!own_warp(q, e) || e->time >= q->rt->time) return 0;
     u32 others = lanes_at(e, both) & ~q->bit;
     return !others || knows(q->r, q->rt->clock, q->op, q->block, q->warp, others, e->time) == 1;
 }
 
-// Of the reads that follow, those that the current one knows, which stands for them: as far as they are of other operations,
-// and the next `own` of this one, which a write may have left (`irreplaceable`).
+// Drops the reads after `link` that the current read knows, since its entry replaces theirs. It covers reads of other
+// operations, and the next `own` reads of the present one, which a write may have kept (`irreplaceable`).
 FN void forget_outlived(Quick* q, Ref* pool, Ref* link, u32 own) {
     LOOP while (*link) {
         Entry* e = (Entry*)at(q->r, *link);
@@ -189,10 +195,11 @@ FN void forget_outlived(Quick* q, Ref* pool, Ref* link, u32 own) {
     }
 }
 
-const u32 LOOK = 2;  // as a result: left to `touch`, which shall look at all reads
+const u32 LOOK = 2;  // a result: the access is left to `touch`, which has to check all reads of the list
 
-// The writes come first, and all are looked at; then some reads, for an entry to share. A list that begins with as many of
-// this operation that cannot be shared is now and then looked at as a whole; not in step with anything, or some never were.
+// The quick way for a read. It checks all writes, which come first in the list, and then some reads, to find an entry
+// to share. If there is none among them, it chooses at random, and rarely, to have the whole list checked; a fixed
+// interval could miss some lists for ever.
 FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
     Entry* e = 0;
     u32 own = 0;
@@ -250,7 +257,7 @@ FN u32 quick_write(Quick* q, Ref* cell, Ref* pool) {
     return 1;
 }
 
-// 1 if the access has been judged and is remembered, 0 if not, or LOOK.
+// Tries the quick way. Returns 1 if the access is checked and recorded, else 0 or LOOK.
 FN u32 race_quick(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Block* b = t->block;

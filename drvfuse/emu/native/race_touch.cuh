@@ -1,37 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: each access is judged against those of the same bytes that are remembered, and remembered itself.
+// The race detector's check of an access against the entries of the same bytes, and the record of the access.
 #pragma once
 
 #include "race_quick.cuh"
 
+// Whether the current access conflicts with every later access with which the entry's access conflicts, as far as their
+// strength and kind of address decide that.
 FN u32 covers_strength(Who* w, Entry* e) {
     if (!(w->kind & N_WRITE) && via_multicast(w->site) != via_multicast(e->site)) return 0;
     if (!(w->kind & N_STRONG)) return 1;
     return (e->kind & N_STRONG) && e->size == w->log && (e->kind >> N_SCOPE & 3) >= (w->kind >> N_SCOPE & 3);
 }
 
-// The read-only path may hold what was there when the launch began.
+// Whether a read by the read-only path may miss the write of an entry: that path may return what memory held when the
+// launch began.
 FN u32 stale(Who* w, Entry* e, u32 lanes) {
     if (!(w->flags & A_NC) || !(e->kind & N_WRITE)) return 0;
     if (knows(w->r, w->l->start, e->op, e->block, e->warp, lanes, e->time) == 1) return 0;
     return knows(w->r, w->l->primary, e->op, e->block, e->warp, lanes, e->time) != 1;
 }
 
-// A write of the block by the generic proxy, which has to be fenced off from a read by the async one.
+// Whether a bulk copy reads what its block has written by the generic proxy, without a fence.proxy.async in between.
 FN u32 unfenced(Who* w, Entry* e, u32 lanes) {
     if (!(w->flags & A_BULK) || !same_block(w, e->op, e->block)) return 0;
     return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, lanes, e->time) != 1;
 }
 
-// Whether the earlier access was by the other kind of address, with no fence.proxy.alias on the way from it.
+// Whether the access of an entry used the other kind of address (race.cuh), without a fence.proxy.alias in between.
 FN u32 unaliased(Who* w, Entry* e, u32 lanes) {
     if (via_multicast(w->site) == via_multicast(e->site) || morally_strong(w, e)) return 0;
-    if (e->block & COPYING) return 0;  // no clock has a tag for them
+    if (e->block & COPYING) return 0;  // clocks have no ALIASED items for copies
     u32 own = w->rt && same_block(w, e->op, e->block) && e->warp == w->warp && e->time < w->rt->aliased;
     if (own) lanes &= ~w->bit;
     return lanes && knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, lanes, e->time) != 1;
 }
 
+// Makes an entry that of a bulk copy (BULK in race.cuh) if the current access is by one.
 FN void be_bulk(Who* w, Entry* e) {
     if ((w->agent & BULK) != BULK) return;
     e->warp = w->number % BULK_KINDS / 32;
@@ -40,14 +44,14 @@ FN void be_bulk(Who* w, Entry* e) {
     e->serial = w->thread;
 }
 
-// Plain stores by threads of one block, which are no race if they leave the bytes as they are.
+// Whether two accesses are plain stores of one block, which are a race only if the second changes the bytes.
 FN u32 doubtful(Who* w, Entry* e) {
     if (w->r->strict || !w->plain || !(w->kind & N_WRITE) || e->kind != N_WRITE || e->size) return 0;
     return same_block(w, e->op, e->block) && via_multicast(w->site) == via_multicast(e->site);
 }
 
-// An atomic that the current one, which continues the chain of `v`, makes needless to remember (race.cuh). *other: the last
-// one by another block has been met.
+// Whether the entry of an atomic need not be kept, as the current atomic continues the chain of `v` (counters in
+// race.cuh). *other is set when the last atomic of another block has been found, which is kept.
 FN u32 outdated(Who* w, Location* v, Entry* e, u32* other) {
     if (!(e->kind & N_ATOMIC) || e->op != w->op || e->site != w->site || e->kind != w->kind) return 0;
     if (e->bytes != v->bytes || e->serial - v->first > v->serial - v->first) return 0;
@@ -57,12 +61,13 @@ FN u32 outdated(Who* w, Location* v, Entry* e, u32* other) {
     return met;
 }
 
+// Checks the current access to bytes of one line against the entries of the line, and records it.
 FAR void touch(Who* w, u64 addr, u32 mask) {
     Race* r = w->r;
     Ref* cell = list_at(r, addr, &mask);
     if (!mask) return;
     Ref* pool = pool_at(r, addr);
-    u32 write = w->kind & N_WRITE, own = w->agent == w->block;  // an asynchronous reduction publishes nothing
+    u32 write = w->kind & N_WRITE, own = w->agent == w->block;  // own: not asynchronous, so it can publish clocks
     u32 spread = w->plain ? spread_of(FFS(w->bit) - 1, mask) : 0;
     r->stamp += write;
     if (write && w->plain) w->log = read_by(r, *cell, w->op, w->block, w->warp, w->bit, w->time, mask) ? AFTER_READ : 0;
@@ -81,11 +86,12 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             if (write && morally_strong(w, location)) chain = location;
         }
     }
-    Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
+    Ref *link = cell, *behind = cell;  // behind: the link after all writes, where a read is inserted
     u32 merged = 0, locations = 0, oldest = r->serial + 1, other = 0;
-    // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and now and
-    // then; not in step with anything, or some lists would never be looked at. So does a poll that sees nothing new: it finds
-    // its warp's entry there, without which a list would grow for as long as nothing happens.
+    // A read checks all other reads of the list in three cases: when a read of another operation can be dropped, as
+    // when a kernel is launched again; rarely and at random, since a fixed interval could miss some lists for ever; and
+    // when it is a poll that sees the same value again, which then finds the entry of its warp. Otherwise polls would
+    // make the list grow without bound.
     r->random = r->random * 1664525 + 1013904223;
     u32 readers = 0, looks_at_all = write || w->again || r->random >> 26 == 0;
     LOOP while (*link) {
@@ -163,7 +169,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             if ((e->kind & N_STRONG) && (s32)(e->serial - oldest) < 0) oldest = e->serial;
         }
     }
-    if (write && locations) {  // the last write of other locations is not a strong one of theirs any more
+    if (write && locations) {  // the write ends other locations with these bytes: their last write was another one
         LOOP for (link = cell; *link;) {
             Entry* e = (Entry*)at(r, *link);
             if ((e->kind & N_LOCATION) && e->bytes & mask && e != location) drop(r, pool, link);
@@ -204,7 +210,7 @@ FN void touch_range(Who* w, u64 addr, u64 end) {
     }
 }
 
-// An access by a block as a whole, at its end.
+// Describes an access by a block as a whole, at its end.
 FN void of_block(Who* w, Launch* l, Block* b) {
     w->r = l->engine->race;
     w->l = l;
@@ -221,6 +227,7 @@ FN void of_block(Who* w, Launch* l, Block* b) {
     w->now = l->engine->event_count;
 }
 
+// Describes an access by a thread. The caller adds what the access is.
 FN void who(Who* w, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;
@@ -243,7 +250,8 @@ FN void who(Who* w, Thread* t) {
     w->plain = 0;
 }
 
-// An access to the shared memory of another block of the cluster, of which the thread has to know that it has begun.
+// Checks, for an access to the shared memory of another block of the cluster, that the thread knows that block has
+// started.
 FAR void race_other_block(Who* w, Thread* t, u64 addr) {
     u64 off = addr - t->block->cluster_shared_base;
     if (off >= w->l->cluster_window) return;
@@ -259,11 +267,12 @@ FAR void race_other_block(Who* w, Thread* t, u64 addr) {
     found(w, &e, 1, addr, X_CLUSTER_START);
 }
 
-// A compare-and-swap that finds what it compares with: else it is a read.
+// Whether a compare-and-swap finds the value that it compares with. If not, it is only a read.
 FN u32 swaps(Thread* t, u64 addr, u32 size) {
     return low_of(addr, size) == t->op_value && (size < 16 || high_of(addr, size) == t->op_seen);
 }
 
+// Checks and records an access of a thread, which is about to be made.
 FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     u32 quick = race_quick(t, addr, size, flags, site);
     if (quick == 1) return;
@@ -299,7 +308,7 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
 }
 
-// A fence of `scope` that orders what came before it (releases) and after it (acquires).
+// A fence of `scope` by a thread. `acquires`: it orders later accesses; `releases`: it orders earlier accesses.
 FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     Who w;
     who(&w, t);
@@ -317,6 +326,7 @@ FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     w.rt->time++;
 }
 
+// fence.proxy.async by a thread.
 FAR void race_proxy_fence(Thread* t) {
     Who w;
     who(&w, t);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector: a stream writes a word of memory, or waits for its value (cuStreamWriteValue, cuStreamWaitValue).
+// The race detector's part for streams that write a word of memory, or wait for its value (cuStreamWriteValue,
+// cuStreamWaitValue).
 //
-// Either is a strong access by an operation, with the scope of the system: it is judged as that of the only thread of a
-// launch would be, which knows from its start what the operation knows. A write with a barrier is a release, a wait that has
-// found its value an acquire. So flags and clocks need to know nothing of operations.
+// Each of these is a strong access of system scope. It is checked as an access of the only thread of a launch which
+// knows from its start what the operation knows; so race_flags.cuh and clock.cuh need no case for it. A write with a
+// memory barrier is a release, and a wait that has found its value is an acquire.
 #pragma once
 
 #include "race_touch.cuh"
 
-// The operation that has written a word last, as far as its accesses are remembered; 0 for none.
+// The operation that wrote a word last, or 0 if no entry of such a write is left.
 API u32 rt_race_writer(Race* r, u64 addr) {
     if (r->off || *cell_at(r, addr) & POLLED) return 0;
     LOOP for (Ref ref = *cell_at(r, addr); ref;) {
@@ -19,7 +20,8 @@ API u32 rt_race_writer(Race* r, u64 addr) {
     return 0;
 }
 
-// What an operation knows that knew `clock` (a reference that it keeps) after its `number`th such access: a new reference.
+// Checks access `number` of an operation that knows `clock`, a reference that stays the caller's. Returns what the
+// operation knows after the access, as a new reference.
 API u32 rt_race_value(Race* r, u32 op, u32 clock, u64 addr, u32 size, u32 number, u32 write, u32 ordered, u64 now) {
     if (r->off) return retain(r, clock);
     Launch l = {};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions of words by elements: what multimem, red.async and cp.reduce.async.bulk compute.
+// Element-wise reductions of words, as multimem, red.async and cp.reduce.async.bulk compute them.
 //
-// `how` is a Reduce, an Element and, for sums on their way, an Accumulate at their shifts. Each result is rounded to the
-// type, NaN results are the type's canonical NaN, min and max take the number where one is a NaN, and -0 is below +0.
+// `how` has a Reduce, an Element and, for intermediate sums, an Accumulate, each at its shift. Each result is rounded
+// to the type. A NaN result is the type's canonical NaN, min and max return the number if one operand is a NaN, and -0
+// is less than +0.
 #pragma once
 
 #include "common.cuh"
@@ -69,8 +70,8 @@ FN u64 combine_integers(u64 x, u64 y, u32 reduce, u32 element) {
     return less == (reduce == REDUCE_MIN) ? x : y;
 }
 
-// A sum, or the least or greatest, on its way: of an element below 64 bits as an fp32 number, that has been rounded to what
-// the accumulation keeps.
+// One step of a reduction of floating-point elements of less than 64 bits: x and y combined in fp32, and rounded to the
+// precision of the accumulation.
 FN float combine_reals(float x, float y, u32 reduce, u32 element, u32 accumulate) {
     float r = reduce == REDUCE_ADD ? x + y : reduce == REDUCE_MIN ? min_of(x, y) : max_of(x, y);
     if (accumulate == ACCUMULATE_F32) return r;
@@ -83,8 +84,8 @@ FAR u64 combine_doubles(u64 x, u64 y) {
     return r != r ? 0x7FFFFFFFFFFFFFFFull : (u64)__double_as_longlong(r);
 }
 
-// The elements of `count` words of 64 bits, of which each is x's with y's, in the precision of the type: what a reduction
-// leaves at one member.
+// Each element of a word of `bits` bits of x combined with that of y, in the precision of the type, as a reduction does
+// in memory.
 FN u64 combine_word(u64 x, u64 y, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, width = width_of(element);
     if (element == ELEMENT_F64) return combine_doubles(x, y);

@@ -1,33 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bulk copies from shared to global memory (cp.async.bulk with a bulk_group), and the groups that threads wait for.
 //
-// A thread has a queue of them, apart from that of its cp.async and in pieces of 16 bytes, oldest first, each with the number
-// of its group: how often the thread had committed before. wait_group.read N makes sure that those whose group is not among
-// the N committed last have been read, wait_group N that they have been written too.
+// A thread has a queue of these copies, in pieces of 16 bytes, oldest first; its cp.async have another queue. Each
+// piece has the number of its group, which is the number of the thread's commits before its issue. wait_group.read N
+// waits until all pieces have been read whose group is not among the N groups committed last; wait_group N waits until
+// they have been written too.
 //
-// Why each result shown is one that PTX allows. A piece is read at any moment between its issue and the end of its thread's
-// first wait of either kind for it, and written, by a weak access, at any moment between that and the end of the wait without
-// .read, or of the launch. Nothing but these waits orders the one or the other. Here both moments are drawn for each piece:
-// it is read at its issue or at the wait, and written then or at the wait without .read; with seed 0 always the latter. So
+// Why each result is one that PTX allows. A piece may be read at any moment between its issue and the end of its
+// thread's first wait for it, with .read or without. It may be written, by a weak access, at any moment between its
+// read and the end of the wait without .read, or of the launch. Only these waits order the read and the write. Here the
+// seed draws both moments for each piece: it is read at its issue or at the wait, and written at once or at the wait
+// without .read. Seed 0 always takes the later moment. So
 //
 //   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
-//   a reader to whom the data is announced without that wait, or behind one with .read, finds what was there before (a
-//     fault where nobody has written yet), in every run with seed 0;
-//   a target that is still read when the copy is issued is overwritten under the reader under other seeds.
+//   a reader that is told of the data without that wait, or after a wait with .read only, finds the old bytes (a fault
+//     where nothing was written yet), in every run with seed 0;
+//   a target that is still read when the copy is issued is overwritten during the read, with other seeds.
 //
-// What nobody has waited for is written when nothing else can run, or LATEST_TURN turns of its block later. A block that has
-// ended keeps its place, and its shared memory, for so long: that the hardware may give that to another block before a
-// thread without a wait has had it read is not shown.
+// A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A
+// block that has ended keeps its slot and its shared memory until then. So one case does not occur here: that hardware
+// gives the shared memory to another block before the piece of a thread that did not wait has been read.
 //
-// Bounds, access rights and alignment are checked when a copy is issued; the target once more when it is written, as it may
-// have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Delayed stores (delay.cuh)
-// of the block and its device to the same place are made before it. The race detector sees two accesses of each piece that
-// last until their waits, as for cp.async.
+// Bounds, access rights and alignment are checked when a copy is issued. The target is checked again when it is
+// written, as it may have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Delayed
+// stores (delay.cuh) of the block and of its device to the target are performed before. To the race detector, each
+// piece makes two accesses that last until their waits, as for cp.async.
 #pragma once
 
 #include "mbarrier.cuh"
 
-enum { S_AT_ONCE, S_APART, S_READ };  // to be written when it is read, or later; read. Written: M_MADE
+// Copy::moment of a piece: to be written when it is read; to be written later than it is read; it has been read. A
+// piece that has been written has M_MADE.
+enum { S_AT_ONCE, S_APART, S_READ };
 
 static_assert(S_READ < M_MADE, "");
 
@@ -84,7 +88,8 @@ FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 how, u32 site) {
     return !(late & 2) && read_piece(t, c);
 }
 
-// cp.async.bulk or, with `how`, cp.reduce.async.bulk from shared to global memory; 0, or 1 and a fault.
+// cp.async.bulk or, with `how`, cp.reduce.async.bulk from shared to global memory. Returns 0, or 1 after recording a
+// fault.
 API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;
@@ -108,7 +113,8 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 
 
 API void rt_bulk_commit(Thread* t) { queue_of(t, 1)->commits++; }
 
-// Waits until at most the `newest` groups that were committed last may be pending, or with `read` may not have been read.
+// Waits until the pieces of all groups but the `newest` committed last have been written; with `read`, until they have
+// been read.
 API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     Launch* l = t->launch;
     Copy* pool = l->copy_pool->pool;
@@ -131,7 +137,7 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     return 0;
 }
 
-// Writes all pending copies of a block; returns 1.
+// Writes all pending pieces of a block. Returns 1.
 FAR u32 write_stores(Launch* l, Block* b) {
     Copy* pool = l->copy_pool->pool;
     b->store_turns = 0;
@@ -145,7 +151,7 @@ FAR u32 write_stores(Launch* l, Block* b) {
     return 1;
 }
 
-// Nothing else can run; whether anything was pending.
+// Called when nothing else can run: writes all pending pieces. Returns whether there were any.
 FAR u32 idle_stores(Launch** launches, u32 n) {
     u32 wrote = 0;
     LOOP for (u32 k = 0; k < n; k++) {

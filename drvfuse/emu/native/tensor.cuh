@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of tensor cores, bit for bit those of an H200; docs/matrix.md has them in words.
+// The sums that tensor cores compute, bit-equal to those of an H200. docs/matrix.md describes them.
 #pragma once
 
 #include "common.cuh"
@@ -10,16 +10,16 @@ typedef long long s64;
 
 const u32 MOST = 512;  // elements of a matrix, or of the four matrices of m8n8k4
 
-// Numbers ----------------------------------------------------------------------------------------------------------------
+// Numbers -------------------------------------------------------------------------------------------------------------
 
 FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 
-// A number apart: significand * 2^(exponent - 23), the significand not normalised where the number is subnormal. What is
-// not finite has a class instead.
+// Number: a floating-point number as significand * 2^(exponent - 23), or the class of an infinity or NaN. The
+// significand of a subnormal number is not normalised.
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
-const s32 ZERO = -(1 << 14);  // the exponent of a zero, and about that of a product with one: below all others
+const s32 ZERO = -(1 << 14);  // the exponent of a zero; products with a zero are near it, below all other exponents
 const u32 FRACTION = 23;
-const u32 FACTOR = 10;  // fraction bits of a factor's significand: no factor has more
+const u32 FACTOR = 10;  // fraction bits of a factor's significand; no type of a factor has more
 
 struct Number {
     s32 significand, exponent;
@@ -44,18 +44,19 @@ FN Number number_of(u32 bits, u32 kind) {
     return number(bits, 32, 23);
 }
 
-// Sums of products -------------------------------------------------------------------------------------------------------
+// Sums of products ----------------------------------------------------------------------------------------------------
 //
-// One step of the tensor cores adds C and all products at once, as integers: each term is cut off (toward zero) GUARD binary
-// places below the greatest exponent of all terms. The exponent of a product is the sum of its factors' exponents, so its
-// significand lies in [1, 4). The sum is exact then; it is rounded toward zero to fp32, or to nearest even to fp16.
+// One step of the tensor cores adds C and all products as integers. Each term is truncated (toward zero) GUARD binary
+// places below the greatest exponent of all terms. The exponent of a product is the sum of its factors' exponents, so
+// its significand lies in [1, 4). The sum of the truncated terms is exact, and is rounded toward zero to fp32 or to
+// nearest even to fp16.
 const u32 GUARD = 25;
-const s32 LEAST_TOP = -133;  // the least that counts as the greatest exponent: nothing below 2^-158 is added
+const s32 LEAST_TOP = -133;  // lower bound of the greatest exponent: bits below 2^-158 are truncated
 
-struct Side {  // A by rows or B by columns, apart
+struct Side {  // the elements of A by rows, or of B by columns
     s32 significand[MOST], exponent[MOST];
     u8 class_[MOST];
-    u8 any[64];  // what classes a row, or column, has
+    u8 any[64];  // the classes of each row or column, or-ed
 };
 
 FN void take_apart(const u32* bits, u32 count, u32 k, u32 kind, Side* side) {
@@ -72,19 +73,20 @@ FN void take_apart(const u32* bits, u32 count, u32 k, u32 kind, Side* side) {
     }
 }
 
-// significand * 2^places, cut off so many binary places further up; below 2^31.
+// significand * 2^(places - below), truncated to an integer below 2^31.
 FN s32 cut(s32 significand, u32 places, u32 below) {
     s32 sign = significand >> 31;  // -1 or 0
     u32 magnitude = (u32)((significand ^ sign) - sign) << places >> (below < 31 ? below : 31);
     return (s32)((magnitude ^ sign) - sign);
 }
 
-FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {  // the fp32 value of magnitude * 2^exponent, which is not 0
+// magnitude * 2^exponent, which is not 0, rounded toward zero to fp32.
+FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {
     s32 last = exponent + 63 - __clzll(magnitude) - 23;
     if (last < -149) last = -149;
     s32 shift = last - exponent;
     u32 r = (u32)(shift > 0 ? magnitude >> (shift < 63 ? shift : 63) : magnitude << -shift);
-    s32 biased = last + 149;  // biased exponent of the last place: 0 where the number is subnormal
+    s32 biased = last + 149;  // 0 for a subnormal number
     if (biased > 253) return 0x7F800000;
     return ((u32)biased << 23) + r;
 }
@@ -108,7 +110,7 @@ FN u32 fp16_to_nearest(u64 magnitude, s32 exponent) {
     return bits < 0x7C00 ? bits : 0x7C00;
 }
 
-// The result where a factor or C is not finite, as its class and, for an infinity, its sign.
+// The sum if a factor or C is not finite: an infinity, or the canonical NaN.
 FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     u32 positive = 0, negative = 0, nan = c.class_ == NOT_A_NUMBER;
@@ -126,14 +128,14 @@ FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count,
     return negative ? infinity | (half ? 0x8000u : 0x80000000u) : infinity;
 }
 
-// C plus `count` products; `half`: the accumulator is fp16.
+// One step: C plus `count` products. With `half`, C and the sum are fp16.
 FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 any, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     if (any | c.class_) return not_finite(a, row, b, column, count, c_bits, half);
     const s32 *x = a->significand + row, *y = b->significand + column;
     const s32 *p = a->exponent + row, *q = b->exponent + column;
     s32 top = c.exponent > LEAST_TOP ? c.exponent : LEAST_TOP;
-#pragma unroll 4  // a kernel spends most of the time of its products in this loop
+#pragma unroll 4  // matrix products spend most of their time in this loop
     for (u32 i = 0; i < count; i++) top = p[i] + q[i] > top ? p[i] + q[i] : top;
     s64 sum = cut(c.significand, GUARD - FRACTION, (u32)(top - c.exponent));
 #pragma unroll 4
@@ -141,5 +143,5 @@ FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 a
     if (!sum) return 0;
     u64 magnitude = (u64)(sum < 0 ? -sum : sum);
     u32 r = half ? fp16_to_nearest(magnitude, top - (s32)GUARD) : fp32_toward_zero(magnitude, top - (s32)GUARD);
-    return r && sum < 0 ? r | (half ? 0x8000u : 0x80000000u) : r;  // no zero is negative
+    return r && sum < 0 ? r | (half ? 0x8000u : 0x80000000u) : r;  // a zero is positive
 }

@@ -5,7 +5,7 @@
 #include "cluster.cuh"
 #include "multimem.cuh"
 
-// Spins ------------------------------------------------------------------------------------------------------------------
+// Spins ---------------------------------------------------------------------------------------------------------------
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
@@ -21,8 +21,8 @@ FAR void look_up(Block* b, Thread* t) {
         }
 }
 
-// True if a thread at a known access has no reason to make it again. If a word that it polls elsewhere has changed, it may
-// poll freely until it has come round to that.
+// Whether a thread at an access that it has made before has no reason to make it again. If only a word that it polls by
+// another access has changed, it may poll CREDIT times, so that its loop reaches that access.
 FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     u32 state = t->polls;
     if (!(state & POLL_KNOWN)) return 0;
@@ -48,7 +48,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     return !changed;
 }
 
-// Called before the access of a poll: keeps the value that it will see.
+// Called before the access of a poll: stores the value that the poll will see.
 FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     Engine* e = l->engine;
     Poll* p = poll_of(b, t);
@@ -65,7 +65,7 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
         }
     } else {
         if (n == POLL_WORDS) {
-            // Too many words to watch: it is run in every pass, and the limit on quiet resumes ends a deadlock.
+            // The thread polls too many words to watch: it runs in every pass, and QUIET_LIMIT ends a deadlock.
             n = 0;
         } else if (e->quiet < QUIET_LIMIT) {
             e->progress++;
@@ -84,7 +84,7 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     }
 }
 
-// Barriers ---------------------------------------------------------------------------------------------------------------
+// Barriers ------------------------------------------------------------------------------------------------------------
 
 FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
@@ -116,12 +116,13 @@ FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     b->woken = 1;
 }
 
+// Completes a barrier if enough threads have arrived.
 FAR void try_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
     if (r->arrived && (r->expected ? r->arrived >= r->expected : r->threads >= b->live)) complete_barrier(l, b, id);
 }
 
-// Barriers are between warps: one arrives when all its lanes that have not exited have come.
+// A warp arrives at a barrier when all of its lanes that have not exited are there.
 FAR void arrive(Launch* l, Block* b, Warp* warp) {
     u32 lanes = warp->gathered;
     u32 w = (u32)(warp - b->warps);
@@ -191,7 +192,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
     try_barrier(l, b, id);
 }
 
-// Warp operations ----------------------------------------------------------------------------------------------------------
+// Warp operations -----------------------------------------------------------------------------------------------------
 
 FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     u32 delta = t->op_b & 31, clamp = t->op_c & 31, segment = t->op_c >> 8 & 31;
@@ -207,14 +208,14 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
         ok = j <= (s32)last;
     }
     if (!ok) j = lane;
-    // The value of a lane that takes no part is undefined: return one that makes the error visible.
+    // The value of a lane that does not participate is undefined: return a value that makes the error visible.
     u32 present = mask >> j & 1;
     t->op_result = present ? thread_at(l, b, w * 32 + j)->op_a : 0xDEADBEEFu;
     if (!present) notice(l, t, NOTICE_SHUFFLE, j);
     t->op_pred = ok;
 }
 
-// An instruction that all lanes of a warp execute together, by a function of a native library.
+// A matrix instruction, which all lanes of a warp execute together by a function of a native library.
 FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
     Thread* first = thread_at(l, b, w * 32 + FFS(mask) - 1);
     if (mask != ~0u) {
@@ -308,7 +309,8 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     }
 }
 
-// activemask takes the lanes that have come to the same place when none of the warp can run: the most converged answer.
+// Completes activemask when no lane of the warp can run any more. The result is the mask of the lanes that wait at the
+// same instruction: of all results that PTX allows, the one with the most lanes.
 FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
     u32 lanes = warp->asking;
@@ -335,8 +337,8 @@ FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     return all;
 }
 
-// Completes the operations that can be completed, and returns the lanes that may go on. Lanes of a mask that have exited, or
-// never existed, are not waited for.
+// Completes the warp operations that can be completed, and returns the lanes that may continue. A warp operation does
+// not wait for lanes of its mask that have exited or never existed.
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
     u32 todo = warp->warpop, freed = 0;
@@ -360,7 +362,7 @@ FAR u32 resolve(Launch* l, Block* b, u32 w) {
             Thread* o = thread_at(l, b, w * 32 + other);
             if (o->op_mask == mask && o->op_kind == t->op_kind) {
                 same |= 1u << other;
-            } else if (o->op_mask >> lane & 1) {  // they wait for each other at different operations
+            } else if (o->op_mask >> lane & 1) {  // two lanes wait for each other at different operations
                 fault(l, o, F_WARP_MISMATCH, o->site, 0, 0, t->site, o->op_mask);
                 return 0;
             }

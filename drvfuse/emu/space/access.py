@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The access rights of the devices, one word per granule of a window, which the native runtime reads."""
+"""What the memory of a window is, and which devices may access it: one word per granule, read by the native runtime."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import ctypes
 import numpy as np
 
 from .. import abi
+from ..abi import Kind
 from . import pages
 
 _MASKS = np.uint32(0x0000FFFF)
+_OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARAM: abi.OWNER_LOCAL}
 
 
 class AccessTable:
-    """The access words of one process (`window`'s docstring has the format).
+    """The access words of one process; the docstring of `space/window.py` has their format.
 
-    All tables of a window say the same of what memory is (owner and kind); which devices may read and write it is said
-    by the table of the process whose address it is, and by no other. `name` is that of the process, for messages.
+    All tables of a window agree on what memory is (owner and kind). Which devices may read and write an address is in
+    the table of the process that owns the address; in all other tables no device may access it. `name` is the name of
+    the process, for messages.
     """
 
     def __init__(self, base: int, nbytes: int, address: int | None = None, name: str = "") -> None:
@@ -42,11 +45,43 @@ class AccessTable:
         self.words(address, nbytes)[:] = word
 
     def permit(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
-        """Set the devices that may read and write a range; replaces the former masks."""
+        """Set the devices that may read and write a range, in place of those that could before."""
         words = self.words(address, nbytes)
         words[:] = (words & ~_MASKS) | np.uint32(read_mask | write_mask << 8)
 
     def take_over(self, other: AccessTable, until: int) -> None:
-        """Copy owner and kind of all memory below an address from another table, with access for no device."""
+        """Copy owner and kind of all memory below the address `until` from another table, with access for no device."""
         if until > self._base:
             self.words(self._base, until - self._base)[:] = other.words(self._base, until - self._base) & ~_MASKS
+
+
+class AccessTables:
+    """The access tables of a window of `nbytes` at `base`. `first` is the table of its first process."""
+
+    def __init__(self, base: int, nbytes: int) -> None:
+        self._base, self._nbytes = base, nbytes
+        self.first = AccessTable(base, nbytes, pages.access_address(base))
+        self._all = [self.first]
+
+    def open(self, name: str, until: int) -> AccessTable:
+        """A table for one more process, which agrees with the first one on all memory below the address `until`."""
+        table = AccessTable(self._base, self._nbytes, name=name)
+        table.take_over(self.first, until)
+        self._all.append(table)
+        return table
+
+    def close(self, table: AccessTable) -> None:
+        """Close a table of `open`. All memory of its process was freed before."""
+        self._all.remove(table)
+
+    def describe(self, address: int, nbytes: int, device: int | None, kind: int) -> None:
+        """Set the owner and the kind of a range in all tables, with access for no device."""
+        if nbytes:
+            owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
+            for table in self._all:
+                table.describe(address, nbytes, owner << 16 | kind << 24)
+
+    def permit(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
+        """Set the devices that may read and write a range in all tables."""
+        for table in self._all:
+            table.permit(address, nbytes, read_mask, write_mask)

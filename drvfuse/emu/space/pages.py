@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from ...errors import DrvfuseError
 from .. import abi
 
+GRANULE = 1 << abi.GRANULE_SHIFT
+
 
 class WindowError(DrvfuseError):
     """The window cannot be reserved, or has no room left."""
@@ -21,17 +23,21 @@ class WindowError(DrvfuseError):
 
 @dataclass
 class Ranges:
-    """Address (or file) space handed out from the front; what was freed is reused only when the rest is used up."""
+    """Address or file space `[start, end)` that is handed out from the front. Space that was given back is handed out
+    again only when the rest is used up. `name` stands in the message of an error.
+    """
 
     start: int
     end: int
+    name: str
     next: int = field(init=False)
     free: list[tuple[int, int]] = field(default_factory=list)  # sorted (start, end), merged
 
     def __post_init__(self) -> None:
         self.next = self.start
 
-    def take(self, nbytes: int, alignment: int) -> int | None:
+    def take(self, nbytes: int, alignment: int, asked: int | None = None) -> int:
+        """The start of `nbytes` of free space. WindowError, with the `asked` bytes of the user, if there is no room."""
         start = -(-self.next // alignment) * alignment
         if start + nbytes <= self.end:
             if start > self.next:
@@ -43,9 +49,10 @@ class Ranges:
             if start + nbytes <= high:
                 self.free[i : i + 1] = [r for r in ((low, start), (start + nbytes, high)) if r[0] < r[1]]
                 return start
-        return None
+        raise WindowError(f"no room for {nbytes if asked is None else asked} bytes in {self.name}")
 
     def give(self, start: int, nbytes: int) -> None:
+        """Give space back that was taken."""
         end = start + nbytes
         i = bisect.bisect_left(self.free, (start, end))
         if i < len(self.free) and self.free[i][0] == end:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 from .. import abi
 from ..abi import structs
+from . import raw
 from .floats import Helpers
 from .flow import Block, Graph, Traits, uses_defs
 from .opcode import RefusedError, decode, width
@@ -23,7 +24,11 @@ _HEADERS = {"t": structs.Thread, "block": structs.Block, "launch": structs.Launc
 
 
 class Emitter(Registers):
-    """Emits `fn`. `mode`: "kernel" (resumable), "device" (called by kernels: no suspends), "raw" (a C function)."""
+    """Emits the function `fn` in one of three modes.
+
+    "kernel" is a function that can suspend and be resumed, "device" is called by kernels and cannot suspend, "raw" is a
+    C function.
+    """
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
         super().__init__(fn, helpers)
@@ -49,7 +54,7 @@ class Emitter(Registers):
         return self.op(text)
 
     def word(self, operand: Any, n: int) -> str:
-        """`operand` as an `i<n>`; symbols are addresses in their space."""
+        """The value of an operand as an `i<n>`. The value of a symbol is its address in its state space."""
         if isinstance(operand, Sym):
             value, w = self.symbol_value(operand), 64
         elif isinstance(operand, Special):
@@ -59,15 +64,15 @@ class Emitter(Registers):
         return value if w == n else self.op(f"{'trunc' if w > n else 'zext'} i{w} {value} to i{n}")
 
     def pred(self, operand: Any) -> str:
-        """`operand` as an i1; a special register can be one."""
+        """The value of an operand, which may be a special register, as an i1."""
         if isinstance(operand, Special):
             value, n = special(self, operand.name)
             return self.op(f"icmp ne i{n} {value}, 0")
         return super().pred(operand)
 
     def header(self, base: str, member: str, index: int = 0) -> str:
-        """A 32-bit member (or element of one) of the thread "t", its "block" or "launch" that does not change while the
-        kernel runs.
+        """Emit the load of a 32-bit member, or element of a member, of the structure `base`: "t" (the thread), "block"
+        or "launch". The member does not change while the kernel runs.
         """
         pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {structs.offset(_HEADERS[base], member, index)}")
         return self.op(f"load i32, ptr {pointer}, !invariant.load !0")
@@ -82,7 +87,7 @@ class Emitter(Registers):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # an access to another block's memory has to be refused
+            plain = flags  # keeps the space, as the runtime must refuse accesses to another block's memory
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -92,7 +97,7 @@ class Emitter(Registers):
 
     @functools.cached_property
     def _read(self) -> int:
-        """The registers that some instruction of the function reads, as a bit set by index."""
+        """The registers that any instruction of the function reads, as a bit set by index."""
         found = 0
         for item in self.fn.body or ():
             if isinstance(item, Instruction):
@@ -100,12 +105,12 @@ class Emitter(Registers):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a load that are never read, as bits: compilers load more than they need, in one access."""
+        """The elements of a vector load whose registers are never read, as bits. Compilers load more than they need."""
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)
 
     def leave_if(self, bad: str | None) -> None:
-        """Return FAULT if the runtime has refused, which is if `bad` is not 0."""
+        """Emit a return of FAULT for the case that `bad`, the result of a runtime function, is not 0."""
         ok, label = self.op(f"icmp eq i32 {bad}, 0"), self.label()
         self.fault_used = True
         self.do(f"br i1 {ok}, label %{label}, label %fault, !prof !1")
@@ -113,7 +118,7 @@ class Emitter(Registers):
 
     @staticmethod
     def _accesses(ins: Instruction) -> bool:
-        """Whether the runtime checks and counts the access."""
+        """Whether an instruction makes an access that the runtime checks and counts."""
         if ins.base == "cp":
             return len(ins.operands) > 1 and ".prefetch" not in ins.opcode
         if ins.base not in ("ld", "ldu", "st", "atom", "red", "multimem"):
@@ -127,27 +132,27 @@ class Emitter(Registers):
         self.start(self.label())
 
     def suspend(self, ins: Instruction, status: abi.Status, kind: int | None = None) -> int:
-        """The end of the half before a suspend: store the operation and its place; returns the status."""
+        """Emit the end of the part before a suspend, which stores the kind of operation and the site. Returns `status`."""
         if kind is not None:
             self.put("op_kind", f"i32 {int(kind)}")
         self.put("site", f"i32 {self.site(ins)}")
         return int(status)
 
     def exchange(self) -> int:
-        """The offset in the frame of the area by which lanes exchange the registers of a matrix instruction."""
+        """The offset in the frame of the exchange area, which holds a lane's registers of a matrix instruction."""
         if self._exchange is None:
             self._exchange = self.frame_bytes
             self.frame_bytes += 4 * abi.EXCHANGE_WORDS
         return self._exchange
 
     def library(self, name: str) -> str:
-        """The address of a function of a native library, which is loaded with this module."""
+        """The address of a function of a native library, which is then loaded with this module."""
         self.unit.libraries.add(next(library for library, names in abi.LIBRARIES.items() if name in names))
         self.helpers.declare(name, "i32", "ptr")
         return f"ptrtoint (ptr @{name} to i64)"
 
     def copying(self, name: str, *args: str) -> None:
-        """Call a function for asynchronous copies, and return FAULT if it refuses."""
+        """Emit the call of a runtime function for asynchronous copies, and a return of FAULT if it refuses."""
         self.copies = True
         refused = self.runtime(name, "%t", *args)
         if refused is not None:
@@ -155,7 +160,7 @@ class Emitter(Registers):
 
     # Addresses ------------------------------------------------------------------------------------------------------
     def _variable(self, var: Var, offset: int) -> str:
-        """Address (i64) of a variable in its own space."""
+        """The address (i64) of a variable in its own state space."""
         if var.space in ("global", "const"):
             return self.unit.global_address(self, var, offset)
         if var.space == "shared":
@@ -164,19 +169,19 @@ class Emitter(Registers):
             return self._shift(self.op("sub i64 %shared, %window"), self.unit.shared_offset(var, self.fn) + offset)
         if var.space == "local":
             if self.mode == "raw":
-                return self._shift(self.op(f"ptrtoint ptr {self._stack(var)} to i64"), offset)
+                return self._shift(self.op(f"ptrtoint ptr {self.stack_variable(var)} to i64"), offset)
             return str(self._local(var) + offset)
         if id(var) in self.param_pointers:
             return self._shift(self.op(f"ptrtoint ptr {self.param_pointers[id(var)]} to i64"), offset)
         return self._shift("%params", self.unit.param_offset(self.fn, var) + offset)
 
     def _local(self, var: Var) -> int:
-        """The offset of a local variable in the thread's local memory, which is its address in its own space."""
+        """The offset of a local variable in the thread's local memory, which is its address in the space .local."""
         if id(var) not in self.local_offset:
             raise RefusedError(f"{var.name} is not a variable of this function")
         return self.local_offset[id(var)]
 
-    def _stack(self, var: Var) -> str:
+    def stack_variable(self, var: Var) -> str:
         pointer = self.param_pointers.get(id(var))
         if pointer is None:
             pointer = f"%v{len(self.allocas)}"
@@ -192,13 +197,13 @@ class Emitter(Registers):
         return base if offset == 0 else self.op(f"add i64 {base}, {offset}")
 
     def symbol_value(self, sym: Sym) -> str:
-        """The result of `mov` of a symbol: an address in the symbol's space."""
+        """The result of a `mov` of a symbol: its address in its state space."""
         if sym.var is None:
             return self.unit.function_address(self, sym)
         return self._variable(sym.var, sym.offset)
 
     def address(self, operand: Any, space: str) -> str:
-        """Absolute address (i64) of `[operand]` accessed in `space`."""
+        """The host address (i64) of the memory operand `[operand]` in a state space."""
         if not isinstance(operand, Addr):
             raise RefusedError("an address is expected")
         base, offset = operand.base, operand.offset
@@ -215,7 +220,7 @@ class Emitter(Registers):
         elif width(base.type) == 64:
             value = self._shift(self.word(base, 64), offset)
         else:
-            # 32-bit addresses wrap in 32 bits.
+            # A 32-bit address plus an offset wraps around in 32 bits.
             narrow = self.word(base, 32)
             if offset:
                 narrow = self.op(f"add i32 {narrow}, {offset}")
@@ -227,7 +232,7 @@ class Emitter(Registers):
         return value
 
     def parameter(self, operand: Any) -> str | None:
-        """A pointer to a `.param` variable that lives on the stack, or None: the operand is elsewhere."""
+        """A pointer to the `.param` variable on the stack that an operand names, or None if it names none."""
         base = operand.base if isinstance(operand, Addr) else None
         if isinstance(base, Sym) and base.var is not None and id(base.var) in self.param_pointers:
             offset = base.offset + operand.offset
@@ -246,7 +251,7 @@ class Emitter(Registers):
         return Traits(suspends, action.rereads, action.pure and not suspends)
 
     def emit(self, ins: Instruction, step: str) -> int | None:
-        """Emit one half of an instruction ("before" or "after")."""
+        """Emit the part of an instruction "before" or "after" its suspend."""
         action = decode(ins)
         try:
             if step == "before":
@@ -267,10 +272,10 @@ class Emitter(Registers):
         return None
 
     def function(self, signature: str, prologue: list[str]) -> str:
-        """The definition's text. `prologue` are entry lines after the allocas."""
+        """The text of the function's definition. `prologue` are lines of its entry block, after the allocas."""
         for var in self.fn.variables:
             if var.space == "param":
-                self._stack(var)
+                self.stack_variable(var)
             elif self.mode != "raw":
                 self.local_bytes = -(-self.local_bytes // var.align) * var.align
                 self.local_offset[id(var)] = self.local_bytes
@@ -357,7 +362,7 @@ class Emitter(Registers):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """The edge `label` to `head`, which closes a loop without accesses: the runtime bounds its rounds."""
+        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count its rounds there."""
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))
         index, ask, more = head.index, self.label(), self.label()
@@ -377,8 +382,8 @@ class Emitter(Registers):
         return bool(block.instructions) and block.instructions[-1].base in ("ret", "exit", "trap")
 
     def finish(self) -> None:
-        """Return from the function as `ret` does."""
+        """Emit the return of the function, as `ret` does."""
         if self.mode == "raw":
-            self.unit.raw_return(self)
+            raw.emit_return(self)
         else:
             self.do(f"ret i32 {int(abi.Status.EXIT)}")

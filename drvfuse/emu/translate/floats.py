@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number formats as LLVM IR: rounding to small floats, exact directed rounding, unpacking.
+"""Functions on number formats in LLVM IR: rounding to small floats, exact directed rounding, unpacking.
 
-LLVM's own `half` and `bfloat` conversions are library calls on some hosts and flush denormals on others, so every
-conversion here is integer code. A `Helpers` collects the functions one module needs.
+LLVM's own conversions of `half` and `bfloat` are library calls on some hosts and flush subnormals on others, so every
+conversion here is integer code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """`width`, `exponent`, `mantissa` are widths in bits; the rest are bits of values, `nan` that of a NaN result."""
+    """A number format. `width`, `exponent` and `mantissa` are numbers of bits; the other fields are values as bits, of
+    which `nan` is the canonical NaN.
+    """
 
     width: int
     exponent: int
@@ -37,7 +39,7 @@ FORMATS = {
 }
 
 
-_ROUNDINGS = {"rz": 0, "rp": 2, "rm": 3}  # numbers of llvm.set.rounding
+_ROUNDINGS = {"rz": 0, "rp": 2, "rm": 3}  # arguments of llvm.set.rounding
 
 
 def _signed(value: int, bits: int) -> int:
@@ -45,7 +47,9 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Helpers:
-    """IR helper functions and declarations that a module uses, by name."""
+    """The helper functions in IR, and the declarations, that a module uses. Each method returns the name of a function,
+    with its signature in the method's docstring.
+    """
 
     def __init__(self) -> None:
         self.functions: dict[str, str] = {}
@@ -60,9 +64,9 @@ class Helpers:
         return f"@{name}"
 
     def pack(self, source: str, target: str, mode: str = "rn", saturate: bool = False) -> str:
-        """`i(target) @f(i(source))` on bits: one rounding in `mode` (rn rz rm rp rna); NaN gives the canonical NaN.
+        """`i(target) @f(i(source))` on bits: one rounding by `mode` (rn, rz, rm, rp or rna). A NaN becomes canonical.
 
-        saturate: overflow and infinity give the largest finite value.
+        With `saturate`, overflow and infinity give the largest finite value.
         """
         name = f"pack_{source}_{target}_{mode}{'_sat' if saturate else ''}"
         if name in self.functions:
@@ -85,7 +89,7 @@ class Helpers:
 }}"""
             return f"@{name}"
         up = {
-            # above half, or exactly half and odd
+            # Up if the remainder is above half, or exactly half while the quotient is odd.
             "rn": f"""  %odd = and {t} {half}
   %tie = icmp eq {t} %rem, %half
   %isodd = icmp ne {t} %odd, 0
@@ -145,7 +149,7 @@ class Helpers:
         return f"@{name}"
 
     def unpack(self, source: str) -> str:
-        """`float @f(i(source))`: exact; a NaN gives the canonical NaN, but bf16 keeps its bits (hardware shifts)."""
+        """`float @f(i(source))`: exact. A NaN becomes canonical, except that of bf16, which hardware only shifts."""
         name = f"unpack_{source}"
         if name in self.functions:
             return f"@{name}"
@@ -177,7 +181,9 @@ class Helpers:
         return f"@{name}"
 
     def odd(self) -> str:
-        """`i64 @odd(double s, double e)`: s + e, |e| below half an ulp of s, rounded to odd: safe to round again."""
+        """`i64 @odd(double s, double e)`: s + e rounded to odd, where |e| is below half an ulp of s. Rounding the
+        result again to fewer bits gives the correctly rounded sum.
+        """
         self.functions["odd"] = """define internal i64 @odd(double %s, double %e) {
   %b = bitcast double %s to i64
   %z = fcmp one double %e, 0.0
@@ -193,7 +199,7 @@ class Helpers:
         return "@odd"
 
     def add_odd(self, down: bool = False) -> str:
-        """`i64 @f(double a, double b)`: a + b rounded to odd; `down`: an exact zero sum has the sign that rm gives."""
+        """`i64 @f(double a, double b)`: a + b rounded to odd. With `down`, an exact zero has the sign of rounding rm."""
         name = "add_odd_rm" if down else "add_odd"
         if name not in self.functions:
             odd = self.odd()
@@ -222,7 +228,7 @@ class Helpers:
         return f"@{name}"
 
     def rounded(self, verb: str, mode: str) -> str:
-        """`double @f(double, ...)`: an operation of LLVM (fmul, fma, fdiv, sqrt) while the CPU's rounding is set to rz,
+        """`double @f(double, ...)`: an LLVM operation (fmul, fma, fdiv, sqrt), with the CPU's rounding mode set to rz,
         rm or rp.
         """
         name = f"{verb}_{mode}"
@@ -245,7 +251,7 @@ class Helpers:
         name = f"add_f64_{mode}"
         if name not in self.functions:
             largest, infinity = FORMATS["f64"].largest, FORMATS["f64"].infinity
-            # Steps from the nearest double (of bits %b) where the exact sum lies on the other side of it.
+            # The step from the nearest double, with the bits %b, to the rounded sum.
             step = {
                 "rz": "%m = xor i1 %sn, %en\n  %step = select i1 %m, i64 -1, i64 0",
                 "rp": "%u = select i1 %sn, i64 -1, i64 1\n  %step = select i1 %en, i64 0, i64 %u",
@@ -294,7 +300,7 @@ class Helpers:
         return f"@{name}"
 
     def div_odd(self) -> str:
-        """`i64 @div_odd(double a, double b)`: the quotient of two floats, rounded to odd."""
+        """`i64 @div_odd(double a, double b)`: a / b rounded to odd, for a and b with fp32 values."""
         if "div_odd" not in self.functions:
             odd, fma = self.odd(), self.declare("llvm.fma.f64", "double", "double", "double", "double")
             self.functions["div_odd"] = f"""define internal i64 @div_odd(double %a, double %b) {{
@@ -315,7 +321,7 @@ class Helpers:
         return "@div_odd"
 
     def sqrt_odd(self) -> str:
-        """`i64 @sqrt_odd(double a)`: the root of a float, rounded to odd."""
+        """`i64 @sqrt_odd(double a)`: the square root of a, which has an fp32 value, rounded to odd."""
         if "sqrt_odd" not in self.functions:
             odd, fma = self.odd(), self.declare("llvm.fma.f64", "double", "double", "double", "double")
             sqrt = self.declare("llvm.sqrt.f64", "double", "double")
@@ -329,7 +335,7 @@ class Helpers:
         return "@sqrt_odd"
 
     def flush(self, kind: str) -> str:
-        """`float @flush_f32(float)`: a denormal becomes a zero of its sign (`.ftz`); also "f16" on bits."""
+        """`float @flush_f32(float)`: a subnormal number becomes a zero of its sign (`.ftz`). For "f16" it takes bits."""
         name = f"flush_{kind}"
         if name not in self.functions:
             f = FORMATS[kind]
@@ -349,7 +355,7 @@ class Helpers:
         return f"@{name}"
 
     def int64_odd(self, signed: bool) -> str:
-        """`i64 @f(i64)`: a 64-bit integer as double bits, rounded to odd."""
+        """`i64 @f(i64)`: a 64-bit integer rounded to odd, as the bits of a double."""
         name = f"int64_odd_{'s' if signed else 'u'}"
         if name not in self.functions:
             self.functions[name] = f"""define internal i64 @{name}(i64 %x) {{

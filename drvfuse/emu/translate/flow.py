@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control-flow graph of one PTX function and liveness of its registers.
 
-A suspending instruction is cut in two: its block ends with the part before the suspend, and a new block, reached only
-by resuming, begins with the part after it. Liveness into that second block is what the frame must keep. A register has
-one place in the frame, so a suspend need not save what that place holds since an earlier one.
+An instruction that suspends is split in two: its block ends with the part before the suspend, and a new block, which is
+reached only by a resume, begins with the part after it. The registers that are live at the start of the new block are
+kept in the frame. Each register has one place in the frame, so a suspend need not save a register that has not changed
+since an earlier suspend saved it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from .indirect import NO_FUNCTION
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """`resumed` starts the block, `suspended` ends it.
+    """A basic block. `resumed` is the instruction whose part after the suspend begins it, `suspended` the one whose
+    part before the suspend ends it.
 
-    branch: (register, negated) where the successors are (taken, not taken). in_frame: the live registers whose place in
-    the frame holds their value when the block begins.
+    `branch` is (register, negated) if the successors are (taken, not taken). `in_frame` are the live registers whose
+    values are in their places in the frame when the block begins.
     """
 
     index: int
@@ -31,8 +33,8 @@ class Block:
     resumed: Instruction | None = None
     suspended: Instruction | None = None
     branch: tuple[Reg, bool] | None = None
-    jump: Instruction | None = None  # brx: the successors are the targets in its table
-    end: Instruction | None = None  # the branch or jump
+    jump: Instruction | None = None  # a brx, whose table has the successors
+    end: Instruction | None = None  # the branch or jump that ends the block
     successors: list[Block] = field(default_factory=list)
     live_in: int = 0
     live_out: int = 0
@@ -42,7 +44,7 @@ class Block:
 
 @dataclass(slots=True)
 class Traits:
-    """Whether an instruction suspends, reads its sources again after that, and may run with a false guard."""
+    """Whether an instruction suspends, reads its sources after the suspend, and may run with a false guard."""
 
     suspends: bool
     rereads: bool
@@ -82,7 +84,9 @@ def _writes_first(ins: Instruction) -> bool:
 
 
 def uses_defs(ins: Instruction) -> tuple[int, int]:
-    """Bit sets (by register index) that the instruction reads and writes; a guarded write also reads."""
+    """The registers that an instruction reads, and those that it writes, as bit sets by index. A write with a guard
+    counts as a read too.
+    """
     uses = defs = 0
     operands = ins.operands
     if operands and _writes_first(ins) and not isinstance(operands[0], Addr):
@@ -96,7 +100,7 @@ def uses_defs(ins: Instruction) -> tuple[int, int]:
 
 
 class Graph:
-    """Blocks of `fn` in order, entry first, without unreachable ones. `traits(instruction)` classifies instructions."""
+    """The reachable blocks of `fn` in order, the entry first. `traits(instruction)` gives the Traits."""
 
     def __init__(self, fn: Function, traits: Callable[[Instruction], Traits]):
         self.fn = fn
@@ -116,7 +120,7 @@ class Graph:
         labels: dict[str, Block] = {}
         fixups: list[tuple[Block, Instruction, tuple[str, ...], Block | None]] = []
         block: Block = self._new()
-        open_ = True  # control can fall out of `block`
+        open_ = True  # whether control reaches the end of `block`
         for item in self.fn.body or ():
             if isinstance(item, str):
                 if block.instructions or block.resumed or not open_ or block.index == 0:
@@ -180,7 +184,7 @@ class Graph:
                 source.successors.append(fallthrough)
 
     def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
-        """A set of edges (by block index) that covers every cycle without a suspend or an access."""
+        """Edges, as pairs of block indices, such that every cycle without a suspend or an access has one of them."""
         free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
         rest = {b.index for b in free}
         edges: set[tuple[int, int]] = set()
@@ -258,7 +262,9 @@ class Graph:
                         work.append(p)
 
     def _frame(self) -> None:
-        """Forward dataflow: a suspend saves the live registers, and a definition makes a saved value stale."""
+        """Find `in_frame` of all blocks by a forward dataflow: a suspend saves the live registers, and a write of a
+        register makes its saved value stale.
+        """
         self.blocks[0].in_frame = 0
         for block in self.blocks:
             if block.resumed:
@@ -274,7 +280,7 @@ class Graph:
 
 
 def bits(mask: int) -> list[int]:
-    """Indices of the set bits, ascending."""
+    """The indices of the bits that are set, in ascending order."""
     out = []
     while mask:
         low = mask & -mask

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of functions, and calls by them.
+"""Addresses of functions, and indirect calls.
 
-The address of a function is a number that no memory has: `BASE`, a number of its module, and its place among those of
-the module whose address is taken, by an instruction or an initial value. A call by address becomes a comparison with
-the address of each function that it may be, by the number and the sizes of parameters and results, and a direct call
-of that one. So everything that can be behind a direct call can be behind an indirect one: barriers and shuffles too. An
-address that is none of these is a fault. It is one also if a function of another module has it.
+The address of a function is no address of memory. It consists of `BASE`, a number of the module, and the function's
+index among the functions of the module whose address is taken by an instruction or an initial value. An indirect call
+becomes a comparison with the address of each function that has parameters and results of the same number and sizes, and
+a direct call of the function that matches. So an indirectly called function may do all that a directly called one may,
+barriers and shuffles included. A call of any other address is a fault, even if it is a function of another module.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...ptx.ir import Function, Instruction, Module, Prototype, Reg, Sym, Tuple,
 
 BASE = 0x7F00_0000_0000_0000
 STEP = 16
-NO_FUNCTION = "@no_function"  # an opcode of the translator for a call of any other address
+NO_FUNCTION = "@no_function"  # the translator's own opcode for a call of any other address
 
 
 def addresses(module: Module, text: str) -> dict[str, int]:
-    """The functions whose address is taken, with that address; `text` is the module's, which tells it from others."""
+    """The functions whose address is taken, with their addresses. The module's number is a hash of its PTX, `text`."""
     taken = {name for v in module.variables.values() for _, name, _ in v.relocations if name in module.functions}
     for fn in module.functions.values():
         for item in fn.body or ():
@@ -34,7 +34,7 @@ def addresses(module: Module, text: str) -> dict[str, int]:
 
 
 def _arguments(call: Instruction) -> tuple[Any, ...]:
-    """The operands of a call that stand behind its callee."""
+    """The operands of a call after its callee."""
     if len(call.operands) <= isinstance(call.operands[0] if call.operands else None, Tuple):
         raise call.error("the name of a function is expected")
     return call.operands[2 if isinstance(call.operands[0], Tuple) else 1 :]
@@ -91,7 +91,9 @@ def _calls(module: Module, fn: Function, call: Instruction, taken: dict[str, int
 
 
 def _described(fn: Function, call: Instruction) -> tuple[Tuple | None, Callable[[Function], bool]]:
-    """The arguments of an indirect call, and whether it may be one of a function, by its prototype or its targets."""
+    """(arguments of an indirect call, whether it may call a given function). Its prototype or its list of targets says
+    that.
+    """
     rest = list(_arguments(call))
     arguments = rest.pop(0) if rest and isinstance(rest[0], Tuple) else None
     if not rest or not isinstance(rest[0], Sym):
@@ -105,6 +107,6 @@ def _described(fn: Function, call: Instruction) -> tuple[Tuple | None, Callable[
 
 
 def _fits(fn: Function, prototype: Prototype) -> bool:
-    """Whether a function has the results and parameters of a prototype, by their sizes."""
+    """Whether the results and parameters of a function have the sizes that a prototype gives."""
     sizes = [[v.size for v in group] for group in (fn.returns, fn.params)]
     return sizes == [[v.size for v in group] for group in (prototype.returns, prototype.params)]

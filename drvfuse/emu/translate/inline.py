@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inlining of `.func` bodies at PTX level.
+"""Inlining of the bodies of `.func` functions, in PTX.
 
-Only of functions that suspend, or that have local or shared memory, since neither can be behind an LLVM call.
+Functions are inlined if they suspend, or if they have local or shared memory, since an LLVM call can have neither.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def callee_of(module: Module, ins: Instruction) -> Function | None:
 
 
 def variables_of(operand: Any) -> list[Var]:
-    """Variables that an operand names."""
+    """The variables that an operand names."""
     if isinstance(operand, Sym):
         return [operand.var] if operand.var is not None else []
     if isinstance(operand, Addr):
@@ -36,7 +36,7 @@ def variables_of(operand: Any) -> list[Var]:
 
 
 class Inliner:
-    """`suspends(instruction)` as the translator has it."""
+    """Inlines functions of a module. `suspends(instruction)` says whether an instruction suspends."""
 
     def __init__(self, module: Module, suspends: Callable[[Instruction], bool]):
         self.module, self.suspends = module, suspends

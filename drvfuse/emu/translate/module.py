@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
+"""Translation of a PTX module to LLVM IR text: layout of parameters, variables and shared memory, functions, sites.
 
-`translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
-emitted by `emitter.Emitter`.
+Other rooms call `translate` alone. The modules in OPCODE_MODULES register the emitters of their opcodes when they are
+imported; `emitter.Emitter` emits one function.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
 
-from ...ptx.ir import Function, Instruction, Location, Module, NotEmulated, PtxError, Reg, Sym, Var
+from ...ptx.ir import Function, Instruction, Location, Module, NotEmulated, PtxError, Sym, Var
 from ...ptx.parser import parse
 from ..abi import structs
 from . import indirect, stack
+from .code import GlobalVar, KernelCode, Param, Site, Translated
 from .emitter import EXITED, Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
@@ -35,94 +34,12 @@ from .opcodes import (
     select,
     video,
 )
+from .raw import emit_module, symbol
 
 OPCODE_MODULES = (
     *(bits, clusters, control, convert, copies, floating, integer, matrix, matrix_memory, mbarrier, memory, multimem),
     *(select, video),
 )
-
-
-@dataclass(frozen=True)
-class Param:
-    """A kernel parameter: `type` is the PTX type ("u64", "f32", "b8" for aggregates)."""
-
-    name: str
-    type: str
-    size: int
-    align: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class Site:
-    """The place of an access or a suspend; `inlined` are (file, line) of the inlining calls, innermost first. `address`
-    is the operand that names the memory, as in the PTX, or "". `function` is the kernel or function that it is in.
-    """
-
-    opcode: str
-    ptx_line: int
-    file: str
-    line: int
-    inlined: tuple[tuple[str, int], ...]
-    address: str = ""
-    function: str = ""
-
-
-@dataclass(frozen=True)
-class KernelCode:
-    """`symbol` runs one thread over a frame of `frame_bytes`. `sites` are the whole module's, indexed by site number.
-
-    Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
-    reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster:
-    a launch has to have clusters (.explicitcluster). refused: (why, file, line) of a kernel without code, because it or
-    what it calls uses an instruction that is refused by name.
-    """
-
-    name: str
-    symbol: str
-    frame_bytes: int
-    params: tuple[Param, ...]
-    param_bytes: int
-    shared_static: int
-    local_bytes: int
-    max_threads: int
-    reqntid: tuple[int, int, int] | None
-    sites: tuple[Site, ...]
-    has_pdl_wait: bool
-    has_pdl_trigger: bool
-    has_copies: bool
-    reqncta: tuple[int, int, int] | None
-    max_cluster: int
-    needs_cluster: bool
-    refused: tuple[str, str | None, int] | None
-
-
-@dataclass(frozen=True)
-class GlobalVar:
-    """A `.global` or `.const` variable at `offset` of the globals blob.
-
-    init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there
-    is the blob's address plus that. managed: the host may use it too.
-    """
-
-    name: str
-    space: str
-    size: int
-    align: int
-    offset: int
-    init: bytes
-    relocations: tuple[tuple[int, int], ...] = ()
-    managed: bool = False
-
-
-@dataclass(frozen=True)
-class Translated:
-    ir: str
-    kernels: dict[str, KernelCode]
-    globals: tuple[GlobalVar, ...]
-    globals_bytes: int
-    target: str
-    libraries: tuple[str, ...]  # the libraries of abi.LIBRARIES that the code calls
 
 
 def _up(value: int, align: int) -> int:
@@ -136,13 +53,13 @@ def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
 
 
 def _shape(fn: Function, directive: str) -> tuple[int, int, int] | None:
-    """The three dimensions of a directive; those that it leaves out are 1."""
+    """The three dimensions that a directive gives. Dimensions that it leaves out are 1."""
     given = fn.directives.get(directive)
     return (*given, 1, 1)[:3] if given else None  # type: ignore[return-value]
 
 
 def _prologue() -> list[str]:
-    """The entry of a kernel or of a function that it calls: loads of addresses that never change."""
+    """The entry of a kernel, or of a function that kernels call: loads of addresses that never change."""
     lines = []
     for name, type_, base, structure, member in (
         ("block", "ptr", "t", structs.Thread, "block"),
@@ -165,22 +82,22 @@ def _prologue() -> list[str]:
 
 
 class Unit:
-    """One module while it is translated, as its functions use it."""
+    """A module that is being translated, with all that its functions share."""
 
     def __init__(self, module: Module, raw: bool, prefix: str, functions: dict[str, int]):
         self.module, self.raw, self.prefix = module, raw, prefix
         self.functions = functions  # functions whose address is taken -> that address
         self.helpers = Helpers()
         self.sites: list[Site] = []
-        self._emitted = ""  # the function that is
+        self._emitted = ""  # the function that is being emitted
         self._site_of: dict[int, int] = {}
-        self._kept: list[Instruction] = []  # ids must stay unique
+        self._kept: list[Instruction] = []  # kept alive, so that the ids in _site_of stay unique
         self._shared: dict[str, dict[str, int]] = {}
         self._static: dict[str, int] = {}
         self._params: dict[str, dict[str, int]] = {}
         self._used_functions: list[str] = []
         self._refused: dict[str, NotEmulated] = {}
-        # Without mapa nothing has the address of another block's shared memory.
+        # Without mapa, no thread can have the address of another block's shared memory.
         self.has_clusters = any(
             isinstance(item, Instruction) and item.base == "mapa"
             for fn in module.functions.values()
@@ -192,6 +109,10 @@ class Unit:
         self.libraries: set[str] = set()
         self._constants: dict[bytes, str] = {}
         self._layout_globals()
+
+    def emitter(self, fn: Function, mode: str) -> Emitter:
+        """An emitter for a function of the module."""
+        return Emitter(self, fn, mode, self.helpers)
 
     # Layout ---------------------------------------------------------------------------------------------------------
     def _layout_globals(self) -> None:
@@ -230,7 +151,7 @@ class Unit:
         return seen
 
     def _layout_shared(self, fn: Function) -> None:
-        """Offsets of the shared variables of a kernel: the static ones, then the dynamic ones, all at one place."""
+        """Lay out the shared variables of a kernel: the static ones first, then all dynamic ones at the same offset."""
         wanted = {}
         for item in fn.body or ():
             if isinstance(item, Instruction):
@@ -272,7 +193,7 @@ class Unit:
     def function_address(self, g: Emitter, sym: Sym) -> str:
         if sym.name not in self.module.functions:
             raise RefusedError(f"{sym.name} is not defined")
-        return f'ptrtoint (ptr @"{self._raw_symbol(sym.name)}" to i64)' if self.raw else str(self.functions[sym.name])
+        return f'ptrtoint (ptr @"{symbol(self, sym.name)}" to i64)' if self.raw else str(self.functions[sym.name])
 
     def site(self, ins: Instruction) -> int:
         index = self._site_of.get(id(ins))
@@ -290,7 +211,7 @@ class Unit:
         return fn is not None and fn.body is not None
 
     def constant(self, data: bytes) -> str:
-        """A pointer to these bytes."""
+        """A pointer to constant memory with these bytes."""
         name = self._constants.get(data)
         if name is None:
             name = self._constants[data] = f'@"{self.prefix}constant.{len(self._constants)}"'
@@ -316,14 +237,14 @@ class Unit:
                 inliner.expand(fn)
                 self._layout_shared(fn)
                 self._emitted = fn.name
-                g = Emitter(self, fn, "kernel", self.helpers)
+                g = self.emitter(fn, "kernel")
                 self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', _prologue()))
                 emitted[fn.name] = g
             except NotEmulated as error:
                 self._refused[fn.name] = error
-        # Emitting a function may find calls of further ones.
+        # Emitting a function may add functions that it calls to the list.
         device: dict[str, Emitter] = {}
-        for name in self._used_functions:  # the list grows in the loop
+        for name in self._used_functions:
             try:
                 device[name] = self._device(self.module.functions[name])
             except NotEmulated as error:
@@ -364,7 +285,7 @@ class Unit:
         if fn.body and fn in self._reached(fn):
             first = next(item for item in fn.body if isinstance(item, Instruction))
             fn.body = [Instruction(control.DEPTH, (), None, first.line, first.loc, first.text), *fn.body]
-        g = Emitter(self, fn, "device", self.helpers)
+        g = self.emitter(fn, "device")
         for i, v in enumerate((*fn.returns, *fn.params)):
             g.param_pointers[id(v)] = f"%a{i}"
         self.text.append(g.function(self._device_signature(fn), _prologue()))
@@ -374,93 +295,13 @@ class Unit:
         names = [f"ptr %a{i}" for i in range(len(fn.returns) + len(fn.params))]
         return f'define internal i32 @"{self.prefix}.{fn.name}"({", ".join(["ptr %t", *names])})'
 
-    # Raw modules: C functions ---------------------------------------------------------------------------------------
-    def _raw_symbol(self, name: str) -> str:
-        fn = self.module.functions[name]
-        return name if fn.body is None else self.prefix + name
-
-    @staticmethod
-    def _c_type(v: Var) -> str:
-        if not v.array and v.size in (1, 2, 4, 8):
-            return f"i{8 * v.size}"
-        return f"[{_up(v.size, 8) // 8} x i64]"
-
-    def _raw_type(self, returns: tuple[Var, ...]) -> str:
-        if len(returns) > 1:
-            raise RefusedError("a function returns at most one value")
-        return self._c_type(returns[0]) if returns else "void"
-
-    def raw_return(self, g: Emitter) -> None:
-        if g.fn.returns:
-            v = g.fn.returns[0]
-            t = self._c_type(v)
-            g.do(f"ret {t} {g.op(f'load {t}, ptr {g.param_pointers[id(v)]}')}")
-        else:
-            g.do("ret void")
-
-    def raw_call(
-        self, g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: tuple[Any, ...], prototype: str | None
-    ) -> None:
-        if isinstance(callee, Reg):
-            if prototype is None or prototype not in g.fn.prototypes:
-                raise RefusedError("an indirect call needs a prototype")
-            declared: Any = g.fn.prototypes[prototype]
-            target = g.op(f"inttoptr i64 {g.word(callee, 64)} to ptr")
-        else:
-            declared = self.module.functions.get(callee.name)
-            if declared is None:
-                raise RefusedError(f"the function {callee.name!r} is not declared")
-            target = f'@"{self._raw_symbol(callee.name)}"'
-            if declared.body is None:
-                types = [self._c_type(p) for p in declared.params]
-                self.helpers.declare(callee.name, self._raw_type(declared.returns), *types)
-        typed = []
-        for p, a in zip(declared.params, arguments, strict=True):
-            t = self._c_type(p)
-            typed.append(f"{t} {g.op(f'load {t}, ptr {control.argument_pointer(g, a)}')}")
-        result = self._raw_type(declared.returns)
-        if result == "void":
-            g.do(f"call void {target}({', '.join(typed)})")
-        else:
-            value = g.op(f"call {result} {target}({', '.join(typed)})")
-            g.do(f"store {result} {value}, ptr {control.argument_pointer(g, returns[0])}")
-
-    def raw_functions(self) -> None:
-        for v in self.module.variables.values():
-            if v.space not in ("global", "const"):
-                continue
-            if v.relocations or v.extern:
-                raise PtxError(v.line, v.name, "a raw module's variables must be defined by bytes")
-            data = "".join(f"\\{b:02X}" for b in v.init.ljust(v.size, b"\0"))
-            value = f'c"{data}"' if any(v.init) else "zeroinitializer"
-            self.text.append(
-                f'@"{self.prefix}{v.name}" = internal global [{v.size} x i8] {value}, align {max(v.align, 1)}'
-            )
-        for fn in self.module.functions.values():
-            if fn.body is None:
-                continue
-            if fn.kernel:
-                raise PtxError(fn.line, f".entry {fn.name}", "a raw module has no kernels")
-            g = Emitter(self, fn, "raw", self.helpers)
-            arguments, prologue = [], []
-            for i, v in enumerate((*fn.returns, *fn.params)):
-                pointer = g._stack(v)
-                if v in fn.params:
-                    t = self._c_type(v)
-                    arguments.append(f"{t} %c{i}")
-                    prologue.append(f"store {t} %c{i}, ptr {pointer}")
-            linkage = "" if fn.visible else "internal "
-            signature = (
-                f'define {linkage}{self._raw_type(fn.returns)} @"{self.prefix}{fn.name}"({", ".join(arguments)})'
-            )
-            self.text.append(g.function(signature, prologue))
-
 
 def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     """Translate one PTX module to LLVM IR text (opaque pointers, no target triple).
 
-    raw: `.func`s become plain C functions (visible ones exported), without checks or suspends; there are no kernels.
-    prefix: of every symbol that is defined. Raises `PtxError` naming the PTX line of what cannot be translated.
+    With `raw`, each `.func` becomes a plain C function without checks or suspends, exported if it is visible, and the
+    module must not have kernels. Every symbol that the IR defines begins with `prefix`. Raises PtxError with the PTX
+    line of an instruction that cannot be translated.
     """
     module = parse(ptx)
     try:
@@ -472,7 +313,7 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
         unit = Unit(module, raw, prefix, functions)
         kernels: dict[str, KernelCode] = {}
         if raw:
-            unit.raw_functions()
+            emit_module(unit)
         else:
             kernels = unit.kernels()
     except PtxError as error:

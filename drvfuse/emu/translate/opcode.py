@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opcode text -> emitter function: every modifier must be consumed, whatever their order, or the opcode is refused."""
+"""From the text of an opcode to the function that emits it. An opcode with a modifier that no handler consumes is
+refused; the order of modifiers does not matter.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,16 @@ Emit = Callable[["Emitter", Instruction], None]
 
 
 class RefusedError(Exception):
-    """A reason why an instruction cannot be translated; the translator adds the line."""
+    """The reason why an instruction cannot be translated. The translator adds the line."""
 
 
 @dataclass(slots=True, frozen=True)
 class Action:
-    """How to emit one opcode. `before` suspends (None: it does not), `after` follows the resume (or is all there is).
+    """How to emit an instruction.
 
-    rereads: `after` reads the source operands again. pure: it may run with a false guard, its result dropped.
-    `before` returns the status to suspend with.
+    `before` emits the part before a suspend and returns the status to suspend with; it is None for an instruction that
+    does not suspend. `after` emits the part after the suspend, or the whole instruction. `rereads`: `after` reads the
+    source operands again. `pure`: the instruction may run with a false guard, as its result is then dropped.
     """
 
     after: Emit
@@ -35,7 +38,7 @@ class Action:
 
 
 class Opcode:
-    """The dotted parts of an opcode, taken one by one by a handler."""
+    """The parts of an opcode between its dots, which a handler consumes one by one."""
 
     def __init__(self, text: str):
         self.text = text
@@ -53,7 +56,7 @@ class Opcode:
         return found
 
     def pick(self, *names: str, default: str | None = None) -> str:
-        """Consume one of `names`; without it `default`, or a refusal if that is None."""
+        """Consume and return one of `names`. If there is none, return `default`, or refuse the opcode if that is None."""
         for part in self.rest:
             if part in names:
                 self.rest.remove(part)
@@ -83,7 +86,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*bases: str) -> Callable[[Handler], Handler]:
-    """Register the handler of some opcodes. A name with a modifier ("st.async") goes before one without."""
+    """Register the handler of some opcodes. A name with a modifier ("st.async") takes precedence over one without."""
 
     def register(handler: Handler) -> Handler:
         for base in bases:
@@ -94,7 +97,7 @@ def opcode(*bases: str) -> Callable[[Handler], Handler]:
 
 
 def width(type_: str) -> int:
-    """The width of a PTX type in bits; 1 for pred."""
+    """The width of a PTX type in bits. It is 1 for pred."""
     return 1 if type_ == "pred" else TYPE_BYTES[type_] * 8
 
 
@@ -103,7 +106,7 @@ def is_signed(type_: str) -> bool:
 
 
 def integer_type(op: Opcode, *allowed: str) -> str:
-    """The one type of `op`, which must be `allowed` (by default a signed or unsigned integer of 16 bits or more)."""
+    """Consume and return the type of `op`, which must be one of `allowed`, by default an integer of 16 bits or more."""
     t = op.type()
     if t not in (allowed or ("u16", "u32", "u64", "s16", "s32", "s64")):
         raise RefusedError(f"unsupported type .{t}")
@@ -111,7 +114,7 @@ def integer_type(op: Opcode, *allowed: str) -> str:
 
 
 _cache: dict[str, Action] = {}
-# The most operands of an opcode, one more with a cache policy.
+# Opcodes by the most operands that they take. A cache policy is one more operand.
 _OPERANDS = {
     name: count
     for count, names in enumerate(
@@ -134,12 +137,12 @@ _OPERANDS = {
 
 
 def _with_modifier(text: str) -> str:
-    """An opcode with its first modifier alone."""
+    """An opcode with its first modifier only."""
     return ".".join(text.split(".", 2)[:2])
 
 
 def decode(ins: Instruction) -> Action:
-    """The action of an instruction's opcode. Raises `PtxError`, and `NotEmulated` for what is refused by name."""
+    """The action for an instruction. Raises PtxError, or NotEmulated for an instruction that is refused by name."""
     action = _cache.get(ins.opcode)
     if action is None:
         reason = refusal(ins.opcode)

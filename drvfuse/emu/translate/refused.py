@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that are refused by name: a closed list. Everything else that PTX has for sm_90a is translated."""
+"""The instructions that are refused by name. All other instructions that PTX has for sm_90a are translated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES: dict[str, str] = {
     "fence.proxy.tensormap::generic": _TENSOR_MAPS,
     **dict.fromkeys(("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq"), _TEXTURES),
 }
-"""What an opcode begins with, and why it is refused."""
+"""By the beginning of an opcode: why it is refused."""
 
 OPERANDS: dict[str, str] = {
     "sp": "sparse",
@@ -28,11 +28,11 @@ OPERANDS: dict[str, str] = {
     **dict.fromkeys(("s4", "u4", "e2m1"), "4-bit"),
     "b1": "1-bit",
 }
-"""Modifiers of mma and wmma that stand for operands which are refused."""
+"""The modifiers of mma and wmma that name refused types of operands."""
 
 
 def refusal(opcode: str) -> str | None:
-    """Why an opcode is refused by name, or None."""
+    """Why an opcode is refused by name, or None if it is not."""
     for name, reason in FAMILIES.items():
         if opcode == name or opcode.startswith(name + "."):
             return reason

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registers of one function while it is emitted.
+"""The registers of a function while the function is emitted.
 
-Inside a block a register is an SSA value, kept in its integer or its float form. It reaches other blocks through a
-stack slot (which LLVM promotes) and the other side of a suspend through the thread's frame: it is loaded from there
-where it is needed, and stored there only if it has changed. The NaN of fp32 arithmetic is made canonical only where its
-bits can be seen: in the integer form, in memory, in another block.
+Inside a block, a register is an SSA value, in its integer form, its float form or both. Other blocks get it from a
+stack slot, which LLVM promotes to SSA. After a suspend it is loaded from the thread's frame where it is needed; before
+a suspend it is stored there only if it has changed. A NaN that fp32 arithmetic gives is made canonical only where its
+bits can be seen: in the integer form, in memory and in other blocks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .opcode import RefusedError, width
 class _Value:
     integer: str | None
     real: str | None
-    kind: str  # "f32"/"f64" of `real`
+    kind: str  # "f32" or "f64": the type of `real`
     dirty: bool
     raw_nan: bool  # `real` is an fp32 result whose NaN is not canonical yet
 
 
 @functools.cache
 def storage(type_: str) -> str:
-    """LLVM type of a register's slot."""
+    """The LLVM type of a register's stack slot."""
     return {"pred": "i1", "f32": "float", "f64": "double"}.get(type_) or f"i{width(type_)}"
 
 
@@ -49,7 +49,7 @@ def signed(value: int, bits_: int) -> int:
 
 
 class Registers:
-    """Text being emitted, and the values of `fn`'s registers at this point of it."""
+    """The text that is being emitted for `fn`, and the values of its registers at the end of that text."""
 
     def __init__(self, fn: Function, helpers: Helpers):
         self.fn, self.helpers = fn, helpers
@@ -61,12 +61,12 @@ class Registers:
         self.slots_used: set[int] = set()
         self.slots = self.frame_bytes = sizeof(structs.Thread)
         self.frame_place: dict[int, int] = {}
-        self.in_frame = 0  # registers whose value is in their place in the frame
-        self.only_in_frame = 0  # those of them whose stack slot is out of date
+        self.in_frame = 0  # bits of the registers whose value is in their place in the frame
+        self.only_in_frame = 0  # bits of those of them whose stack slot is out of date
 
     # Text -----------------------------------------------------------------------------------------------------------
     def op(self, text: str) -> str:
-        """Emit an instruction with a result; its name."""
+        """Emit an instruction with a result, and return the name of the result."""
         self.counter += 1
         name = f"%x{self.counter}"
         self.out.append(f"  {name} = {text}")
@@ -83,11 +83,11 @@ class Registers:
         self.out.append(f"{label}:")
 
     def call(self, name: str, result: str, *typed: str) -> str:
-        """Call a declared function: `typed` are "type value"."""
+        """Emit the call of a declared function. Each argument of `typed` is "type value"."""
         return self.op(f"call {result} {name}({', '.join(typed)})")
 
     def intrinsic(self, name: str, type_: str, *args: str) -> str:
-        """An LLVM intrinsic over one type: name "llvm.umin", type "i32"."""
+        """Emit the call of an LLVM intrinsic on one type, such as "llvm.umin" on "i32"."""
         suffix = {"float": "f32", "double": "f64"}.get(type_, type_)
         full = self.helpers.declare(f"{name}.{suffix}", type_, *([type_] * len(args)))
         return self.op(f"call {type_} {full}({', '.join(f'{type_} {a}' for a in args)})")
@@ -116,7 +116,7 @@ class Registers:
 
     def _canonical(self, value: _Value) -> str:
         if value.raw_nan:
-            # On integers: LLVM drops a select between NaNs.
+            # The select is on integers, as LLVM drops one between NaNs.
             nan = self.op(f"fcmp uno float {value.real}, 0.0")
             bits_ = self.op(f"bitcast float {value.real} to i32")
             value.integer = self.op(f"select i1 {nan}, i32 2147483647, i32 {bits_}")
@@ -135,7 +135,7 @@ class Registers:
         return value.integer
 
     def word(self, operand: Any, n: int) -> str:
-        """`operand` as an `i<n>`; a wider register is truncated."""
+        """The value of an operand as an `i<n>`. A wider register is truncated."""
         if isinstance(operand, Reg):
             w = width(operand.type)
             if operand.type == "pred":
@@ -161,7 +161,7 @@ class Registers:
         raise RefusedError("a register or an immediate is expected")
 
     def real(self, operand: Any, kind: str) -> str:
-        """`operand` as float ("f32") or double ("f64")."""
+        """The value of an operand as a float ("f32") or double ("f64")."""
         n = 32 if kind == "f32" else 64
         ll = "float" if kind == "f32" else "double"
         if isinstance(operand, Reg):
@@ -178,7 +178,7 @@ class Registers:
         return self.op(f"bitcast i{n} {self.word(operand, n)} to {ll}")
 
     def raw_nan(self, operand: Any) -> bool:
-        """Whether the operand's float form may be a NaN that is not canonical yet."""
+        """Whether the float form of an operand may be a NaN that is not canonical yet."""
         return isinstance(operand, Reg) and operand.index in self.values and self.values[operand.index].raw_nan
 
     def carry_in(self) -> str:
@@ -196,7 +196,7 @@ class Registers:
         raise RefusedError("a predicate is expected")
 
     def set_int(self, dst: Any, value: str, n: int, sign: bool = False) -> None:
-        """Write an `i<n>` to a register; a wider one is extended."""
+        """Write an `i<n>` to a register. For a wider register it is extended."""
         if dst is SINK:
             return
         if not isinstance(dst, Reg):
@@ -211,7 +211,7 @@ class Registers:
         self._define(dst, _Value(value, None, "", True, False))
 
     def set_real(self, dst: Any, value: str, kind: str, arithmetic: bool = True) -> None:
-        """Write a float or double; `arithmetic`: a NaN becomes canonical (fp32)."""
+        """Write a float or double to a register. With `arithmetic`, an fp32 NaN becomes canonical."""
         if dst is SINK:
             return
         ll = "float" if kind == "f32" else "double"
@@ -237,7 +237,7 @@ class Registers:
         self._define(dst, _Value(value, None, "", True, False))
 
     def copy(self, dst: Any, src: Any, n: int) -> None:
-        """Move without a change of bits, in whatever form `src` is."""
+        """Move n bits from an operand to a register without changing them, in the form in which `src` is."""
         if isinstance(src, Reg) and isinstance(dst, Reg) and not self.guard and width(src.type) == width(dst.type) == n:
             e = self._entry(src)
             self._define(dst, _Value(e.integer, e.real, e.kind, True, e.raw_nan))
@@ -245,7 +245,7 @@ class Registers:
             self.set_int(dst, self.word(src, n), n)
 
     def _stored(self, reg: Reg) -> tuple[str, str]:
-        """(LLVM type, value) of a register as its slot holds it."""
+        """(LLVM type, value) of a register, as its stack slot holds it."""
         t = storage(reg.type)
         value = self._entry(reg)
         if t == "float" or t == "double":
@@ -256,7 +256,7 @@ class Registers:
         return t, self._integer(value) if t != "i1" else (value.integer or "false")
 
     def flush(self, live: int) -> None:
-        """Before a branch: what is live behind it goes to its stack slot."""
+        """Emit, before a branch, the stores of the registers `live` to their stack slots."""
         for index in bits(live & self.only_in_frame):
             self._entry(self.fn.registers[index])
         for index, value in list(self.values.items()):
@@ -267,11 +267,11 @@ class Registers:
 
     # Frame ----------------------------------------------------------------------------------------------------------
     def put(self, place: str | int, typed: str) -> None:
-        """Store "type value" to a member of the frame's header, or at an offset of the frame."""
+        """Emit a store of "type value" to a member of the frame's header, or to an offset in the frame."""
         self.do(f"store {typed}, ptr {self._in_frame(place)}")
 
     def get(self, place: str | int, type_: str) -> str:
-        """Emit a load of what `put` has stored there."""
+        """Emit the load of a value that `put` has stored."""
         return self.op(f"load {type_}, ptr {self._in_frame(place)}")
 
     def _in_frame(self, place: str | int) -> str:
@@ -279,13 +279,15 @@ class Registers:
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
     def place(self, kept: list[int]) -> None:
-        """Give each register that a suspend keeps its place in the frame: one of its own among those kept together."""
+        """Give each register that a suspend keeps a place in the frame. Registers that no suspend keeps together may
+        share a place.
+        """
         suspends: dict[int, int] = {}
         for number, live in enumerate(kept):
             for index in bits(live):
                 suspends[index] = suspends.get(index, 0) | 1 << number
-        places: list[tuple[int, int]] = []  # offset, and the suspends at which it is taken
-        # Widest first: a later register fits into the place of any earlier one.
+        places: list[tuple[int, int]] = []  # (offset, the suspends that keep a register there)
+        # The widest registers come first, so that a later register fits into the place of any earlier one.
         for index in sorted(suspends, key=lambda i: (-width(self.fn.registers[i].type), i)):
             free = (k for k, (_, taken) in enumerate(places) if not taken & suspends[index])
             k = next(free, len(places))
@@ -298,7 +300,7 @@ class Registers:
         self.frame_bytes = -(-self.frame_bytes // 16) * 16
 
     def save(self, live: int) -> None:
-        """Before a suspend."""
+        """Emit, before a suspend, the stores of the registers `live` to their places in the frame."""
         for index in bits(live & ~self.in_frame):
             t, v = self._stored(self.fn.registers[index])
             if t == "i1":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`alloca`, `stacksave` and `stackrestore`: a stack of fixed size in local memory.
+"""The instructions `alloca`, `stacksave` and `stackrestore`, by a stack of fixed size in local memory.
 
-Each function that uses them has one of `BYTES`, which is empty when it is called, and a register that says how much of
-it is in use. What is beyond it is outside of the thread's local memory, unless other variables follow it there.
+Each function that uses them has a stack of `BYTES` bytes, which is empty when the function is called, and a register
+with the number of bytes in use. An access beyond the stack is an access outside of the thread's local memory, unless
+other local variables follow there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # how man
 
 
 def lower(module: Module) -> None:
-    """Replace these instructions in all functions by arithmetic, in place."""
+    """Replace these instructions by arithmetic in all functions of a module, in place."""
     for fn in module.functions.values():
         if any(isinstance(item, Instruction) and item.base in _COUNTS for item in fn.body or ()):
             _lower(fn)

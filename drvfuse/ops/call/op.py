@@ -36,7 +36,11 @@ def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
         try:
             repeat = idle.pop()  # which no other thread launches then
         except IndexError:
-            prepared = prepare(*args, **kwargs)
+            try:
+                prepared = prepare(*args, **kwargs)
+            except TypeError:
+                _require_arguments(name, signature, args, kwargs)
+                raise
             result = prepared.launch()
             repeat = None if layout is None else Repeat.of(prepared, layout.arrays)
             if repeat is None:
@@ -48,15 +52,25 @@ def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
         idle.append(repeat)
         return result
 
-    signature = inspect.signature(prepare)
+    name, signature = prepare.__name__, inspect.signature(prepare)
     returned = str(signature.return_annotation).removeprefix("Prepared[").removesuffix("]")
     call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
     call.__annotations__ = {**prepare.__annotations__, "return": returned}
     call.prepare = prepare  # type: ignore[attr-defined]
-    name = prepare.__name__
     prepare.__name__, prepare.__qualname__ = "prepare", f"{name}.prepare"
     prepare.__doc__ = (
         f"Check, plan and load the call `{name}(...)` of these arguments, and launch nothing.\n\n"
         "Launch it with `Prepared.launch()` any number of times. What the call allocates is allocated here, once."
     )
     return cast("Op[P, R]", call)
+
+
+def _require_arguments(
+    name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """Raise TypeError with the op's name for arguments that its signature does not take: Python's own error would name
+    the function `prepare`."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as wrong:
+        raise TypeError(f"{name}() {wrong}") from None

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`all_gather`: the rows of all ranks, on every rank."""
+"""`all_gather`: the rows of all ranks, with their scales, on every rank."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack, overload
 
-from ...errors import ArgumentError
+from ... import dtypes
+from ...errors import ArgumentError, kind_of
 from ...plans import moves
+from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ...runtime.stream import Stream
     from ...trace.buffer import Trace
 
+Arrays = ArrayLike | Sequence[ArrayLike]
+
 
 class Gathered(NamedTuple):
     """What `all_gather` returns with scales: all rows and all scales, on every local rank."""
@@ -33,15 +37,79 @@ class Gathered(NamedTuple):
     scales: list[Array]
 
 
+class _Options(TypedDict, total=False):
+    splits: Sequence[int] | None
+    quantisation: Quantisation | None
+    gathered_scales: Arrays | None
+    algo: str
+    pdl_level: PDLLevel
+    max_num_blocks: int | None
+    streams: Streams
+    trace: Trace | None
+
+
+class AllGather(Protocol):
+    """The signatures of `all_gather`: it returns a list without scales, and `Gathered` with scales."""
+
+    __name__: str
+
+    @overload
+    def __call__(
+        self,
+        group: Group,
+        inputs: Arrays,
+        outputs: Arrays | None = None,
+        *,
+        scales: None = None,
+        **options: Unpack[_Options],
+    ) -> list[Array]: ...
+    @overload
+    def __call__(
+        self,
+        group: Group,
+        inputs: Arrays,
+        outputs: Arrays | None = None,
+        *,
+        scales: Arrays,
+        **options: Unpack[_Options],
+    ) -> Gathered: ...
+    @overload
+    def prepare(
+        self,
+        group: Group,
+        inputs: Arrays,
+        outputs: Arrays | None = None,
+        *,
+        scales: None = None,
+        **options: Unpack[_Options],
+    ) -> Prepared[list[Array]]: ...
+    @overload
+    def prepare(
+        self,
+        group: Group,
+        inputs: Arrays,
+        outputs: Arrays | None = None,
+        *,
+        scales: Arrays,
+        **options: Unpack[_Options],
+    ) -> Prepared[Gathered]: ...
+
+
+def _typed(made: Any) -> AllGather:
+    return made
+
+
+@_typed
 @op
 def all_gather(
     group: Group,
-    inputs: ArrayLike | Sequence[ArrayLike],
-    outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    inputs: Arrays,
+    outputs: Arrays | None = None,
     *,
     splits: Sequence[int] | None = None,
-    scales: ArrayLike | Sequence[ArrayLike] | None = None,
-    gathered_scales: ArrayLike | Sequence[ArrayLike] | None = None,
+    scales: Arrays | None = None,
+    quantisation: Quantisation | None = None,
+    gathered_scales: Arrays | None = None,
     algo: str = "auto",
     pdl_level: PDLLevel = PDLLevel.OFF,
     max_num_blocks: int | None = None,
@@ -56,48 +124,57 @@ def all_gather(
     rows; None allocates them. Arrays may begin at any address and have any number of bytes, which arrive as they are.
     In place: an input may be the part of its rank's output where its rows belong; else they share no memory.
 
-    With `scales`, arrays of any dtype that have a row for each row of the inputs, these are gathered likewise, by the
-    same launch, into `gathered_scales`, and a `Gathered` is returned: (outputs, scales). So FP8 rows travel with their
-    scales.
+    With `scales` these are gathered by the same launch, into `gathered_scales`, and a `Gathered` is returned: (output,
+    scales). Without scales a list of the outputs is returned. Without `quantisation` scales are arrays of any dtype
+    that have a row for each row of the inputs, and are joined along dimension 0.
+
+    `quantisation` says how rows and scales were made: inputs have its dtype and are its codes of rows [...,
+    columns], and rank i's scales have its layout, for the rows of rank i. The gathered scales have its layout for all
+    rows, in which the rows of a rank may begin anywhere, also within a tile: each scale is stored to its place, and
+    all padding is 0. So the pair is what an op with this `quantisation` writes for the rows together, and a GEMM reads
+    it. In the layouts "column" and "tiles" scales are not gathered in place.
 
     `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that carry their own readiness),
     "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers), "naive"
     (copies by the driver) or "auto". By "put" and "pull" the bytes pass the workspaces where peers cannot access
-    outputs or inputs, or where these or their rows are not aligned to 16 bytes.
+    outputs or inputs, where the rows there are not aligned to 16 bytes, and by "put" with scales by column or tile.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
     the order of the streams and the errors. A group of several nodes is Unsupported.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
-    if gathered_scales is not None and scales is None:
+    if scales is None and gathered_scales is not None:
         raise ArgumentError("gathered_scales", "given", "None, as there are no scales")
     counts = None if splits is None else moving.lengths("splits", splits, group.size)
     sources = operands.rows_of_ranks(group, "inputs", inputs, counts, why="" if counts is None else "as splits say")
     if counts is None:
         counts = (sources[0].shape[0],) * group.size
     queues = resolve_streams(group, streams, sources)
-    factors: list[Operand] = []
-    if scales is not None:
+    if quantisation is not None:
+        _check_codes(quantisation, sources[0], scales)
+    found = [_rows(group, "outputs", outputs, counts, sources, queues)]
+    if scales is not None and (quantisation is None or quantisation.layout == "row"):
         factors = operands.rows_of_ranks(group, "scales", scales, counts, why="a row for each row of the inputs")
-    rows = _targets(group, "outputs", outputs, counts, sources, queues)
-    found = (
-        [rows]
-        if scales is None
-        else [rows, _targets(group, "gathered_scales", gathered_scales, counts, factors, queues)]
-    )
-    read = [operand for part, _ in found for operand in _apart(group, part)]
-    operands.no_overlap(read, [target for part, _ in found for target in part.targets])
+        if quantisation is not None:
+            _check_scales(quantisation, factors, sources)
+        found.append(_rows(group, "gathered_scales", gathered_scales, counts, factors, queues))
+    elif scales is not None and quantisation is not None:
+        found.append(_arranged(group, scales, gathered_scales, counts, sources[0], quantisation, queues))
     parts = [part for part, _ in found]
+    read = [operand for part in parts for operand in _apart(group, part)]
+    operands.no_overlap(read, [target for part in parts for target in part.targets])
     text = " and ".join(f"{part.sources[0].shape[1:]} {part.sources[0].dtype}" for part in parts)
+    text += "" if quantisation is None else f", {quantisation}"
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
     result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
     return moving.prepare(common, f"of rows of shape {text}, splits {list(counts)}", parts, queues, result, same=True)
 
 
-def _targets(
+def _rows(
     group: Group, argument: str, given: Any, counts: Sequence[int], sources: list[Operand], queues: Sequence[Stream]
 ) -> tuple[MovePart, list[Any]]:
+    """Rows, or scales of a row for each of them."""
     first = sources[0]
     shape = (sum(counts), *first.shape[1:])
     targets, values = moving.outputs(group, argument, given, shape, first.dtype, queues, "the rows of all ranks")
@@ -105,10 +182,65 @@ def _targets(
     return MovePart(sources, targets, table), values
 
 
+def _check_codes(quantisation: Any, source: Operand, scales: Any) -> None:
+    """Raise ArgumentError unless the arrays are codes of the quantisation, and scales are given if it writes any."""
+    if not isinstance(quantisation, Quantisation):
+        raise ArgumentError("quantisation", kind_of(quantisation), "a drvfuse.Quantisation or None")
+    if quantisation.dtype is not None and source.dtype != quantisation.dtype:
+        raise ArgumentError(source.name, f"of dtype {source.dtype}", f"of dtype {quantisation.dtype}, of quantisation")
+    if len(source.shape) < 2:
+        raise ArgumentError(source.name, f"of shape {source.shape}", "of rows and columns, as quantisation is given")
+    if (quantisation.scales is None) is not (scales is None):
+        expected = "None" if quantisation.scales is None else "given"
+        raise ArgumentError("scales", "None" if scales is None else "given", f"{expected}, for {quantisation}")
+    quantisation.check(_columns(quantisation, source.shape), dtypes.get("float32"))
+
+
+def _columns(quantisation: Quantisation, shape: Sequence[int]) -> int:
+    return shape[-1] * (1 if quantisation.dtype is None else quantisation.dtype.lanes)
+
+
+def _scales_shape(quantisation: Quantisation, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the scales of codes of that shape."""
+    found = quantisation.scales_shape(shape[:-1], _columns(quantisation, shape))
+    assert found is not None
+    return found
+
+
+def _check_scales(quantisation: Quantisation, scales: Sequence[Operand], codes: Sequence[Operand]) -> None:
+    """Raise ArgumentError unless scales in the layout "row" are those of the codes."""
+    for scale, code in zip(scales, codes, strict=True):
+        operands.require_shape(scale, _scales_shape(quantisation, code.shape), f"for {quantisation}")
+        if scale.dtype != quantisation.scales:
+            raise ArgumentError(scale.name, f"of dtype {scale.dtype}", f"of dtype {quantisation.scales}")
+
+
+def _arranged(
+    group: Group,
+    scales: Any,
+    gathered: Any,
+    counts: Sequence[int],
+    codes: Operand,
+    quantisation: Quantisation,
+    queues: Sequence[Stream],
+) -> tuple[MovePart, list[Any]]:
+    """Scales in a layout that is not one of whole rows."""
+    dtype, alignment, each = quantisation.scales, quantisation.scales_alignment, codes.shape[1:]
+    assert dtype is not None
+    shapes = [_scales_shape(quantisation, (counts[rank.index], *each)) for rank in group]
+    why = f"for {quantisation}"
+    sources = operands.of_ranks(group, "scales", scales, shapes, dtype, why, alignment=alignment)
+    shape = _scales_shape(quantisation, (sum(counts), *each))
+    targets, values = moving.outputs(group, "gathered_scales", gathered, shape, dtype, queues, why, alignment)
+    rows = [count * math.prod(each[:-1]) for count in counts]
+    table, arrangement = moves.arranged_scales(quantisation, rows, _columns(quantisation, codes.shape))
+    return MovePart(sources, targets, table, arrangement), values
+
+
 def _apart(group: Group, part: MovePart) -> list[Operand]:
     """The sources that do not already lie at their place in the targets."""
     return [
         source
         for rank, source, target in zip(group, part.sources, part.targets, strict=True)
-        if source.ptr != target.ptr + part.table[rank.index][rank.index].target
+        if part.arrangement is not None or source.ptr != target.ptr + part.table[rank.index][rank.index].target
     ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...plans.collectives import naive_slot
 from ...runtime.stream import Event
 from . import naive
+from .arranged_copies import ArrangedCopies
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -28,9 +29,13 @@ class Copies:
     def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
         """`staged`: in place, by way of the workspaces. ArgumentError if they are too small for that."""
         self._group, self._parts = group, parts
+        self._as_they_lie = [part for part in parts if part.arrangement is None]
+        self._arranged = [ArrangedCopies(group, part) for part in parts if part.arrangement is not None]
         self._slot = naive_slot(group.workspace.payload_bytes, group.size, 1) if staged else 0
         self._slots = [naive.sources(group, position, 0, self._slot) for position in range(len(group))]
-        self.launches: Sequence[Sequence[Launch]] = [[] for _ in group]
+        self.launches: list[list[Launch]] = [
+            [launch for part in self._arranged for launch in part.launches[position]] for position in range(len(group))
+        ]
         self._met = [Event(rank.device) for rank in group]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
@@ -43,7 +48,7 @@ class Copies:
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         captured = streams[0].capture_id() is not None
         naive.meet(self._met, streams)
-        for part in self._parts:
+        for part in self._as_they_lie:
             for position, stream in enumerate(streams):
                 for peer, source in enumerate(part.sources):
                     if self._slot and peer != position:
@@ -54,6 +59,8 @@ class Copies:
                         naive.copy(self._group, position, peer, to, at, move.nbytes, stream, captured)
             if self._slot:
                 self._by_workspaces(part, streams, captured)
+        for arranged in self._arranged:
+            arranged.launch(streams, captured)
         naive.meet(self._met, streams)
 
     def _by_workspaces(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:

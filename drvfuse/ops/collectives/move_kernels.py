@@ -22,13 +22,15 @@ RELAY = "relay"
 @dataclass(frozen=True)
 class MoveKernel:
     """What a kernel is compiled for: one of `ALGOS` or `RELAY`; whether a rank's bytes are the `same` for all ranks;
-    whether bytes are `staged` in workspaces (not by push); and as in `CollectiveKernel` whether it `compares` calls,
-    how much it notes if it is `traced`, and the `fault` that is planted in it."""
+    whether bytes are `staged` in workspaces (not by push); whether scales are `arranged` (as `plans.moves.Arrangement`
+    says; not by relay, and by put only where bytes are staged); and as in `CollectiveKernel` whether it `compares`
+    calls, how much it notes if it is `traced`, and the `fault` that is planted in it."""
 
     algo: str
     ranks: int
     same: bool
     staged: bool = False
+    arranged: bool = False
     compares: bool = False
     traced: int = 0
     fault: str = field(default_factory=faults.planted)
@@ -54,6 +56,7 @@ class MoveKernel:
         defines: dict[str, str | int] = {
             **workspace.defines(),
             "DRVFUSE_RANKS": self.ranks,
+            "DRVFUSE_ARRANGED": int(self.arranged),
             "DRVFUSE_COMPARES": int(self.compares),
         }
         if self.algo != RELAY:
@@ -94,6 +97,25 @@ class Moved(ctypes.Structure):
             self.received[distance] = Move(*table[rank - distance][rank])
 
 
+class Arrangement(ctypes.Structure):
+    """`struct Arrangement` of cu/collectives/arranged_scales.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("rows", "groups", "itemsize", "tiles")),
+        ("first", ctypes.c_int32 * workspace.MAX_RANKS),
+        ("count", ctypes.c_int32 * workspace.MAX_RANKS),
+    )
+
+    def tailor(self, arrangement: moves.Arrangement, rank: int) -> None:
+        """Write the rows of all ranks, by distance."""
+        ranks = len(arrangement.rows)
+        self.rows, self.groups = sum(arrangement.rows), arrangement.groups
+        self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.layout == "tiles")
+        for distance in range(ranks):
+            self.first[distance] = sum(arrangement.rows[: (rank - distance) % ranks])
+            self.count[distance] = arrangement.rows[rank - distance]
+
+
 class MoveParams(ctypes.Structure):
     """`struct MoveParams`."""
 
@@ -103,6 +125,7 @@ class MoveParams(ctypes.Structure):
         ("scales", Moved),
         ("most", ctypes.c_int64),
         ("chunk_packs", ctypes.c_int64),
+        ("arrangement", Arrangement),
     )
 
 

@@ -19,6 +19,7 @@ from . import collective_call, plan
 from .call_options import CallOptions
 from .copies import Copies
 from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -36,6 +37,8 @@ class MovePart:
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
+    arrangement: moves.Arrangement | None = None
+    """Of scales that do not arrive as they lie."""
 
 
 def options(
@@ -81,12 +84,12 @@ def outputs(
     dtype: DType,
     queues: Sequence[Stream],
     why: str,
+    alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """Arrays, given or new, at any address, as operands and as what the caller gets. A list has a shape for each local
-    rank."""
+    """Arrays, given or new, as operands and as what the caller gets. A list has a shape for each local rank."""
     targets = []
     if given is not None:
-        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=1, writable=True)
+        targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
     return results.of_ranks(group, argument, given, targets, shape, dtype, queues)
 
 
@@ -105,7 +108,7 @@ def prepare(
     bytes are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an
     input that are still to be read.
     """
-    work = moves.MoveWork(tuple(part.table for part in parts), same, root)
+    work = moves.MoveWork(tuple(part.table for part in parts), same, root, parts[-1].arrangement)
     described = MoveCall(text, common, parts, work, in_place_hazard, common.algo, False)
 
     def make(algo: str) -> MoveCall:
@@ -161,11 +164,12 @@ class MoveCall:
             return ["naive"]
         best = ("pull", "put") if self.work.root is not None else ("put", "pull")  # measured: docs/performance.md
         behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
-        return [moves.algorithm(self.work, behind_barriers, not self.direct(behind_barriers)), behind_barriers]
+        staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
+        return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
-        if self.in_place_hazard:
+        if self.in_place_hazard or (algo == "put" and self.work.arrangement is not None):
             return False
         if algo == "naive":
             return True
@@ -203,11 +207,14 @@ class MoveCall:
         same = work.same and (
             self.algo == "push" or (self.algo == "pull" and self.staged)
         )  # only where kernels differ by it
-        kernel = MoveKernel(self.algo, group.size, same, self.staged, plan.compares(group))
+        arrangement = work.arrangement
+        kernel = MoveKernel(self.algo, group.size, same, self.staged, arrangement is not None, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:
             for target, table in zip((parameters.rows, parameters.scales), work.tables, strict=False):
                 target.tailor(table, rank)
+            if arrangement is not None:
+                parameters.arrangement.tailor(arrangement, rank)
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)

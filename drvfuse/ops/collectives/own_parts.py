@@ -12,6 +12,7 @@ from ..call.operands import VECTOR, Operand
 from . import plan
 from .moving import lengths
 from .scatter_kernels import FORMS
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -42,7 +43,9 @@ def algorithms(group: Group, algo: str, received: int, sources: Sequence[Operand
         return [algo]
     if not group.peers_readable:
         return ["naive"]
-    pulled = pulls(received, group.workspace.half_bytes) and plan.readable_by_peers(group, sources)
+    pulled = pulls(group.part(Tuned).costs, received, group.workspace.half_bytes) and plan.readable_by_peers(
+        group, sources
+    )
     return ["pull", "push"] if pulled else ["push", "pull"]
 
 

@@ -2,14 +2,15 @@
 """The constants by which `algo="auto"` chooses: those that `drvfuse tune` has stored for a machine, else built-in ones.
 
 They lie in the file that the setting `tuning` names, as JSON: for each kind and number of devices, `key`, the base time
-and the bandwidth of each algorithm. Deleting the file, or `drvfuse tune --remove`, brings the built-in ones back.
+and the bandwidth of each algorithm that was measured. Deleting the file, or `drvfuse tune --remove`, brings the
+built-in ones back.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ...comm.transport import Member
     from ...runtime.device import Device
 
+Measured = Mapping[str, Cost]
+"""By the name of a field of `Costs`; the others keep the built-in constants."""
+
 
 def key(devices: Sequence[Device | Member]) -> str:
     """The key under which constants are stored, from the devices of all ranks, such as "2 x NVIDIA H200"."""
@@ -34,11 +38,11 @@ def path() -> Path:
     return Path(config.get("tuning") or Path(config.get("cache_dir")) / "tuning.json")
 
 
-def stored(file: Path) -> dict[str, Costs]:
+def stored(file: Path) -> dict[str, Measured]:
     """The contents of the file; empty if there is none. ArgumentError if it is not what `drvfuse tune` writes."""
     try:
         text = file.read_text()
-        return {name: _costs(values) for name, values in json.loads(text).items()}
+        return {name: _measured(values) for name, values in json.loads(text).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -46,20 +50,22 @@ def stored(file: Path) -> dict[str, Costs]:
         raise ArgumentError(f"the tuning file {str(file)!r}", f"unreadable ({error})", expected) from None
 
 
-def store(file: Path, all_costs: dict[str, Costs]) -> None:
+def store(file: Path, all_costs: dict[str, Measured]) -> None:
     """Replace the file atomically; without costs remove it."""
     if not all_costs:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({name: found._asdict() for name, found in all_costs.items()}, indent=1))
+    partial.write_text(json.dumps(all_costs, indent=1))
     partial.replace(file)
 
 
-def _costs(values: dict[str, Any]) -> Costs:
-    found = Costs(**{name: Cost(*map(float, pair)) for name, pair in values.items()})
-    if not all(math.isfinite(number) and number > 0 for cost in found for number in cost):
+def _measured(values: dict[str, Any]) -> Measured:
+    found = {name: Cost(*map(float, pair)) for name, pair in values.items()}
+    if not found or not found.keys() <= set(Costs._fields):
+        raise ValueError(f"constants of {', '.join(found) or 'nothing'}")
+    if not all(math.isfinite(number) and number > 0 for cost in found.values() for number in cost):
         raise ValueError("a constant that is not above zero")
     return found
 
@@ -68,5 +74,5 @@ class Tuned:
     """The constants of a group, `group.part(Tuned).costs`: read when the group first needs them."""
 
     def __init__(self, group: Group) -> None:
-        found = stored(path()).get(key(group.transport.members))
-        self.costs = costs(plan.capability(group)) if found is None else found
+        found = stored(path()).get(key(group.transport.members), {})
+        self.costs = costs(plan.capability(group))._replace(**found)

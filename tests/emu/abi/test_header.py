@@ -16,7 +16,7 @@ from engine_harness import Rig
 from drvfuse.emu import abi
 from drvfuse.emu.abi import structs
 from drvfuse.emu.abi.header import CONSTANTS, ENUMS, header
-from drvfuse.emu.machine.engine import EngineLaunch
+from drvfuse.emu.machine.engine_launch import EngineLaunch
 from drvfuse.emu.native import loader
 
 STRUCTURES = {name: getattr(structs, name) for name in structs.DECLARATIONS}

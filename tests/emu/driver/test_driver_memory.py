@@ -279,7 +279,7 @@ def test_a_pool_frees_in_stream_order(machine: Machine, cuda: Any, rng: np.rando
     ok(cuda.cuStreamSynchronize(stream))
     assert np.array_equal(out, data)
     assert int(ok(cuda.cuMemPoolGetAttribute(pool, used))) == 0
-    assert machine.window.find(int(pointer)) is None
+    assert machine.window.index.find(int(pointer)) is None
 
 
 def test_the_default_pool_serves_plain_asynchronous_allocation(cuda: Any) -> None:

@@ -13,7 +13,7 @@ from drvfuse.emu.abi import BarrierCount, Endless, FaultKind, MbarrierError, Tra
 from drvfuse.emu.findings import faults
 from drvfuse.emu.findings.places import Identity
 from drvfuse.emu.space.window import Window
-from drvfuse.emu.translate.module import Site
+from drvfuse.emu.translate.code import Site
 
 OPCODES = (
     "ld.global.u32",

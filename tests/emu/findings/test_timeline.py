@@ -16,7 +16,7 @@ from drvfuse.emu.findings.places import Identity
 from drvfuse.emu.findings.reports import Place, Report
 from drvfuse.emu.findings.timeline import Participant
 from drvfuse.emu.space.window import Window
-from drvfuse.emu.translate.module import Site
+from drvfuse.emu.translate.code import Site
 
 FILE = "/somewhere/barrier.cuh"
 SITES = (

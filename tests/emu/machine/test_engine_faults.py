@@ -11,7 +11,7 @@ from engine_harness import Rig, line_of
 
 from drvfuse.emu import abi
 from drvfuse.emu.findings.faults import Fault
-from drvfuse.emu.machine.engine import EngineLaunch
+from drvfuse.emu.machine.engine_launch import EngineLaunch
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ KERNEL k(int** table, u64 at) {
 
 def lent(rig: Rig, kind: abi.Kind) -> int:
     """The first address of memory of a kind that the engine lends to the blocks and threads of kernels."""
-    return min(a.address for a in rig.window._live.values() if a.kind is kind)
+    return min(a.address for a in rig.window.index._live.values() if a.kind is kind)
 
 
 @pytest.mark.parametrize("smem", [0, 4096])
@@ -361,7 +361,7 @@ def test_a_global_write_to_what_the_engine_has_given_back_is_out_of_bounds(rig):
     out = rig.empty(400)
     large = rig.launch(STORE, out, 0, smem=200 << 10, grid=400)
     gone = lent(rig, abi.Kind.SHARED) + 4096
-    assert rig.finish(large) and rig.window.find(gone) is None
+    assert rig.finish(large) and rig.window.index.find(gone) is None
     fault = fault_of(rig, rig.launch(STORE, out, gone - out), STORE, "out_of_bounds")
     assert "shared" not in fault.message and "freed" not in fault.message
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,23 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
     names = {entry.name.rpartition("-")[0] for entry in (tmp_path / "cache").glob("*/*")}
     assert names == {"module.o", "runtime.cu", "runtime.o"}, "the module, the runtime and its PTX, and nothing else"
     assert len(list((tmp_path / "cache").glob("*/module.o-*"))) == 1
+
+
+def test_of_processes_that_miss_a_module_at_once_one_builds_it(tmp_path, monkeypatch):
+    """Threads stand for the processes: a lock on a file keeps them apart in the same way."""
+    loader.runtime()
+    monkeypatch.setenv("DRVFUSE_CACHE_DIR", str(tmp_path))
+    build, builds = loader._build, []
+
+    def slow(*arguments):
+        builds.append(arguments)
+        time.sleep(0.2)
+        return build(*arguments)
+
+    monkeypatch.setattr(loader, "_build", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda text: loader._load(text, raw=False), [ptx(SOURCE)] * 2)
+    assert len(builds) == 1 and describe(first) == describe(second)
 
 
 def test_an_unknown_opcode_is_refused_at_load_with_its_line():

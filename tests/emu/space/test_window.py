@@ -13,7 +13,8 @@ import pytest
 
 from drvfuse.emu import abi
 from drvfuse.emu.abi import Kind
-from drvfuse.emu.space.window import GRANULE, Window, WindowError
+from drvfuse.emu.space.pages import GRANULE, WindowError
+from drvfuse.emu.space.window import Window
 from drvfuse.errors import ArgumentError
 
 
@@ -33,9 +34,9 @@ def test_an_allocation_is_addressable_to_the_byte(window):
     assert address % 256 == 0
     assert shadow(window, address, 1003) == [abi.SHADOW_ADDRESSABLE] * 1001 + [0, 0]
     assert window.access(address) == (0b101, 0b100)
-    assert window.find(address + 1000).nbytes == 1001
-    assert window.find(address + 1001) is None
-    assert window.covers(address, 1001) and not window.covers(address, 1002)
+    assert window.index.find(address + 1000).nbytes == 1001
+    assert window.index.find(address + 1001) is None
+    assert window.index.covers(address, 1001) and not window.index.covers(address, 1002)
 
 
 def test_memory_of_whole_granules_needs_no_shadow_to_be_addressable(window):
@@ -56,9 +57,9 @@ def test_freed_memory_is_inaccessible_and_named(window):
     window.mark_initialised(address, 4096)
     window.free(address)
     assert window.access(address) == (0, 0)
-    assert window.find(address) is None
-    assert "which was freed" in window.nearest(address + 12)
-    assert "12 bytes into 4096 bytes" in window.nearest(address + 12)
+    assert window.index.find(address) is None
+    assert "which was freed" in window.index.nearest(address + 12)
+    assert "12 bytes into 4096 bytes" in window.index.nearest(address + 12)
     other = window.alloc(4096, 1, 0xFF, 0xFF)
     assert other != address, "addresses are not reused while there are fresh ones"
     with pytest.raises(ArgumentError, match="live allocation"):
@@ -84,19 +85,20 @@ def test_a_full_window_says_so(window):
 def test_nearest_allocation(window):
     address = window.alloc(1000, 3, 1, 1)
     assert (
-        window.nearest(address + 1008) == f"8 bytes behind the end of 1000 bytes at 0x{address:x} (device of device 3)"
+        window.index.nearest(address + 1008)
+        == f"8 bytes behind the end of 1000 bytes at 0x{address:x} (device of device 3)"
     )
-    assert window.nearest(address - 4).startswith("4 bytes in front of")
-    assert window.nearest(0) == "outside of device memory: a null pointer, or close to one"
-    assert window.nearest(1 << 30).startswith("outside of device memory, as is memory of the host")
+    assert window.index.nearest(address - 4).startswith("4 bytes in front of")
+    assert window.index.nearest(0) == "outside of device memory: a null pointer, or close to one"
+    assert window.index.nearest(1 << 30).startswith("outside of device memory, as is memory of the host")
 
 
 def test_two_addresses_alias_one_physical_memory(window):
     rng = np.random.default_rng(0)
-    physical = window.create(2 * GRANULE, 1)
-    base = window.reserve(4 * GRANULE)
-    window.map(base, 2 * GRANULE, physical)
-    window.map(base + 2 * GRANULE, GRANULE, physical, GRANULE)
+    physical = window.mappings.physical.create(2 * GRANULE, 1)
+    base = window.mappings.reserve(4 * GRANULE)
+    window.mappings.map(base, 2 * GRANULE, physical)
+    window.mappings.map(base + 2 * GRANULE, GRANULE, physical, GRANULE)
     alias = base + 2 * GRANULE
     assert window.access(base) == (0, 0), "mapped memory is inaccessible until access is set"
     window.set_access(base, 2 * GRANULE, 0b11, 0b10)
@@ -110,27 +112,27 @@ def test_two_addresses_alias_one_physical_memory(window):
 
 
 def test_physical_memory_lives_until_unmapped_and_released(window):
-    physical = window.create(GRANULE, 0)
-    base = window.reserve(2 * GRANULE)
-    window.map(base, GRANULE, physical)
+    physical = window.mappings.physical.create(GRANULE, 0)
+    base = window.mappings.reserve(2 * GRANULE)
+    window.mappings.map(base, GRANULE, physical)
     window.view(base, 4)[:] = 5
-    window.release(physical)
+    window.mappings.physical.release(physical)
     assert window.view(base, 4).tolist() == [5] * 4
-    window.unmap(base, GRANULE)
+    window.mappings.unmap(base, GRANULE)
     assert window.access(base) == (0, 0)
-    again = window.create(GRANULE, 0)
-    window.map(base, GRANULE, again)
+    again = window.mappings.physical.create(GRANULE, 0)
+    window.mappings.map(base, GRANULE, again)
     assert window.view(base, 4).tolist() == [0] * 4
     with pytest.raises(ArgumentError, match="nothing mapped"):
-        window.free_reservation(base, 2 * GRANULE)
-    window.unmap(base, GRANULE)
-    window.free_reservation(base, 2 * GRANULE)
+        window.mappings.free_reservation(base, 2 * GRANULE)
+    window.mappings.unmap(base, GRANULE)
+    window.mappings.free_reservation(base, 2 * GRANULE)
 
 
 def test_mapping_mistakes_are_refused(window):
-    physical = window.create(2 * GRANULE, 0)
-    base = window.reserve(4 * GRANULE)
-    window.map(base, 2 * GRANULE, physical)
+    physical = window.mappings.physical.create(2 * GRANULE, 0)
+    base = window.mappings.reserve(4 * GRANULE)
+    window.mappings.map(base, 2 * GRANULE, physical)
     for address, nbytes, offset in [
         (base, GRANULE, 0),
         (base + 3 * GRANULE, 2 * GRANULE, 0),
@@ -139,9 +141,9 @@ def test_mapping_mistakes_are_refused(window):
         (base + 64 * GRANULE, GRANULE, 0),
     ]:
         with pytest.raises(ArgumentError):
-            window.map(address, nbytes, physical, offset)
+            window.mappings.map(address, nbytes, physical, offset)
     with pytest.raises(ArgumentError, match="whole mappings"):
-        window.unmap(base, GRANULE)
+        window.mappings.unmap(base, GRANULE)
 
 
 def test_copy_carries_what_is_initialised(window):
@@ -161,7 +163,7 @@ def test_copy_carries_what_is_initialised(window):
 def test_pinned_memory_counts_as_initialised(window):
     address = window.host_alloc(1000)
     assert window.uninitialised(address, 1000) is None
-    assert window.find(address).kind is Kind.HOST
+    assert window.index.find(address).kind is Kind.HOST
     assert window.access(address) == (0xFF, 0xFF)
 
 

@@ -33,6 +33,22 @@ def test_help_shows_what_a_call_and_what_prepare_return(name):
     assert f"-> 'Prepared[{OPS[name]}]'" in pydoc.plain(pydoc.render_doc(op.prepare))
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: df.allreduce_rmsnorm_fp8("group", "inputs", "gammas"),
+            r"^allreduce_rmsnorm_fp8\(\) missing .*'epsilon'",
+        ),
+        (lambda: df.allreduce("group", "inputs", colour=1), r"^allreduce\(\) .*'colour'"),
+        (lambda: df.allreduce.prepare("group"), r"^allreduce\.prepare\(\) missing .*'inputs'"),
+    ],
+)
+def test_wrong_arguments_are_reported_under_the_name_that_was_called(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
 def test_every_op_has_prepare():
     functions = [getattr(coat, name) for name in dir(coat) if name.startswith("fp8_") and name != "fp8_workspace_bytes"]
     assert len(functions) == 11

@@ -103,7 +103,7 @@ def test_devices_without_clusters_give_the_same_bits(rng, driver, shape):
 
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_every_number_of_rows(device, rng, rows):
-    for columns in (80, 1040):
+    for columns in (80, 1040) if rows in (1, 4, 8, 12, 13, 16) else (80,):
         held(device, (rows, columns))
         run(device, case(rng, (rows, columns)))
 
@@ -115,8 +115,16 @@ def test_batches(device, rng, shape, flag):
     run(device, case(rng, shape), flag=flag)
 
 
-@pytest.mark.parametrize("QB,fp8,w", [(16, E5M2, "float32"), (128, E4M3, "bfloat16"), (32, E5M2, "bfloat16")])
-@pytest.mark.parametrize("shape", [(1, 1000), (7, 1100), (16, 640)])
+@pytest.mark.parametrize(
+    "shape,QB,fp8,w",
+    [
+        ((1, 1000), 16, E5M2, "float32"),
+        ((1, 1000), 128, E4M3, "bfloat16"),
+        ((7, 1100), 32, E5M2, "bfloat16"),
+        ((7, 1100), 16, E5M2, "float32"),
+        ((16, 640), 128, E4M3, "bfloat16"),
+    ],
+)
 def test_other_types_and_groups(device, rng, shape, QB, fp8, w):
     held(device, shape)
     run(device, case(rng, shape, QB, fp8, w), QB)

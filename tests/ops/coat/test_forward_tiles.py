@@ -72,7 +72,17 @@ def test_a_plan_has_a_lane_for_every_pack_room_for_every_block_and_a_place_for_e
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("shape", [(32, 512), (64, 1024), (100, 1000), (130, 1536), (33, 272), (70, 777), (1, 1)])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        *((KINDS[0], shape) for shape in ((32, 512), (64, 1024), (100, 1000), (130, 1536), (33, 272), (70, 777))),
+        (KINDS[0], (1, 1)),
+        *((KINDS[1], shape) for shape in ((100, 1000), (130, 1536), (70, 777))),
+        *((KINDS[2], shape) for shape in ((64, 1024), (130, 1536), (70, 777), (1, 1))),
+    ],
+    indirect=["kind"],
+    ids=str,
+)
 def test_no_race_and_the_same_bits_under_every_schedule(rng, driver, kind, shape):
     for seed in range(2):
         with df.emu.Machine(devices=1, sm_count=24, seed=seed, race="strict", delay_stores=True) as machine:
@@ -90,11 +100,12 @@ def test_batches(device, rng, kind, shape, flag):
     run(device, case(rng, shape), flag=flag)
 
 
-@of_kinds((4, 2), (8, 1))
+@pytest.mark.parametrize(
+    ("kind", "shape"), [((4, 2), (67, 1100)), ((8, 1), (64, 1024))], indirect=["kind"], ids=["ragged", "whole"]
+)
 @pytest.mark.parametrize("QB,fp8,w", [(16, E5M2, "float32"), (128, E4M3, "bfloat16"), (32, E5M2, "bfloat16")])
-def test_other_types_and_groups(device, rng, kind, QB, fp8, w):
-    for shape in ((64, 1024), (67, 1100)):
-        run(device, case(rng, shape, QB, fp8, w), QB)
+def test_other_types_and_groups(device, rng, kind, shape, QB, fp8, w):
+    run(device, case(rng, shape, QB, fp8, w), QB)
 
 
 def test_nan_and_maxima_that_an_estimate_does_not_decide(device, rng, kind):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import dtypes, reference
+from drvfuse import config, dtypes, reference
+from drvfuse.errors import BarrierTimeout
 from drvfuse.ops.collectives.kernels import ALGOS, PULL, PUSH
 
 __all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
+ON_GPUS = os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda"
 LEAST = {algo: 8192 if algo == "push_two_shot" else 4096 for algo in ALL_ALGOS}
 """The least workspace_bytes that serve 3 ranks with any number of elements, or rows of 264: the slots of push_two_shot
 hold a unit of every rank."""
@@ -23,6 +26,17 @@ hold a unit of every rank."""
 def ranks(*numbers: int) -> list[Any]:
     """Parameters for numbers of ranks, each skipped where fewer devices are present."""
     return [pytest.param(n, marks=pytest.mark.gpus(n)) for n in numbers]
+
+
+def every_number_of_ranks(forms: Sequence[Any], least: int = 1) -> list[Any]:
+    """Parameters (number of ranks, form). On the emulated driver, each form has one of the numbers 5, 6 and 7, and all
+    others: every number needs a kernel of its own, which takes long to compile."""
+    return [
+        pytest.param(n, form, marks=pytest.mark.gpus(n))
+        for n in range(least, 9)
+        for number, form in enumerate(forms)
+        if ON_GPUS or n not in (5, 6, 7) or number % 3 == n - 5
+    ]
 
 
 def random_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], dtype: str) -> list[np.ndarray]:
@@ -117,3 +131,19 @@ def helper(group: df.Group, name: str) -> Any:
 def fill_late(group: df.Group, array: df.Array, value: int, ns: int = 200_000) -> Any:
     """A launch that fills a 16-bit array with the bit pattern `value` after `ns`."""
     return helper(group, "produce").prepare(1, 32, array, array.size, value, ns)
+
+
+def launch_without(group: df.Group, missing: int, call: df.Prepared[Any]) -> BarrierTimeout:
+    """Launch the call on every rank but `missing` and reset the group. Returns the error, which names that rank."""
+    for rank in set(range(group.size)) - {missing}:
+        call.launch(rank=rank)
+    with pytest.raises(BarrierTimeout, match=f"{call.op} {call.algo} of {group.size} x") as caught:
+        group.synchronize()
+    assert caught.value.peer == missing and caught.value.rank != missing
+    group.reset()
+    return caught.value
+
+
+def short_spins(driver: str) -> Any:
+    """A block in which calls are prepared that soon give up waiting; the emulator's time is virtual."""
+    return config.override(spin_timeout=0.05 if driver == "cuda" else 0.005)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from collective_support import assert_bits, garbage, random_inputs, replicate
+from collective_support import assert_bits, every_number_of_ranks, garbage, random_inputs, replicate
 from multimem_support import (
     Arrays,
     assert_equal_on_ranks,
@@ -80,11 +80,11 @@ def check_exact(
             assert_bits(found, wanted, f"{where} {hosts[0].shape} {kinds}")
 
 
-@places
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("n", range(2, 9))
-def test_sums_that_are_exact_in_any_order_give_the_bits_of_the_reference(open_group, rng, n, residual, where):
-    group = open_group(n)
+@pytest.mark.parametrize(
+    ("n", "form"), every_number_of_ranks([(residual, where) for residual in (False, True) for where in PLACES], least=2)
+)
+def test_sums_that_are_exact_in_any_order_give_the_bits_of_the_reference(open_group, rng, n, form):
+    group, (residual, where) = open_group(n), form
     for rows in sorted({1, n - 1, n + 1, 17}):
         added = random_inputs(rng, 1, (rows, 264), "bfloat16")[0] if residual else None
         check_exact(group, rng, exact_inputs(rng, n, (rows, 264), "bfloat16"), where, residual=added)

@@ -18,7 +18,7 @@ from drvfuse.errors import ArgumentError, CaptureError, Unsupported
 
 pytestmark = pytest.mark.emulated
 
-SIZES = (2, 3, 4, 8)
+SIZES = (2, 3, 8)
 
 
 @pytest.fixture(scope="module")

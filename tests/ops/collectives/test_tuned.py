@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 import drvfuse as df
@@ -16,7 +14,7 @@ from drvfuse.ops.collectives import tuned
 from drvfuse.plans import tuning
 from drvfuse.plans.tuning import HOPPER, Cost
 
-SLOW_ONE_SHOT = HOPPER._replace(one_shot=Cost(100.0, 320e3))
+SLOW_ONE_SHOT = {"one_shot": Cost(100.0, 320e3)}
 
 
 @pytest.fixture
@@ -37,14 +35,28 @@ def test_stored_constants_decide_until_they_are_removed(file, capsys):
     with df.emu.Machine(devices=2) as machine:
         assert chosen(machine) == "push_one_shot"
         name = tuned.key([df.device(index, driver=machine) for index in range(2)])
-        tuned.store(file, {name: SLOW_ONE_SHOT, "2 x another": HOPPER})
+        tuned.store(file, {name: SLOW_ONE_SHOT, "2 x another": HOPPER._asdict()})
         assert chosen(machine) == "push_two_shot"
-        assert tuned.stored(file) == {name: SLOW_ONE_SHOT, "2 x another": HOPPER}
+        assert tuned.stored(file) == {name: SLOW_ONE_SHOT, "2 x another": HOPPER._asdict()}
         with config.override(driver=machine):
             assert main(["tune", "--remove"]) == 0
         assert "removed" in capsys.readouterr().out
         assert chosen(machine) == "push_one_shot"
-        assert tuned.stored(file) == {"2 x another": HOPPER}
+        assert tuned.stored(file) == {"2 x another": HOPPER._asdict()}
+
+
+@pytest.mark.emulated
+def test_stored_constants_decide_between_push_and_what_loads_or_stores_directly(file):
+    slow = Cost(100.0, 300e3)
+    with df.emu.Machine(devices=2) as machine:
+        name = tuned.key([df.device(index, driver=machine) for index in range(2)])
+        found = []
+        for stored in ({"one_shot": slow}, {"scatter_push": slow, "move_push": slow}):
+            tuned.store(file, {name: stored})
+            with df.Group.local(2, driver=machine, max_blocks=4) as group:
+                xs = [rank.empty(512, "bfloat16") for rank in group]
+                found.append([op.prepare(group, xs).algo for op in (df.reduce_scatter, df.all_gather)])
+    assert found == [["push", "push"], ["pull", "put"]]
 
 
 @pytest.mark.emulated
@@ -52,7 +64,9 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
     assert main(["tune", "--driver", "emu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "mean nothing" in lines[0]
-    assert [line.split(": ")[1].split()[0] for line in lines[1:]] == list(HOPPER._fields)
+    assert [line.split(": ")[1].split()[0] for line in lines[1:]] == [
+        name for name in HOPPER._fields if name != "move_relay"
+    ]
     assert not file.exists()
 
 
@@ -67,17 +81,17 @@ def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
         found.view("uint8").reshape(-1)[-1] ^= what == wrong
         return found
 
-    def changed_norm(*given):
-        result = norm(*given)
+    def changed_norm(*given, **options):
+        result = norm(*given, **options)
         return result._replace(output=changed(result.output, "output"), scales=changed(result.scales, "scales"))
 
-    monkeypatch.setattr(reference, "allreduce", lambda *given: changed(plain(*given), "sum"))
+    monkeypatch.setattr(reference, "allreduce", lambda *given, **options: changed(plain(*given, **options), "sum"))
     monkeypatch.setattr(reference, "allreduce_rmsnorm_fp8", changed_norm)
-    op = "allreduce" if wrong == "sum" else "allreduce_rmsnorm_fp8"
+    op, of = ("allreduce", "sums") if wrong == "sum" else ("allreduce_rmsnorm_fp8", wrong)
     with (
         df.emu.Machine(devices=2) as machine,
         df.Group.local(2, driver=machine, max_blocks=4) as group,
-        pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .* wrong result on rank 0; nothing was stored"),
+        pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .*: the {of} of rank 0 are wrong"),
     ):
         tune.measure(group, tune.LEAST)
 
@@ -90,7 +104,7 @@ def test_tune_wants_devices_that_are_there(file, gpus, capsys):
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"2 x a": {}}', '{"2 x a": 1}', json.dumps({"2 x a": HOPPER._replace(one_shot=(0, 1))._asdict()})],
+    ["{", "[]", '{"2 x a": {}}', '{"2 x a": {"any_shot": [1, 1]}}', '{"2 x a": 1}', '{"2 x a": {"one_shot": [0, 1]}}'],
 )
 def test_a_file_that_tune_did_not_write_is_named(file, text):
     file.write_text(text)

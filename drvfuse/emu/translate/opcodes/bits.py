@@ -36,7 +36,7 @@ def logic(op: Opcode) -> Action:
 
 @opcode("shl", "shr")
 def shift(op: Opcode) -> Action:
-    """Amounts above the width clamp: zero, or the sign for an arithmetic shift."""
+    """A shift by more than the width gives zero, or copies of the sign for an arithmetic shift."""
     left, t = op.base == "shl", op.type()
     n = width(t)
     if n not in (16, 32, 64) or t[0] not in "bus":
@@ -137,7 +137,9 @@ def count(op: Opcode) -> Action:
 
 
 def _position(g: Emitter, operand: Any, n: int) -> str:
-    """A field's start or length, at most n. Values above 255 are outside what PTX allows: here as on devices."""
+    """The start or the length of a bit field, at most n. PTX does not allow values above 255; the result is that of an
+    H200.
+    """
     x = g.word(operand, 32)
     if n == 32:
         x = g.op(f"and i32 {x}, 255")
@@ -151,7 +153,7 @@ def bfe(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
-        # In 128 bits, the sign fills what is above the operand; a field past its end reads that.
+        # The operand is extended to 128 bits, so that a field beyond its end reads copies of the sign.
         wide = "i128"
         x = g.op(f"{'sext' if sign else 'zext'} i{n} {g.word(a, n)} to {wide}")
         start, length = _position(g, b, n), _position(g, c, n)
@@ -215,7 +217,7 @@ def mask(op: Opcode) -> Action:
 
 
 def _picks(mode: str, i: int) -> int:
-    """The byte selector of a mode of prmt for a number from 0 to 3."""
+    """The byte selector of prmt for a mode and the number i, from 0 to 3, in its third operand."""
     picks = {
         "f4e": [i, i + 1, i + 2, i + 3],
         "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],
@@ -240,7 +242,7 @@ def prmt(op: Opcode) -> Action:
         selector = "" if isinstance(c, Imm) else g.word(c, 32)
         if mode and isinstance(c, Imm):
             c = Imm(_picks(mode, c.value & 3), "int")
-        elif mode:  # the selector is chosen by two bits of the third operand
+        elif mode:  # two bits of the third operand choose the selector
             which = g.op(f"and i32 {selector}, 3")
             shift = g.op(f"zext i32 {g.op(f'shl i32 {which}, 4')} to i64")
             table = sum(_picks(mode, i) << 16 * i for i in range(4))
@@ -268,8 +270,8 @@ def prmt(op: Opcode) -> Action:
 
 @opcode("fns")
 def fns(op: Opcode) -> Action:
-    """The position of a set bit: the offset-th one from the base on, upwards or, where the offset is negative,
-    downwards, which is upwards in the reversed bits.
+    """fns: the position of the n-th set bit from a base position on, where n is the offset. A negative offset counts
+    downwards, which is emitted as upwards in the reversed bits.
     """
     op.pick("b32")
 

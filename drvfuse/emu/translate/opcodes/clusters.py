@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread block clusters: addresses in the shared memory of their blocks, asynchronous stores there, their barrier.
+"""Thread block clusters: addresses in the shared memory of other blocks, asynchronous stores, the cluster's barrier.
 
-An address in shared memory of 32 bits is the block's rank in its cluster, shifted by `abi.CLUSTER_SHIFT`, and the
-offset in the block (`native/cluster.cuh`).
+A 32-bit shared-memory address is the rank of the block in its cluster, shifted by `abi.CLUSTER_SHIFT`, plus the offset
+in the block (`native/cluster.cuh`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _OFFSET = (1 << abi.CLUSTER_SHIFT) - 1
 
 
 def _shared(op: Opcode) -> tuple[bool, int, Callable[[Emitter, Any], str]]:
-    """Consume the space and the type of an address. Returns whether it is generic, its bits, and a function that reads
-    its offset in the cluster's shared memory as an i64.
+    """Consume the state space and the type of an address. Returns whether the address is generic, its width in bits,
+    and a function that emits its offset in the cluster's shared memory as an i64.
     """
     generic = not op.flag("shared::cluster")
     n = width(op.pick("u32", "u64"))

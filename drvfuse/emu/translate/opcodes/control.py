@@ -7,6 +7,7 @@ from typing import Any
 
 from ....ptx.ir import Instruction, Pair, Reg, Sym, Tuple
 from ... import abi
+from .. import raw
 from ..emitter import EXITED, Emitter
 from ..indirect import NO_FUNCTION
 from ..opcode import Action, Opcode, RefusedError, opcode
@@ -54,7 +55,7 @@ def trap(op: Opcode) -> Action:
 
 @opcode(NO_FUNCTION)
 def no_function(op: Opcode) -> Action:
-    """A call by an address that is not that of a function."""
+    """An indirect call of an address that is no function of the module."""
 
     def emit(g: Emitter, ins: Instruction) -> None:
         g.put("op_addr", f"i64 {g.word(ins.operands[0], 64)}")
@@ -63,7 +64,7 @@ def no_function(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
-DEPTH = "@depth"  # an opcode of the translator, at the start of functions that call themselves
+DEPTH = "@depth"  # the translator's own opcode at the start of recursive functions
 
 
 @opcode(DEPTH)
@@ -91,7 +92,8 @@ def call(op: Opcode) -> Action:
         arguments: tuple[Any, ...] = operands.pop(0).items if operands and isinstance(operands[0], Tuple) else ()
         prototype = operands[0].name if operands else None
         if g.mode == "raw":
-            g.unit.raw_call(g, callee, returns, arguments, prototype)
+            pointers = [argument_pointer(g, a) for a in arguments]
+            raw.emit_call(g, callee, [argument_pointer(g, r) for r in returns], pointers, prototype)
         elif isinstance(callee, Sym) and callee.name in _SYSTEM_CALLS and not g.unit.has_body(callee.name):
             _SYSTEM_CALLS[callee.name](g, ins, returns, [argument_pointer(g, a) for a in arguments])
         else:
@@ -101,7 +103,7 @@ def call(op: Opcode) -> Action:
 
 
 def argument_pointer(g: Emitter, operand: Any) -> str:
-    """A pointer to an argument's bytes."""
+    """A pointer to the bytes of an argument."""
     if isinstance(operand, Sym) and operand.var is not None and operand.var.space == "param":
         pointer = g.param_pointers.get(id(operand.var))
         if pointer is None:
@@ -128,14 +130,14 @@ def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: t
     back, out = g.label(), g.label()
     g.do(f"br i1 {g.op(f'icmp eq i32 {status}, 0')}, label %{back}, label %{out}")
     g.start(out)
-    if g.mode == "kernel":  # the callee's `exit` ends the thread
+    if g.mode == "kernel":  # an `exit` in the callee ends the thread
         status = g.op(f"select i1 {g.op(f'icmp eq i32 {status}, {EXITED}')}, i32 {int(abi.Status.EXIT)}, i32 {status}")
     g.do(f"ret i32 {status}")
     g.start(back)
 
 
 def _give(g: Emitter, returns: tuple[Any, ...], typed: str) -> None:
-    """The result of a system call, "type value"."""
+    """Store the result of a system call, given as "type value"."""
     if returns:
         g.do(f"store {typed}, ptr {argument_pointer(g, returns[0])}")
 
@@ -163,7 +165,7 @@ def _free(g: Emitter, ins: Instruction, returns: tuple[Any, ...], pointers: list
 
 
 _SYSTEM_CALLS = {"vprintf": _vprintf, "__assertfail": _assertfail, "malloc": _malloc, "free": _free}
-"""System calls, which kernels may call without a definition."""
+"""The functions that kernels may call without defining them."""
 
 
 # Block barriers -----------------------------------------------------------------------------------------------------
@@ -230,7 +232,9 @@ def nanosleep(op: Opcode) -> Action:
 
 # Warp-wide operations -----------------------------------------------------------------------------------------------
 def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> Action:
-    """`operands(g, ins)` stores op_a..; the member mask is operand `mask_at`; `after` reads the results."""
+    """A warp operation. `operands(g, ins)` stores its operands (op_a and so on), the member mask is operand number
+    `mask_at`, and `after` reads the results.
+    """
 
     def before(g: Emitter, ins: Instruction) -> int:
         operands(g, ins)
@@ -241,7 +245,7 @@ def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> A
 
 
 def _result(g: Emitter, ins: Instruction) -> None:
-    """op_result to the destination, op_pred to the second of `d|p`."""
+    """Write op_result to the destination and, if that is `d|p`, op_pred to p."""
     d = ins.operands[0]
     value = g.get("op_result", "i32")
     if isinstance(d, Pair):

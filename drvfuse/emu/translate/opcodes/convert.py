@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cvt` between every integer and floating-point type, `cvt.pack`."""
+"""`cvt` between all integer and floating-point types, and `cvt.pack`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LL = {"f32": "float", "f64": "double"}
 
 
 def _source(g: Emitter, operand: Any, kind: str) -> tuple[str, str]:
-    """An operand as ("f32"/"f64", value); fp16 and bf16 widen exactly."""
+    """An operand as ("f32" or "f64", value). fp16 and bf16 are widened exactly."""
     if kind in ("f16", "bf16"):
         return "f32", real.unpack(g, kind, g.word(operand, 16))
     return kind, g.real(operand, kind)
 
 
 def _round(g: Emitter, kind: str, value: str, target: str, mode: str, saturate: bool = False) -> str:
-    """Bits of `target` (fp16, bf16, tf32 or fp32) from a float or double."""
+    """A float or double rounded to `target` (fp16, bf16, tf32 or fp32), as bits."""
     return real.pack(g, kind, target, mode, real.bits_of(g, value, kind), saturate)
 
 
@@ -63,7 +63,7 @@ def _integer_to_integer(target: str, source: str, sat: bool) -> Action:
         d, a = ins.operands
         x = g.word(a, m)
         if sat:
-            # In 72 bits every source and bound is representable.
+            # 72 bits can represent all sources and all bounds.
             x = g.op(f"{'sext' if is_signed(source) else 'zext'} i{m} {x} to i72")
             low, high = (-(1 << (n - 1)), (1 << (n - 1)) - 1) if is_signed(target) else (0, (1 << n) - 1)
             x = g.intrinsic("llvm.smax", "i72", x, str(low))
@@ -78,7 +78,7 @@ def _integer_to_integer(target: str, source: str, sat: bool) -> Action:
 
 
 def _real_to_integer(target: str, source: str, mode: str, ftz: bool) -> Action:
-    """Out of range clamps. NaN gives 0, or the top bit where one side has 64 bits."""
+    """A value out of range is clamped. A NaN gives 0 or, if one of the types has 64 bits, the top bit alone."""
     if mode not in _TO_INTEGER or source == "tf32":
         raise RefusedError("one of .rni .rzi .rmi .rpi is expected")
     n, sign = width(target), is_signed(target)
@@ -110,7 +110,7 @@ def _integer_to_real(target: str, source: str, mode: str, sat: bool) -> Action:
         d, a = ins.operands
         x = g.word(a, n)
         if target == "f64" and n == 64 and mode != "rn":
-            # The halves are exact; their sum rounds once.
+            # Both halves are exact, and their sum is rounded once.
             shifted = g.op(f"{'ashr' if s == 's' else 'lshr'} i64 {x}, 32")
             high = g.op(f"{s}itofp i64 {shifted} to double")
             high = g.op(f"fmul double {high}, 4294967296.0")
@@ -147,7 +147,7 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
         kind, x = _source(g, a, source)
-        if ftz and source == "f32" and target != "f16":  # devices do not flush on the way to fp16
+        if ftz and source == "f32" and target != "f16":  # an H200 does not flush the source of a conversion to fp16
             x = real.flush(g, x)
         if mode in _TO_INTEGER:
             x = g.intrinsic(_TO_INTEGER[mode], _LL[kind], x)
@@ -159,7 +159,7 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
                 bits = _keep_payload(g, target, x, bits)
             if target == "tf32":
                 bits = g.op(f"shl i32 {g.op(f'zext i19 {bits} to i32')}, 13")
-                if mode == "rna":  # of a NaN the low bits are dropped, even if it becomes an infinity
+                if mode == "rna":  # the low bits of a NaN are dropped, which may make it an infinity
                     nan = g.op(f"fcmp uno float {x}, 0.0")
                     bits = g.op(f"select i1 {nan}, i32 {g.op(f'and i32 {real.bits_of(g, x)}, -8192')}, i32 {bits}")
                 if relu:
@@ -183,7 +183,7 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
 
 
 def _keep_payload(g: Emitter, target: str, x: str, rounded: str) -> str:
-    """Bits of a rounded double; a NaN keeps its sign and the high bits of its payload, and is quiet, as on devices."""
+    """The bits of a rounded double. As on an H200, a NaN keeps its sign and the high bits of its payload, and is quiet."""
     f, bits = FORMATS[target], real.bits_of(g, x, "f64")
     payload = g.op(f"lshr i64 {bits}, {FORMATS['f64'].mantissa - f.mantissa}")
     payload = g.op(f"and i64 {payload}, {(1 << f.mantissa) - 1}")
@@ -195,7 +195,7 @@ def _keep_payload(g: Emitter, target: str, x: str, rounded: str) -> str:
 
 
 def _pairs(op: Opcode) -> Action:
-    """Packed conversions: the first source goes to the high half."""
+    """A conversion of two sources to a packed type. The first source goes to the high half."""
     kinds = op.types(2)
     target, source = kinds
     mode = op.pick("rn", "rz", default="none")
@@ -246,7 +246,7 @@ def _join(g: Emitter, dst: Any, halves: list[str], n: int, relu: bool) -> None:
 
 
 def _pack_integers(op: Opcode) -> Action:
-    """`cvt.pack.sat.T.s32[.b32] d, a, b[, c]`: saturated a, b into the low bits (b lowest), c shifted above them."""
+    """`cvt.pack.sat.T.s32[.b32] d, a, b[, c]`: b and a, saturated, in the low bits of d (b lowest), and c above them."""
     if not op.flag("sat"):
         raise RefusedError("the modifier .sat is expected")
     third = op.flag("b32")

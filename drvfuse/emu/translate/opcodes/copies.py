@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous copies from global to shared memory and back, and waits for them. The runtime makes them
+"""Asynchronous copies from global to shared memory and back, and waits for them. The runtime makes the copies
 (`native/copy.cuh`, `native/store.cuh`)."""
 
 from __future__ import annotations

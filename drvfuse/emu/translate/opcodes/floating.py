@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point instructions.
 
-fp32 and fp64 are LLVM's (IEEE, no contraction), directed roundings exact through double, fp16 and bf16 exact through
-fp32 or double with one rounding, approximate functions the rounded double result.
+fp32 and fp64 operations are those of LLVM (IEEE, without contraction). Operations with directed rounding are computed
+in double and rounded to odd on the way, so that they are exact. fp16 and bf16 operations are computed in fp32 or double
+and rounded once. Approximate functions give the result of the double function, rounded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def bits_of(g: Emitter, x: str, kind: str = "f32") -> str:
 
 
 def pack(g: Emitter, source: str, target: str, mode: str, value: str, saturate: bool = False) -> str:
-    """Bits of `target` from bits of `source`, in an integer of `target`'s width."""
+    """A value rounded from the format `source` to the format `target`, both as bits."""
     name = g.helpers.pack(source, target, mode, saturate)
     return g.call(name, f"i{FORMATS[target].width}", f"i{FORMATS[source].width} {value}")
 
@@ -48,20 +49,21 @@ def flush(g: Emitter, x: str) -> str:
 
 
 def flush64(g: Emitter, x: str) -> str:
-    """An operand or result of an fp64 approximation: subnormals flushed, the low word dropped."""
+    """An operand or result of an approximate fp64 function: a subnormal is flushed, and the low word is zero."""
     bits = g.call(g.helpers.flush("f64"), "i64", f"i64 {bits_of(g, x, 'f64')}")
     bits = g.op(f"and i64 {bits}, {-1 << 32}")
     return g.op(f"bitcast i64 {bits} to double")
 
 
 def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, source: str) -> str:
-    """`.ftz` of a result, as on devices: it is flushed if it is below the least normal number once rounded to that many
-    bits with no bound on the exponent. `result` is bits of `kind`, `unrounded` bits of `source`.
+    """`.ftz` of a result, as on an H200. The result is flushed if it is below the least normal number after it was
+    rounded to the precision of `kind` with unbounded exponent. `result` are bits of `kind`, `unrounded` bits of
+    `source`.
     """
     n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
     magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
     least = (1 - f.bias + s.bias) << s.mantissa
-    unit = 1 << s.mantissa - f.mantissa  # of a number just below it
+    unit = 1 << s.mantissa - f.mantissa  # the last place of a number just below the least normal one
     limit = str(least - unit // 2 if mode == "rn" else least)
     if mode in ("rm", "rp"):
         away = g.op(f"icmp {'slt' if mode == 'rm' else 'sge'} i{m} {unrounded}, 0")
@@ -71,13 +73,13 @@ def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, so
 
 
 def saturate(g: Emitter, x: str, ll: str = "float") -> str:
-    """Clamp to [0, 1]; NaN gives +0."""
+    """The value clamped to [0, 1]. A NaN gives +0."""
     x = g.op(f"select i1 {g.op(f'fcmp ogt {ll} {x}, 0.0')}, {ll} {x}, {ll} 0.0")
     return g.op(f"select i1 {g.op(f'fcmp olt {ll} {x}, 1.0')}, {ll} {x}, {ll} 1.0")
 
 
 def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str:
-    """min or max with -0 < +0; a NaN operand loses, or wins with `nan`."""
+    """min or max, with -0 < +0. If one operand is a NaN, the result is the other one or, with `nan`, a NaN."""
     n = width(kind)
     ll = "float" if kind == "f32" else "double"
     first = g.op(f"fcmp {'olt' if verb == 'min' else 'ogt'} {ll} {x}, {y}")
@@ -92,7 +94,7 @@ def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str
 
 
 def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation in double, rounded to odd, which any later rounding turns into the right result."""
+    """An fp32 operation in double, rounded to odd. Rounding its result to fp32 or less, by any mode, is exact."""
     d = [to_double(g, x) for x in v]
     add = g.helpers.add_odd(mode == "rm")
     if verb in ("add", "sub", "fma", "mad"):
@@ -131,7 +133,7 @@ def directed64(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
 
 
 def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> str:
-    """One operation in round-to-nearest."""
+    """One operation, rounded to nearest even."""
     kind = "f32" if ll == "float" else "f64"
     if verb in ("add", "sub", "mul", "div"):
         return g.op(f"f{verb} {ll} {v[0]}, {v[1]}")
@@ -187,7 +189,7 @@ def lanes(g: Emitter, operand: Any, kind: str) -> list[str]:
 
 
 def join(g: Emitter, dst: Any, halves: list[str]) -> None:
-    """Write one or two i16."""
+    """Write one or two i16 halves to a register."""
     if len(halves) == 1:
         g.set_int(dst, halves[0], 16)
         return
@@ -198,7 +200,7 @@ def join(g: Emitter, dst: Any, halves: list[str]) -> None:
 def half_operation(
     kind: str, verb: str, ftz: bool = False, sat: bool = False, relu: bool = False, nan: bool = False
 ) -> Compute:
-    """A function of i16 halves giving an i16 half, rounded once."""
+    """A function that emits an operation on i16 halves, whose result is rounded once to an i16 half."""
     t = kind.removesuffix("x2")
 
     def compute(g: Emitter, halves: list[str]) -> str:
@@ -223,7 +225,7 @@ def half_operation(
             r = pack(g, "f64", t, "rn", p)
             unrounded = p, "f64"
         else:
-            # Of two fp16 or bf16 an fp32 sum or product rounds as if exact.
+            # The fp32 sum or product of two fp16 or bf16 values, rounded again, is as an exact one rounded once.
             x = plain(g, verb, v, "float", nan)
             if sat:
                 x = saturate(g, x)
@@ -237,7 +239,7 @@ def half_operation(
 
 
 def relu16(g: Emitter, x: str) -> str:
-    """Negative numbers (not NaN, whose canonical form is positive) become +0."""
+    """`.relu`: a negative number becomes +0. The canonical NaN is positive, so it is kept."""
     return g.op(f"select i1 {g.op(f'icmp slt i16 {x}, 0')}, i16 0, i16 {x}")
 
 
@@ -252,7 +254,7 @@ def map_halves(kind: str, compute: Compute) -> Action:
 # Handlers -----------------------------------------------------------------------------------------------------------
 @opcode("fma")
 def arithmetic(op: Opcode) -> Action:
-    """fma, and for `integer` the floating-point forms of add sub mul mad neg abs min max."""
+    """fma, and the floating-point forms of the instructions that `integer` registers (add, sub, mul, mad, neg, ...)."""
     verb = op.base
     kinds = [p for p in op.rest if p in KINDS]
     if len(kinds) != 1:
@@ -292,7 +294,7 @@ def _xorsign(kind: str, verb: str, nan: bool, ftz: bool) -> Action:
 
 
 def division(op: Opcode) -> Action:
-    """div: every form is the correctly rounded quotient, .full included, and .approx but for its huge divisors."""
+    """div: every form gives the correctly rounded quotient, .full too, and .approx unless the divisor is huge."""
     kind = op.type()
     if op.base != "div" or kind not in ("f32", "f64"):
         raise RefusedError("unsupported type")
@@ -306,7 +308,7 @@ def division(op: Opcode) -> Action:
         d, a, b = ins.operands
         x, y = g.real(a, kind), g.real(b, kind)
         quotient.after(g, ins)
-        # The reciprocal of a divisor above 2^126 would be subnormal: it counts as zero.
+        # The reciprocal of a divisor above 2^126 would be subnormal, so it counts as zero.
         zero = g.op(f"bitcast i32 {g.op(f'and i32 {bits_of(g, y)}, -2147483648')} to float")
         huge = g.op(f"fcmp ogt float {plain(g, 'abs', [y], 'float')}, 0x47D0000000000000")
         r = g.op(f"select i1 {huge}, float {g.op(f'fmul float {x}, {zero}')}, float {g.real(d, kind)}")
@@ -407,7 +409,7 @@ def testp(op: Opcode) -> Action:
         if verb in ("normal", "subnormal"):
             base, size = (least, f.infinity - least) if verb == "normal" else (1, least - 1)
             p = g.op(f"icmp ult i{n} {g.op(f'sub i{n} {m}, {base}')}, {size}")
-            if verb == "normal":  # PTX counts zeros as normal
+            if verb == "normal":  # to PTX, a zero is normal
                 p = g.op(f"or i1 {p}, {g.op(f'icmp eq i{n} {m}, 0')}")
         else:
             test = {"finite": "ult", "infinite": "eq", "number": "ule", "notanumber": "ugt"}[verb]
@@ -419,7 +421,7 @@ def testp(op: Opcode) -> Action:
 
 # Comparison ---------------------------------------------------------------------------------------------------------
 def comparison(verb: str, kind: str, ftz: bool) -> Callable[[Emitter, Any, Any], list[str]]:
-    """Tests of `setp`/`set`: one i1, or two for packed types."""
+    """A function that emits the comparison of `setp` or `set`: one i1, or two for a packed type."""
     if verb in ("num", "nan"):
         code = "ord" if verb == "num" else "uno"
     elif verb in ("eq", "ne", "lt", "le", "gt", "ge"):
@@ -447,7 +449,7 @@ def comparison(verb: str, kind: str, ftz: bool) -> Callable[[Emitter, Any, Any],
 
 
 def set_mask(g: Emitter, dst: Any, results: list[str], kind: str) -> None:
-    """`set`: all ones (integers) or 1.0 (floats) where true."""
+    """Write the result of `set`: for true, all ones (integers) or 1.0 (floats)."""
     if kind in ("u32", "s32") and len(results) == 2:
         high = g.op(f"and i32 {g.op(f'sext i1 {results[1]} to i32')}, -65536")
         low = g.op(f"and i32 {g.op(f'sext i1 {results[0]} to i32')}, 65535")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer arithmetic. Floating-point forms of shared names go to `floating`."""
+"""Integer arithmetic. Opcodes with floating-point types are passed on to `floating`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add(op: Opcode) -> Action:
 
 
 def _halves(g: Emitter, ins: Instruction, verb: str) -> None:
-    """A packed operation on two 16-bit halves."""
+    """Emit an operation on two packed 16-bit halves."""
     d, *sources = ins.operands
     v = [g.op(f"bitcast i32 {g.word(s, 32)} to <2 x i16>") for s in sources]
     g.set_int(d, g.op(f"bitcast <2 x i16> {g.op(f'{verb} <2 x i16> {v[0]}, {v[1]}')} to i32"), 32)
@@ -108,7 +108,7 @@ def mul(op: Opcode) -> Action:
 
 @opcode("div", "rem")
 def div(op: Opcode) -> Action:
-    """A division by zero, which PTX leaves open, gives all ones and so does the remainder, as devices do."""
+    """A quotient or remainder by zero, which PTX leaves open, is all ones, as on an H200."""
     if _is_float(op):
         return real.division(op)
     rem = op.base == "rem"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of a warp, mma and wmma.mma, and what all matrix instructions share.
+"""The matrix products mma and wmma.mma, and functions that all matrix instructions use.
 
-Every lane of the warp has to come to the same instruction. Then a function of the native library `matrix` does what
-they do together, on the registers that they have left in their exchange areas.
+All lanes of the warp suspend at the same instruction. A function of the native library `matrix` then executes it for
+the whole warp, on the registers that the lanes have stored in their exchange areas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALVES = ("f16", "f32")
 _FP8 = ("e4m3", "e5m2")
 BYTES = ("u8", "s8")
 
-# Shapes of mma by the type of A.
+# The shapes of mma, by the type of A.
 _MMA_SHAPES = {
     "f16": ("m8n8k4", "m16n8k8", "m16n8k16"),
     "bf16": ("m16n8k8", "m16n8k16"),
@@ -39,7 +39,7 @@ def refuse(op: Opcode) -> None:
 
 
 def items(operand: Any, count: int) -> tuple[Any, ...]:
-    """The registers of a fragment; a single one may stand without braces."""
+    """The registers of a fragment. A single register may be written without braces."""
     found = operand.items if isinstance(operand, Vec) else (operand,)
     if len(found) != count:
         raise RefusedError(f"a fragment of {count} register(s) is expected")
@@ -47,14 +47,14 @@ def items(operand: Any, count: int) -> tuple[Any, ...]:
 
 
 def together(g: Emitter, ins: Instruction, function: str | None = None) -> int:
-    """Suspend until all lanes have arrived and `function`, if any, has run for the warp."""
+    """Emit a suspend until all lanes have arrived and `function`, if given, has run for the warp."""
     g.put("op_value", f"i64 {g.library(function) if function else 0}")
     g.put("op_mask", f"i32 {_ALL - (1 << 32)}")
     return g.suspend(ins, abi.Status.WARPOP, abi.WarpOp.MATRIX)
 
 
 def give(g: Emitter, registers: tuple[Any, ...]) -> None:
-    """Store registers to the lane's exchange area."""
+    """Emit stores of registers to the lane's exchange area."""
     assert len(registers) <= abi.EXCHANGE_WORDS
     at = g.exchange()
     g.put("op_a", f"i32 {at}")
@@ -77,7 +77,7 @@ def _distinct(fragment: Fragment) -> Fragment:
 def _product(
     shape: Shape, kinds: tuple[str, ...], fragments: tuple[Fragment, ...], method: abi.MatrixMethod, steps: int
 ) -> bytes:
-    """`structs.Product` and the tables behind it."""
+    """The bytes of a `structs.Product` and of the tables that follow it."""
     numbers = [shape.m, shape.n, shape.k, quads(shape), int(method), steps]
     numbers += [int(abi.MatrixKind[kind.upper()]) for kind in kinds]
     numbers += [len(fragment[0]) for fragment in fragments]
@@ -98,7 +98,9 @@ def _product(
 
 
 def _order(k: int, count: int, method: abi.MatrixMethod) -> int:
-    """The place of element k of a row of A. An FP8 product takes the lower two of each four in its first step."""
+    """The position at which element k of a row of A is multiplied, of `count` elements. The first step of an FP8
+    product takes the lower two of each four elements.
+    """
     if method is not abi.MatrixMethod.FP8:
         return k
     return k // 4 * 2 + k % 2 + (count // 2 if k % 4 >= 2 else 0)
@@ -162,7 +164,7 @@ def mma(op: Opcode) -> Action:
 # wmma ---------------------------------------------------------------------------------------------------------------
 def aligned(op: Opcode) -> None:
     op.pick("sync")
-    op.flag("aligned")  # PTX has these since 6.3
+    op.flag("aligned")  # optional before PTX 6.3
 
 
 def wmma_shape(op: Opcode) -> Shape:
@@ -188,7 +190,7 @@ def wmma_mma(op: Opcode) -> Action:
     saturated = op.flag("satfinite")
     count = len(op.rest)
     types = _typed(op, count)
-    if count == 2:  # fp16 does not name the types of A and B
+    if count == 2:  # with fp16 A and B, only the types of D and C are named
         (d, c), a, b = types, "f16", "f16"
         right = c in _HALVES and d in _HALVES
     elif count == 4:

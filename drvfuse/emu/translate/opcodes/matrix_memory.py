@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fragments between registers and memory, and among registers: wmma.load, wmma.store, ldmatrix, stmatrix, movmatrix.
+"""Instructions that move fragments: wmma.load, wmma.store, ldmatrix, stmatrix and movmatrix.
 
-Each lane of wmma.load and wmma.store accesses the elements of its own registers, once all lanes have come. The others
-are done by the native library, for the whole warp.
+Once all lanes have arrived at a wmma.load or wmma.store, each lane accesses the elements of its own registers. The
+native library executes the other instructions for the whole warp.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Memory:
     flags: int
 
     def pieces(self) -> list[list[tuple[int, int, int]]]:
-        """The contiguous pieces of each register in lane 0, lowest bits first: (bytes, row, column)."""
+        """The contiguous pieces of memory of each register in lane 0, as (bytes, row, column), lowest bits first."""
         size, found = WIDTHS[self.kind] // 8, []
         step = (0, 1) if self.layout == "row" else (1, 0)
         for cells in self.fragment[0]:
@@ -42,8 +42,8 @@ class _Memory:
         return found
 
     def address(self, g: Emitter, base: Any, stride: Any) -> Callable[[int, int], str]:
-        """The address (i64) of an element, by its row and column in lane 0. Lane l adds one stride times (l mod 4), and
-        another one times (l div 4).
+        """A function that emits the address (i64) of an element, by the row and column of the same register in lane 0.
+        For lane l, one stride times (l mod 4) and another stride times (l div 4) are added.
         """
         size = WIDTHS[self.kind] // 8
         apart = g.op(f"mul i64 {g.op(f'zext i32 {g.word(stride, 32)} to i64')}, {size}")
@@ -77,7 +77,7 @@ def _memory(op: Opcode, which: str) -> _Memory:
 
 
 def _stride(memory: _Memory, operands: tuple[Any, ...]) -> Any:
-    """The optional last operand; without it, rows (or columns) follow one another."""
+    """The stride between rows or columns: the optional last operand, else that of a contiguous matrix."""
     if len(operands) > 2:
         return operands[2]
     cells = [cell for lane in memory.fragment for register in lane for cell in register]
@@ -133,7 +133,9 @@ def wmma_store(op: Opcode) -> Action:
 
 # Rows of shared memory ----------------------------------------------------------------------------------------------
 def _rows(op: Opcode) -> tuple[int, Callable[[Emitter, Any], None]]:
-    """The number of matrices of ldmatrix or stmatrix, and what leaves its operands, the address given."""
+    """The number of matrices of ldmatrix or stmatrix, and a function that stores the operands for the native library,
+    given the address.
+    """
     op.pick("sync")
     op.pick("aligned")
     if {"m16n16", "m8n16", "m16n8"} & set(op.rest):

@@ -42,7 +42,7 @@ def mbarrier(op: Opcode) -> Action:
 
 
 def _place(op: Opcode, *more: str) -> int:
-    """Flag bits of the state space: the block's own shared memory, or what else the operation allows; or generic."""
+    """The flag bits of the state space of an mbarrier: the block's own shared memory, one of `more`, or generic."""
     space = op.pick("shared", "shared::cta", *more, default="")
     op.pick("b64")
     spaces = {"": abi.Space.GENERIC, "shared::cluster": abi.Space.CLUSTER}
@@ -50,7 +50,7 @@ def _place(op: Opcode, *more: str) -> int:
 
 
 def _space(flags: int) -> str:
-    """The space that an address counts from: that of shared memory, or the generic one."""
+    """The name of the state space of an address with these flags: "shared", or "" for generic."""
     return "shared" if flags >> abi.SPACE_SHIFT & 0xF else ""
 
 
@@ -96,7 +96,7 @@ def _arrive(op: Opcode, verb: str) -> Action:
 
 
 def _pending(op: Opcode, verb: str) -> Action:
-    """The arrivals that were to come when a state was given: no access to memory."""
+    """The number of arrivals that were still to come in a state that an arrival returned. It reads no memory."""
     op.pick("b64")
 
     def emit(g: Emitter, ins: Instruction) -> None:
@@ -138,8 +138,8 @@ def _wait(op: Opcode, verb: str) -> Action:
 
 
 def bulk_load(op: Opcode) -> Action:
-    """cp.async.bulk from global memory to shared memory, or from the block's own to that of a block of its cluster, or
-    the latter as cp.reduce.async.bulk.
+    """cp.async.bulk from global memory to shared memory, or from the block's own shared memory to that of a block of
+    its cluster; and cp.reduce.async.bulk between blocks of a cluster.
     """
     to_cluster = op.pick("shared::cluster", "shared::cta") == "shared::cluster"
     reduces = op.base == "cp" and op.flag("reduce")

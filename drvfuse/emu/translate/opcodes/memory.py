@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads, stores, atomics, fences and address conversion.
+"""Loads, stores, atomics, fences and conversions of addresses.
 
-Every access asks the runtime first; strong loads and atomics suspend before.
+The runtime checks every access before it is made. A thread suspends before each strong load and atomic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TYPES_OF_ATOMICS = {
 
 
 def state_space(op: Opcode) -> tuple[str, int]:
-    """(name, flag bits) of the state space; "" is generic."""
+    """(name, flag bits) of the state space of an opcode. The name "" is generic."""
     name = op.pick(*_SPACES, default="")
     flags = int(_SPACES[name]) << abi.SPACE_SHIFT if name else 0
     return name.split("::")[0], flags
@@ -75,7 +75,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
 
 
 def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
-    """The half before a strong access: store its address and size, then suspend with YIELD."""
+    """A function that emits the part before a strong access: it stores address and size, and suspends with YIELD."""
 
     def before(g: Emitter, ins: Instruction) -> int:
         operand = next((o for o in ins.operands if isinstance(o, Addr)), None)
@@ -97,7 +97,7 @@ def seen(g: Emitter, value: str, n: int) -> None:
 
 
 def _compared(g: Emitter, value: str, n: int) -> None:
-    """Store the value that a compare-and-swap compares with, for the runtime."""
+    """Emit stores, for the runtime, of the value with which a compare-and-swap compares."""
     if g.mode == "raw":
         return
     if n == 128:
@@ -114,7 +114,7 @@ def _pointer(g: Emitter, address: str, offset: int = 0) -> str:
 
 
 def _element_type(op: Opcode) -> tuple[str, int]:
-    """(type, number of elements)."""
+    """(type, number of elements) of a load or store."""
     count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
     t = op.type()
     if t == "pred" or t in ("f16x2", "bf16x2", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "tf32"):
@@ -136,7 +136,7 @@ def elements(operand: Any, count: int) -> tuple[Any, ...]:
 
 
 def _place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Instruction) -> Callable[[int], str]:
-    """Checks an access; a function from byte offset to the pointer of an element."""
+    """Emit the check of an access. Returns a function from the byte offset of an element to its pointer."""
     pointer = g.parameter(operand) if space == "param" else None
     if pointer is not None:
         return lambda offset: g.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
@@ -193,7 +193,9 @@ def st(op: Opcode) -> Action:
 
 # Atomics ------------------------------------------------------------------------------------------------------------
 def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
-    """The sum's bits. `flushing` (i1): in global memory subnormal operands and results count as zero."""
+    """The bits of an fp32 sum. With `flushing` (an i1, true in global memory), subnormal operands and results are
+    flushed to zero.
+    """
 
     def maybe_flushed(x: str) -> str:
         return g.op(f"select i1 {flushing}, float {real.flush(g, x)}, float {x}")
@@ -219,7 +221,7 @@ def _in_shared(g: Emitter, address: str) -> str:
 
 
 def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]], str]:
-    """A function from (old bits, operand bits) to new bits."""
+    """A function that emits the new bits of a word from its old bits and the operands of an atomic."""
     n = width(t)
     ll = f"i{n}"
     noftz = op.flag("noftz")
@@ -345,7 +347,9 @@ def fence(op: Opcode) -> Action:
 # Addresses ----------------------------------------------------------------------------------------------------------
 @opcode("cvta")
 def cvta(op: Opcode) -> Action:
-    """Shared and local memory have addresses of their own: offsets in the cluster's, and in the thread's."""
+    """An address in the space .shared is an offset in the cluster's shared memory, an address in .local one in the
+    thread's local memory.
+    """
     to_space = op.flag("to")
     space = op.pick(*_SPACES).split("::")[0]
     op.pick("u64")

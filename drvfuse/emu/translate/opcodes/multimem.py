@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses by multicast addresses. The runtime makes them (`native/multimem.cuh`); here is which forms there are.
+"""Accesses by multicast addresses, which the runtime makes (`native/multimem.cuh`).
 
-The forms are those that the assembler takes: integers without vectors, halves of 32, 64 or 128 bits in all, `.f32`,
-`.f64`, and the FP8 types, which need a target like sm_100a.
+The forms are those that the assembler accepts: integers without vectors, 16-bit floats of 32, 64 or 128 bits in all,
+`.f32`, `.f64`, and the FP8 types, which need a target such as sm_100a.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _require_target(g: Emitter, type_: str) -> None:
 
 
 def _order(op: Opcode, verb: str) -> tuple[int, bool]:
-    """(rt_multimem flags, strong)."""
+    """(flags of rt_multimem, whether the access is strong)."""
     flags = {
         "ld_reduce": 0,
         "st": abi.Access.WRITE,
@@ -77,7 +77,7 @@ def _order(op: Opcode, verb: str) -> tuple[int, bool]:
 
 
 def _words(g: Emitter, items: tuple[object, ...], n: int) -> list[str]:
-    """Elements of n bits as two i64."""
+    """The elements of a vector, of n bits each, as two i64."""
     words = ["0", "0"]
     for i, item in enumerate(items):
         word, (half, shift) = g.word(item, n), divmod(i * n, 64)
@@ -89,7 +89,7 @@ def _words(g: Emitter, items: tuple[object, ...], n: int) -> list[str]:
 
 
 def _take(g: Emitter, items: tuple[object, ...], type_: str, n: int) -> None:
-    """Write the result, which the runtime has stored in op_value and op_seen."""
+    """Write the result, which the runtime has stored in op_value and op_seen, to registers."""
     words = g.get("op_value", "i64"), g.get("op_seen", "i64")
     seen(g, words[0], 64)
     for i, item in enumerate(items):

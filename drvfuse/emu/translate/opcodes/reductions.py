@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous reductions (red.async, cp.reduce.async.bulk): which there are. The runtime makes them
-(`native/reduce.cuh`)."""
+"""The operations and types of asynchronous reductions (red.async, cp.reduce.async.bulk), which the runtime makes
+(`native/reduce.cuh`).
+"""
 
 from __future__ import annotations
 
 from ... import abi
 from ..opcode import Opcode, RefusedError
 
-# By verb: the types in shared memory, and the further ones in global memory.
+# By operation: the types in shared memory, and the types that only global memory has.
 _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("and", "or", "xor"), (("b32",), ("b64",))),
     **dict.fromkeys(("min", "max"), (("u32", "s32"), ("u64", "s64", "f16", "bf16"))),
@@ -17,7 +18,7 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def reduction(op: Opcode, space: str, *more: str) -> int:
-    """Consume the verb and the type of an asynchronous reduction. Returns the `Reduce` flags for memory of a space.
+    """Consume the operation and the type of an asynchronous reduction in a state space, and return its `Reduce` flags.
     `more` are further types of sums.
     """
     verb = op.pick(*_TYPES)

@@ -90,7 +90,7 @@ def compare(op: Opcode) -> Action:
         if sets_predicate:
             second = getattr(d, "second", None)
             first = d.first if second is not None else d
-            if len(results) == 2:  # packed: one predicate per half
+            if len(results) == 2:  # a packed type has one predicate per half
                 outs = [(first, results[0]), (second if second is not None else SINK, results[1])]
             else:
                 outs = [(first, results[0])]
@@ -99,7 +99,7 @@ def compare(op: Opcode) -> Action:
             if boolean:
                 c = g.pred(ins.operands[3])
                 outs = [(o, g.op(f"{boolean} i1 {r}, {c}")) for o, r in outs]
-            # Both values are computed before either destination changes.
+            # Both values are computed before a destination changes, which may be a source of the other value.
             for o, r in outs:
                 g.set_pred(o, r)
             return

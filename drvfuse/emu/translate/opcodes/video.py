@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video instructions: integer operations on parts of registers, one at a time (vadd), or two or four at once (vadd2).
+"""Video instructions: integer operations on one part of a register (vadd), or on two or four parts at once (vadd2).
 
-Sources are widened to 64 bits, which hold every intermediate result but those of vmad and vshl: these take 128.
+Sources are widened to 64 bits, which hold all intermediate results; for vmad and vshl they are widened to 128 bits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MASKS = {2: ("h0", "h1", "h10"), 4: _BYTES}
 
 
 def _split(operand: Any) -> tuple[Any, str]:
-    """An operand and its selector, "" for none."""
+    """An operand and its selector. The selector is "" if there is none."""
     return (operand.of, operand.selector) if isinstance(operand, Part) else (operand, "")
 
 
 def _type(op: Opcode) -> str:
-    """The next type of an opcode that has several."""
+    """Consume and return the next type of an opcode that has several."""
     if not op.rest or op.rest[0] not in ("u32", "s32"):
         raise RefusedError("the types .u32 or .s32 are expected")
     return op.rest.pop(0)
@@ -55,7 +55,7 @@ def _difference(g: Emitter, a: str, b: str) -> str:
 
 
 def _average(g: Emitter, a: str, b: str) -> str:
-    """Half the sum: a half goes up where the sum is not negative, and down where it is."""
+    """Half of a + b. A result with a fraction of one half is rounded away from zero."""
     total = g.op(f"add i64 {a}, {b}")
     up = g.op(f"zext i1 {g.op(f'icmp sge i64 {total}, 0')} to i64")
     return g.op(f"ashr i64 {g.op(f'add i64 {total}, {up}')}, 1")
@@ -77,7 +77,9 @@ def _comparison(op: Opcode) -> Callable[[Emitter, str, str], str]:
 
 
 def _finish(g: Emitter, ins: Instruction, x: str, second: str, saturates: bool, signed: bool, bits: int = 64) -> None:
-    """The result of a scalar instruction: clamped, then combined with, or put into a part of, a fourth operand."""
+    """Write the result of a scalar instruction. It is clamped, and then combined with a fourth operand by the `second`
+    operation, or inserted into a part of it.
+    """
     target, selector = _split(ins.operands[0])
     if selector not in _PARTS or (selector and second):
         raise RefusedError("the destination has a selector, or a second operation follows")
@@ -135,8 +137,8 @@ def shift(op: Opcode) -> Action:
 
 @opcode("vmad")
 def multiply_add(op: Opcode) -> Action:
-    """The product, of either sign, plus c, of either sign, or plus c and one (.po), and shifted. The result counts as
-    signed where a source or a sign makes it so.
+    """vmad: the product plus c, shifted. The product or c may be negated, or 1 is added (.po). The result is signed if
+    a source is signed or negated.
     """
     _type(op)
     types = _type(op), _type(op)
@@ -179,7 +181,7 @@ def packed(op: Opcode) -> Action:
         raise RefusedError("unsupported modifier .sat")
 
     def places(selector: str, first: int) -> list[int]:
-        """The part of both sources that each lane takes, the lowest lane first."""
+        """The index of the part, in both sources, that each lane of the result uses, lowest lane first."""
         digits = selector[1:] or "".join(str(first + i) for i in reversed(range(lanes)))
         letter = selector[:1] or "hb"[lanes == 4]
         if letter != "hb"[lanes == 4] or len(digits) != lanes or any(not "0" <= c < str(2 * lanes) for c in digits):

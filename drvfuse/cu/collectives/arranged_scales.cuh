@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scales of gathered rows in a layout that is not one of whole rows: by column or in tiles (common/quantise.cuh).
+//
+// A rank's scales lie as those of its own rows do, and travel so. The rank that receives them stores each scale to its place
+// among those of all rows, in words of 4 bytes: of tiles a row's 4 groups, of columns as many rows of a group. The words of
+// a pack lie together in the gathered scales as a rule where the rank's rows begin at a whole tile, or at a multiple of 16
+// bytes of a column; then the pack is stored by one access. A word whose last bytes are padding is stored without them by
+// column, and with bytes of 0 in tiles, where no other rank has bytes in it.
+#pragma once
+#include "common/bytes.cuh"
+#include "common/faults.cuh"
+#include "common/quantise.cuh"
+
+struct Arrangement {
+    int rows, groups;  // of all ranks' scales
+    int itemsize;      // 4 or 1
+    int tiles;         // 1: tiles, 0: columns
+    // The rows of each rank, and the first of them among all, by distance: that of the rank from which this one receives.
+    int first[DRVFUSE_MAX_RANKS];
+    int count[DRVFUSE_MAX_RANKS];
+};
+
+// Four words of a rank's scales: where each belongs among the scales of all rows, and how many of its bytes are scales.
+struct Places {
+    i64 at[4];
+    int bytes[4];
+    u32 mask;  // of a word in tiles: the bytes of groups that exist
+};
+
+__device__ __forceinline__ int padded4(int rows) { return (rows + 3) / 4 * 4; }
+
+__device__ __forceinline__ Places places_in_tiles(const Arrangement& a, int distance, u32 pack) {
+    const u32 across = (a.groups + 3) / 4, tile = pack / 32, down = tile / across, quad = tile - down * across;
+    const int missing = max(0, int(quad * 4 + 4) - a.groups);
+    Places places;
+    places.mask = ~0u >> (8 * missing);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const int row = down * 128 + k * 32 + pack % 32, to = a.first[distance] + row;
+        places.at[k] = (i64(to / 128) * across + quad) * 512 + to % 32 * 16 + to % 128 / 32 * 4;
+        places.bytes[k] = row < a.count[distance] ? 4 : 0;
+    }
+    return places;
+}
+
+__device__ __forceinline__ Places places_in_columns(const Arrangement& a, int distance, u32 pack) {
+    const u32 words = padded4(a.count[distance]) * a.itemsize / 4;
+    Places places;
+    places.mask = ~0u;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const u32 index = pack * 4 + k, group = index / words;
+        const int row = (index - group * words) * 4 / a.itemsize;
+        places.at[k] = (i64(group) * padded4(a.rows) + a.first[distance] + row) * a.itemsize;
+        const int left = FAULT("scales-stored-with-padding") ? 4 : (a.count[distance] - row) * a.itemsize;
+        places.bytes[k] = group < a.groups ? left : 0;
+    }
+    return places;
+}
+
+__device__ __forceinline__ void store_scales(char* scales, const Arrangement& a, int distance, u32 pack,
+                                             const u32 (&word)[4]) {
+    const Places places = a.tiles ? places_in_tiles(a, distance, pack) : places_in_columns(a, distance, pack);
+    char* const first = scales + places.at[0];
+    u32 kept[4];
+    bool whole = misalignment(first) == 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        kept[k] = word[k] & places.mask;
+        whole &= places.bytes[k] >= 4 && places.at[k] == places.at[0] + 4 * k;
+    }
+    if (whole) {
+        ptx::store_v4(first, kept);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        char* const to = scales + places.at[k];
+        if (places.bytes[k] >= 4 && misalignment(to) % 4 == 0) {
+            ptx::store_u32(to, kept[k]);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i < places.bytes[k]) ptx::store_u8(to + i, kept[k] >> (8 * i) & 0xff);
+        }
+    }
+}
+
+// The padding behind all ranks' rows becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
+__device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
+    if (a.tiles) {
+        clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);
+    } else if (a.itemsize == 4) {
+        clear_row_padding<float, ScaleLayout::column>(scales, a.rows, a.groups, first, count);
+    } else {
+        clear_row_padding<u8, ScaleLayout::column>(scales, a.rows, a.groups, first, count);
+    }
+}

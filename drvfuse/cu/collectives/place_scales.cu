@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stores scales of one rank to their places among those of all rows, on one device: for copies by the driver.
+//
+// Layout. arranged_scales.cuh: packs of 16 bytes, from pack `begin` of the rank's scales on, which lie at `source`.
+// Grid. One dimension, any number of blocks: pack j belongs to thread j mod (blocks * threads).
+// Memory ordering. No block reads what this kernel writes; the wait for the producer precedes every read.
+// Failure. It waits for nothing else, so it cannot hang.
+#include "collectives/arranged_scales.cuh"
+#include "sync/pdl.cuh"
+
+struct PlaceScalesParams {
+    Arrangement arrangement;
+    char* scales;
+    char* source;
+    i64 begin, nbytes;
+    int distance;
+    int clears;  // whether the padding behind all rows is cleared
+};
+
+extern "C" __global__ void __launch_bounds__(256) place_scales(const __grid_constant__ PlaceScalesParams p) {
+    wait_for_producer();
+    const u32 first = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+    if (p.clears) clear_rows_behind(p.scales, p.arrangement, first, threads);
+#pragma unroll 1
+    for (i64 j = first; (j - threadIdx.x % 32) * 16 < p.nbytes; j += threads) {
+        const Spot from = {p.source + j * 16, p.nbytes - j * 16};
+        u32 word[4];
+        load_bytes(word, from);
+        if (from.left > 0) store_scales(p.scales, p.arrangement, p.distance, u32(p.begin + j), word);
+    }
+    launch_dependents();
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The norm and the quantisation of a row that is in the registers of a block or a cluster (row_packs.cuh). Numerics and the
+// meaning of the definitions are at the top of the kernels' files.
+#pragma once
+#include "collectives/row_packs.cuh"
+#include "common/norm.cuh"
+
+// One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
+constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
+
+class RowNorm : public RowPacks {
+public:
+    __device__ __forceinline__ RowNorm(const FusedParams& p, Scratch& scratch, Trace& trace)
+        : RowPacks(p), p_(p), scratch_(scratch), trace_(trace), done_(0), mean_(p.columns) {
+        mean_.keep();
+        if constexpr (KEEP_GAMMA) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) {
+                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, in_vector(i), p);
+                if (BETA && has(i)) load_of_row(beta_[i], beta_of(p), 0, in_vector(i), p);
+            }
+        }
+    }
+
+    // Called once before each normalise(): prepares the exchange of a row's sums between blocks.
+    __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
+
+    // Normalise and quantise x; store(index, pack) takes the output, store_scale(group, scale, marks) runs on one thread
+    // for each scale, and with NORMED store_normed(index, pack) takes the normed row. All threads. With MARKS bit l of
+    // `marks` says that the pack of lane l of the group is a word of ABSENT.
+    template <bool MARKS = false, typename Store, typename StoreScale, typename StoreNormed>
+    __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
+                                              const StoreNormed& store_normed) {
+        refresh();
+        if constexpr (HEAD != 0) return normalise_heads<MARKS>(x, store, store_scale, store_normed);
+        if constexpr (LAYER) subtract_mean(x);
+        float squares[PACKS];
+        u32 maximum = 0;
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            squares[i] = 0.0f;
+            if (has(i)) {
+                float g[W];
+                gamma(g, i);
+#pragma unroll
+                for (int k = 0; k < W; ++k) {
+                    squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
+                    x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
+                    // A ragged row's padding is x = 0, which must not become 0 * infinity.
+                    if (!RAGGED || index(i) * W + k < p_.columns) maximum = max(maximum, magnitude_bits(x[i][k]));
+                }
+            }
+        }
+        const RowStatistics row = reduce_row(scratch_, done_++, squares, maximum);
+        const float f = inverse_root(mean_.of(row.sum_of_squares, p_.columns), p_.epsilon);
+        trace_.need(f);
+        float largest = __fmul_rn(row.maximum, f);
+        if constexpr (BETA) largest = add_beta(x, f);
+        trace_.lap(TraceRole::reduce);
+        float inverse = 1.0f;
+        if constexpr (QUANT == Quant::row) {
+            const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
+            inverse = scale.inverse;
+            if (thread_ == 0) store_scale(0, scale.scale, 0);
+        } else if constexpr (QUANT == Quant::fixed) {
+            inverse = finite_inverse(p_.scale_ub);
+        }
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if constexpr (GROUPED) {
+                if constexpr (!BETA) multiply(x[i], f);
+                if constexpr (NORMED) hand_normed(x[i], i, store_normed);
+                quantise_group<MARKS>(x[i], i, largest_of(x[i], i), store, store_scale);
+            } else if (has(i)) {
+                if constexpr (NORMED) {
+                    if constexpr (!BETA) multiply(x[i], f);
+                    hand_normed(x[i], i, store_normed);
+                }
+#pragma unroll
+                for (int k = 0; k < W; ++k) {
+                    if constexpr (!BETA && !NORMED) x[i][k] = __fmul_rn(x[i][k], f);
+                    if constexpr (QUANTISE) x[i][k] = __fmul_rn(x[i][k], inverse);
+                }
+                OutPack pack;
+                from_float(pack, x[i]);
+                store(index(i), pack);
+            }
+        }
+        trace_.lap(TraceRole::store);
+    }
+
+    // normalise() into row `row` of the outputs.
+    __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
+        normalise(
+            x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
+            [&](int group, float scale, u32) { store_scalar(scale_at(p_, 0, row, group), scale); },
+            [&](int at, const InPack& pack) { store_of_row(normed_output_of(p_), row, at, p_, pack); });
+    }
+
+protected:
+    const FusedParams& p_;
+    Scratch& scratch_;
+    Trace& trace_;
+
+private:
+    // The sum over a head of what each lane has of it. Its tree is that of reduce.cuh: absent packs add +0 there.
+    static __device__ __forceinline__ float head_mean(float sum) {
+        return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);  // a power of two, so this is a division
+    }
+
+    // normalise() for heads: a head's sums are found by shuffles. By whole warps.
+    template <bool MARKS, typename Store, typename StoreScale, typename StoreNormed>
+    __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
+                                                    const StoreScale& store_scale, const StoreNormed& store_normed) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            float g[W], b[W];
+            if (!has(i)) clear(x[i]);
+            if constexpr (LAYER) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int k = 0; k < W; ++k) sum = __fadd_rn(sum, x[i][k]);
+                const float mean = head_mean(sum);
+#pragma unroll
+                for (int k = 0; k < W; ++k) x[i][k] = __fsub_rn(x[i][k], mean);
+            }
+            float squares = 0.0f;
+#pragma unroll
+            for (int k = 0; k < W; ++k) squares = __fadd_rn(squares, __fmul_rn(x[i][k], x[i][k]));
+            const float f = inverse_root(head_mean(squares), p_.epsilon);
+            clear(g), clear(b);
+            if (has(i)) gamma(g, i);
+            if (BETA && has(i)) vector(b, beta_, beta_of(p_), i);
+#pragma unroll
+            for (int k = 0; k < W; ++k) x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
+            float largest = 0.0f;
+            if constexpr (QUANT == Quant::row && !BETA) largest = __fmul_rn(largest_of(x[i], i), f);
+            multiply(x[i], f);
+            if constexpr (BETA) {
+#pragma unroll
+                for (int k = 0; k < W; ++k) x[i][k] = __fadd_rn(x[i][k], b[k]);
+            }
+            if constexpr (NORMED) hand_normed(x[i], i, store_normed);
+            if constexpr (GROUPED) {
+                if constexpr (QUANT == Quant::group || BETA) largest = largest_of(x[i], i);
+                quantise_group<MARKS>(x[i], i, largest, store, store_scale);
+            } else if (has(i)) {
+                if constexpr (QUANTISE) multiply(x[i], finite_inverse(p_.scale_ub));
+                OutPack pack;
+                from_float(pack, x[i]);
+                store(index(i), pack);
+            }
+        }
+        trace_.lap(TraceRole::reduce);
+        trace_.lap(TraceRole::store);
+    }
+
+    // x = x - its mean, over the row; a ragged row's padding stays 0.
+    __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
+        float sums[PACKS];
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            sums[i] = 0.0f;
+            if (has(i)) {
+#pragma unroll
+                for (int k = 0; k < W; ++k) sums[i] = __fadd_rn(sums[i], x[i][k]);
+            }
+        }
+        const float mean = mean_.of(reduce_row(scratch_, done_++, sums, 0).sum_of_squares, p_.columns);
+        scratch_.expect(done_, PACKS);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+            for (int k = 0; k < W; ++k) {
+                if (has(i) && (!RAGGED || index(i) * W + k < p_.columns)) x[i][k] = __fsub_rn(x[i][k], mean);
+            }
+        }
+    }
+
+    // x = x * f + beta. Returns the largest |x| of the row.
+    __device__ __forceinline__ float add_beta(float (&x)[PACKS][W], float f) {
+        const float none[1] = {0.0f};
+        u32 maximum = 0;
+        if (QUANT == Quant::row) scratch_.expect(done_, 1);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (has(i)) {
+                float b[W];
+                vector(b, beta_, beta_of(p_), i);
+#pragma unroll
+                for (int k = 0; k < W; ++k) {
+                    x[i][k] = __fadd_rn(__fmul_rn(x[i][k], f), b[k]);
+                    if (!RAGGED || index(i) * W + k < p_.columns) maximum = max(maximum, magnitude_bits(x[i][k]));
+                }
+            }
+        }
+        return QUANT == Quant::row ? reduce_row(scratch_, done_++, none, maximum).maximum : 0.0f;
+    }
+
+    template <typename StoreNormed>
+    __device__ __forceinline__ void hand_normed(const float (&y)[W], int i, const StoreNormed& store_normed) const {
+        InPack pack;
+        from_float(pack, y);
+        if (has(i)) store_normed(index(i), pack);
+    }
+
+    // The largest |v| of the group of pack i. By whole warps, also where there is no pack.
+    __device__ __forceinline__ float largest_of(const float (&v)[W], int i) const {
+        u32 maximum = 0;
+#pragma unroll
+        for (int k = 0; k < W; ++k) maximum = max(maximum, magnitude_bits(v[k]));
+        return __uint_as_float(group_max<LANES * W, W>(has(i) ? maximum : 0));
+    }
+
+    // Quantises pack i, whose group has that maximum. By whole warps.
+    template <bool MARKS, typename Store, typename StoreScale>
+    __device__ __forceinline__ void quantise_group(float (&y)[W], int i, float largest, const Store& store,
+                                                   const StoreScale& store_scale) const {
+        const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
+        multiply(y, scale.inverse);
+        OutPack pack;
+        from_float(pack, y);
+        u32 marks = 0;
+        if constexpr (MARKS)
+            marks = __ballot_sync(0xffffffffu, pack.word[0] == ~0u) >> (threadIdx.x % 32) & (~0u >> (32 - LANES));
+        if (!has(i)) return;
+        store(index(i), pack);
+        if (index(i) % LANES == 0) store_scale(index(i) / LANES, scale.scale, marks);
+    }
+
+    __device__ __forceinline__ void gamma(float (&g)[W], int i) const { vector(g, gamma_, p_.gamma, i); }
+
+    // This thread's pack i of gamma or beta.
+    template <int N>
+    __device__ __forceinline__ void vector(float (&v)[W], const Pack<Gamma, W> (&kept)[N], const void* from,
+                                           int i) const {
+        Pack<Gamma, W> pack;
+        if constexpr (KEEP_GAMMA) {
+            pack = kept[i];
+            forget(pack);
+        } else {
+            load_of_row(pack, from, 0, in_vector(i), p_);
+        }
+        to_float(v, pack);
+    }
+
+    u32 done_;  // reductions of this call so far
+    Mean mean_;
+    Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
+    Pack<Gamma, W> beta_[KEEP_GAMMA && BETA ? PACKS : 1];
+};

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which packs of a row a thread of the fused kernels holds.
+//
+// A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block by
+// block: pack i * threads + t belongs to thread t. The layout is at the top of the kernels' files.
+#pragma once
+#include "collectives/norm_form.cuh"
+#include "common/reduce.cuh"
+#if DRVFUSE_CLUSTER > 1
+#include "common/cluster_reduce.cuh"
+#endif
+
+constexpr int CLUSTER = DRVFUSE_CLUSTER;
+constexpr bool EXACT = DRVFUSE_EXACT;  // every thread has PACKS packs of a row
+#if DRVFUSE_CLUSTER > 1
+using Scratch = ClusterScratch<CLUSTER>;
+#else
+using Scratch = RowScratch;
+#endif
+
+// A kernel that names its cluster needs no test for a launch without clusters before each of their instructions.
+#if DRVFUSE_CLUSTER > 1
+#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define OF_CLUSTER
+#endif
+
+class RowPacks {
+public:
+    __device__ __forceinline__ explicit RowPacks(const FusedParams& p)
+        : packs_(packs_of_row(p)), block_(Scratch::block()) {
+        refresh();
+    }
+
+    // The index in the row of this thread's pack i, and whether that pack exists.
+    __device__ __forceinline__ int index(int i) const { return i * int(CLUSTER * blockDim.x) + thread_; }
+    __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
+    // The index of the pack of gamma and beta for that pack; the heads of a row share gamma and beta.
+    __device__ __forceinline__ int in_vector(int i) const { return HEAD != 0 ? index(i) % HEAD_LANES : index(i); }
+
+protected:
+    // Called at the start of each step. Hides from the compiler that the thread's index does not change: otherwise the
+    // offsets of all packs in all tensors are hoisted out of the loop over rows, and take more registers than there
+    // are.
+    __device__ __forceinline__ void refresh() {
+        thread_ = block_ * blockDim.x + threadIdx.x;
+        ptx::forget(thread_);
+    }
+
+    const int packs_;
+    int thread_;
+    const u32 block_;  // rank in the cluster
+};

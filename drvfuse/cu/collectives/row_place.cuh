@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a row of push_two_shot and its results lie in the slots of a round, and how its scales travel. The layout is at the
+// top of allreduce_rmsnorm_fp8_push.cu.
+#pragma once
+#include "collectives/norm_form.cuh"
+#include "sync/push.cuh"
+
+using Sent = If<RESIDUAL, Residual, Out>;
+constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
+constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
+constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
+static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
+
+__device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
+    if (!MARKS) return __float_as_uint(scale);
+    return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
+}
+
+// The group's packs that consist of words of ABSENT.
+__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
+
+// A row of a round: its owner's distance, and where it lies in the slots.
+struct Place {
+    int distance;
+    u32 offset;  // the row's offset among those of its owner, at distance 1
+    u32 stride;  // bytes from one distance to the next, also for normed rows
+    u32 normed;
+    u32 result, result_stride;
+    u32 scale, scale_stride;
+
+    // From what the owner sends at distance 1 to what it sends this rank, which is RANKS - distance ahead of it.
+    __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
+};
+
+template <typename Pushing>
+__device__ __forceinline__ Place place(const FusedParams& p, const Pushing& push, int row) {
+    const u32 owned = p.chunk_rows / RANKS, index = row / RANKS;
+    const u32 stride = owned * input_stride(p), row_bytes = packs_of_row(p) * RESULT_BYTES;
+    const u32 normed = GREETINGS_BYTES + (RANKS - 1) * stride;
+    const u32 results = normed + (GATHERS_NORMED ? (RANKS - 1) * stride : 0);
+    const u32 scales = results + (RANKS - 1) * owned * row_bytes;
+    return {push.distance(row % RANKS),
+            GREETINGS_BYTES + index * input_stride(p),
+            stride,
+            normed + index * input_stride(p),
+            results + index * row_bytes,
+            owned * row_bytes,
+            scales + index * groups_of_row(p) * 4,
+            owned * groups_of_row(p) * 4};
+}

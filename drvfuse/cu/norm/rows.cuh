@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps that a row of rmsnorm_fp8 goes through: load, residual, norm, quantisation, store.
+#pragma once
+#include "common/norm.cuh"
+#include "norm/row_form.cuh"
+#include "ptx/math.cuh"
+#include "trace/trace.cuh"
+
+// A thread's packs of a row as loaded from memory.
+struct Loaded {
+    InPack input[PACKS];
+    ResidualPack residual[RESIDUAL ? PACKS : 1];
+};
+
+// One team's share of a call: the steps that a row goes through.
+class Rows {
+public:
+    __device__ __forceinline__ Rows(const NormParams& p, Scratch& scratch, Trace& trace)
+        : p_(p), scratch_(scratch), trace_(trace), packs_((p.columns + W - 1) / W),
+          thread_(LANES > 0 ? threadIdx.x % IN_WARP : Scratch::block() * THREADS + threadIdx.x), mean_(p.columns),
+          done_(0) {
+#pragma unroll
+        for (int i = 0; KEEP_GAMMA && i < PACKS; ++i) {
+            if (has(i)) load_gamma(gamma_[i], i);
+            if (BETA && has(i)) load_vector(beta_[i], p.beta, i);
+        }
+    }
+
+    // The first row of this team, and the distance to its next row.
+    static __device__ __forceinline__ int first_row() {
+        return LANES > 0 ? (blockIdx.x * THREADS + threadIdx.x) / IN_WARP : blockIdx.x / CLUSTER;
+    }
+    static __device__ __forceinline__ int step() {
+        return LANES > 0 ? gridDim.x * (THREADS / IN_WARP) : gridDim.x / CLUSTER;
+    }
+
+    __device__ __forceinline__ void load(Loaded& loaded, int row) const {
+        const i64 from = at(row);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (row < p_.rows && has(i)) {
+                load_of_row(loaded.input[i], p_.input, from, i, valid(i));
+                if constexpr (RESIDUAL) load_of_row(loaded.residual[i], p_.residual, from, i, valid(i));
+            }
+        }
+    }
+
+    // x of a loaded row; elements beyond its end are 0. Stores residual_output.
+    __device__ __forceinline__ void begin(float (&x)[PACKS][W], const Loaded& loaded, int row) {
+        row_ = row;
+        clear(x);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (!live(i)) continue;
+            InPack source;
+#pragma unroll
+            for (int j = 0; j < InPack::words; ++j) source.word[j] = Word<In>::plus_zero(loaded.input[i].word[j]);
+            to_float(x[i], source);
+            if constexpr (RESIDUAL) {
+                float residual[W];
+                ResidualPack pack;
+                to_float(residual, loaded.residual[i]);
+#pragma unroll
+                for (int k = 0; k < W; ++k) x[i][k] = __fadd_rn(x[i][k], residual[k]);
+                from_float(pack, x[i]);
+                to_float(x[i], pack);
+                store_of_row(p_.residual_output, at(row), i, valid(i), pack);
+            }
+            trace_.need(x[i]);
+        }
+        trace_.lap(TraceRole::load);
+    }
+
+    // The norm of x and its quantisation. By whole warps.
+    __device__ __forceinline__ void normalise(float (&x)[PACKS][W]) {
+        if constexpr (LAYER) subtract_mean(x);
+        float squares[PACKS];
+        float largest[PACKS];
+        clear(squares);
+        clear(largest);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (!live(i)) continue;
+            float g[W];
+            gamma(g, i);
+#pragma unroll
+            for (int k = 0; k < W; ++k) {
+                squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
+                x[i][k] = __fmul_rn(x[i][k], g[k]);
+                // A ragged row's padding is x = 0, which must not become 0 * infinity.
+                if (!MAX_OF_Y && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
+            }
+        }
+        scratch_.expect(done_, PACKS);
+        const RowStatistics row = reduce_row(scratch_, done_++, squares, MAX_OF_Y ? 0 : maximum_of(largest));
+        const float f = inverse_root(mean_.of(row.sum_of_squares, p_.columns), p_.epsilon);
+        trace_.need(f);
+        trace_.lap(TraceRole::reduce);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            float b[W];
+            if (BETA && live(i)) beta(b, i);
+#pragma unroll
+            for (int k = 0; k < W; ++k) {
+                x[i][k] = __fmul_rn(x[i][k], f);
+                if (BETA && live(i)) x[i][k] = __fadd_rn(x[i][k], b[k]);
+                if (MAX_OF_Y && live(i) && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
+            }
+        }
+        float inverse[PACKS];
+        if constexpr (QUANT == Quant::group) {
+            scale_groups<Out>(inverse, largest);
+        } else if constexpr (QUANT == Quant::row) {
+            fill(inverse, scale_row<Out>(row.maximum, f, largest));
+        } else {
+            fill(inverse, finite_inverse(p_.given));
+        }
+        store(x, inverse);
+        trace_.lap(TraceRole::store);
+    }
+
+private:
+    __device__ __forceinline__ int index(int i) const { return i * TEAM + thread_; }
+    __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
+    __device__ __forceinline__ bool live(int i) const { return (LANES == 0 || row_ < p_.rows) && has(i); }
+    __device__ __forceinline__ int valid(int i) const { return p_.columns - index(i) * W; }
+    __device__ __forceinline__ bool exists(int i, int k) const { return !RAGGED || k < valid(i); }
+    // This thread's first element of a row.
+    __device__ __forceinline__ i64 at(int row) const { return i64(row) * p_.columns + thread_ * W; }
+
+    static __device__ __forceinline__ u32 maximum_of(const float (&largest)[PACKS]) {
+        u32 maximum = 0;
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) maximum = max(maximum, __float_as_uint(largest[i]));
+        return maximum;
+    }
+
+    __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
+        float sums[PACKS];
+        clear(sums);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+            for (int k = 0; k < W; ++k) sums[i] = __fadd_rn(sums[i], x[i][k]);
+        }
+        scratch_.expect(done_, PACKS);
+        const float mean = mean_.of(reduce_row(scratch_, done_++, sums, 0).sum_of_squares, p_.columns);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+            for (int k = 0; k < W; ++k) {
+                if (live(i) && exists(i, k)) x[i][k] = __fsub_rn(x[i][k], mean);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_vector(float (&v)[W], const void* from, int i) const {
+        GammaPack pack;
+        load_of_row(pack, from, thread_ * W, i, valid(i));
+        to_float(v, pack);
+    }
+
+    __device__ __forceinline__ void load_gamma(float (&g)[W], int i) const {
+        load_vector(g, p_.gamma, i);
+#pragma unroll
+        for (int k = 0; k < W; ++k) g[k] = __fadd_rn(g[k], p_.weight_offset);
+    }
+
+    // gamma + weight_offset, and beta, for this thread's pack i.
+    __device__ __forceinline__ void gamma(float (&g)[W], int i) const {
+        if constexpr (KEEP_GAMMA) {
+            copy(g, gamma_[i]);
+        } else {
+            load_gamma(g, i);
+        }
+    }
+
+    __device__ __forceinline__ void beta(float (&b)[W], int i) const {
+        if constexpr (KEEP_GAMMA) {
+            copy(b, beta_[i]);
+        } else {
+            load_vector(b, p_.beta, i);
+        }
+    }
+
+    static __device__ __forceinline__ void copy(float (&to)[W], const float (&from)[W]) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) to[k] = from[k];
+    }
+
+    // Stores the scale of the row, and returns its inverse.
+    template <typename Q>
+    __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
+        float of_row = __fmul_rn(maximum, f);
+        if constexpr (BETA) {
+            float none[PACKS];
+            clear(none);
+            scratch_.expect(done_, PACKS);
+            of_row = reduce_row(scratch_, done_++, none, maximum_of(largest)).maximum;
+        }
+        const Quantisation scale = quantisation<Q, Scale>(of_row, p_.given);
+        if (thread_ == 0 && row_ < p_.rows) store_scalar(static_cast<Scale*>(p_.scales) + row_, scale.scale);
+        return scale.inverse;
+    }
+
+    static __device__ __forceinline__ void fill(float (&to)[PACKS], float value) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) to[i] = value;
+    }
+
+    // Stores the scales of the groups that this thread's packs lie in, and gives the inverse for each pack. A group is
+    // in_group adjacent threads, and turns packs of each of them; its threads share the work on the groups that they have.
+    template <typename Q>
+    __device__ __forceinline__ void scale_groups(float (&inverse)[PACKS], const float (&largest)[PACKS]) {
+        constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, turns = GROUP / W / in_group;
+        constexpr int groups = PACKS / turns, sharing = in_group < groups ? in_group : groups;
+        const int place = thread_ % in_group;
+#pragma unroll
+        for (int first = 0; first < groups; first += sharing) {
+            float own = 0.0f;
+#pragma unroll
+            for (int j = 0; j < sharing; ++j) {
+                u32 maximum = 0;
+#pragma unroll
+                for (int i = 0; i < turns; ++i)
+                    maximum = max(maximum, __float_as_uint(largest[(first + j) * turns + i]));
+                maximum = group_max<in_group, 1>(maximum);
+                own = place % sharing == j ? __uint_as_float(maximum) : own;
+            }
+            const Quantisation scale = quantisation<Q, Scale>(own, p_.given);
+            const int column = ((first + place % sharing) * turns * TEAM + thread_ - place) * W;
+            if (place < sharing && row_ < p_.rows && column < p_.columns) {
+                const i64 at = scale_index<LAYOUT>(row_, column / GROUP, p_.rows, p_.columns / GROUP);
+                store_scalar(static_cast<Scale*>(p_.scales) + at, scale.scale);
+            }
+#pragma unroll
+            for (int j = 0; j < sharing; ++j) {
+                const float of_group = __shfl_sync(0xffffffffu, scale.inverse, threadIdx.x % 32 - place + j);
+#pragma unroll
+                for (int i = 0; i < turns; ++i) inverse[(first + j) * turns + i] = of_group;
+            }
+        }
+    }
+
+    // y as it is, and its codes.
+    __device__ __forceinline__ void store(float (&y)[PACKS][W], const float (&inverse)[PACKS]) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (!live(i)) continue;
+            if constexpr (NORMED) {
+                InPack normed;
+                from_float(normed, y[i]);
+                store_of_row(p_.normed_output, at(row_), i, valid(i), normed);
+            }
+            if constexpr (QUANT != Quant::none) {
+                multiply(y[i], inverse[i]);
+            }
+            OutPack pack;
+            from_float(pack, y[i]);
+            store_of_row(p_.output, at(row_), i, valid(i), pack);
+        }
+    }
+
+    const NormParams& p_;
+    Scratch& scratch_;
+    Trace& trace_;
+    const int packs_;
+    int thread_;  // number in the team
+    int row_;
+    Mean mean_;
+    u32 done_;  // reductions of this call so far
+    float gamma_[KEEP_GAMMA ? PACKS : 1][W];
+    float beta_[KEEP_GAMMA && BETA ? PACKS : 1][W];
+};

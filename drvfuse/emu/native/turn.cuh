@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// The turn of a block, in which each of its threads runs until it waits.
+//
+// A kernel's function runs one thread until the thread suspends, and returns the reason (a Status). A turn runs the
+// runnable lanes of each warp in order, completes warp operations and barriers, and ends when all lanes wait.
+#pragma once
+
+#include "race_values.cuh"
+#include "store.cuh"
+#include "wait.cuh"
+
+// Counts as progress each write of the last resume that has changed memory.
+FAR void settle_writes(Engine* e) {
+    LOOP for (u32 i = 0; i < e->writes; i++) {
+        Write* w = &e->write[i];
+        if (low_of(w->addr, w->size) != w->low || high_of(w->addr, w->size) != w->high) e->progress++;
+    }
+    e->writes = 0;
+}
+
+FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
+    Engine* e = l->engine;
+    if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
+    warp->live &= ~bit;
+    b->live--;
+    e->progress++;
+    e->quiet = e->strain = 0;
+    if (warp->gathered && warp->gathered == warp->live) arrive(l, b, warp);
+    u32 w = (u32)(warp - b->warps);
+    cluster_exit(l, b, warp, bit, thread_at(l, b, w * 32 + FFS(bit) - 1));
+    LOOP for (u32 i = 0; i < BARRIERS; i++)
+        if (b->barrier[i].arrived) try_barrier(l, b, i);
+}
+
+// A hash of all that decides how a thread continues: where it is suspended, and the registers that it has saved.
+FAR u64 state_of(Launch* l, Thread* t) {
+    u64* words = (u64*)(t + 1);
+    u64 h = (u64)t + t->resume;
+    LOOP for (u32 i = 0; i < (l->frame_stride - sizeof(Thread)) / 8; i++) {
+        h = (h ^ words[i]) * 0x9E3779B97F4A7C15ull;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+// Runs one thread until it suspends. Returns 1 if it can be run again at once.
+FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
+    Engine* e = l->engine;
+    u32 bit = 1u << t->lane;
+    u32 watched = 0;
+    u64 addr = 0, low = 0, high = 0;
+    u32 size = 0;
+    if (e->delay) view_block(e->delay, b);
+    e->fruitless = e->idle = 0;
+    if (t->status == GDC_WAIT) {
+        note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
+        if (e->race) race_gdc_wait(t);
+    }
+    if (t->status == YIELD && in_window(l, t->op_addr, t->op_size)) {
+        watched = 1;
+        addr = t->op_addr;
+        size = t->op_size;
+        low = polled_low(e, addr, size);
+        high = high_of(addr, size);
+        remember(l, b, t, low, high);
+    }
+    b->begun = 1;
+    e->clock++;
+    e->quiet += watched;
+    e->tank = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
+    e->rounds = 0;
+    e->resumes++;
+    l->resumes++;
+    if (e->watching) e->state -= state_of(l, t);
+    u32 mark;
+    e->stack = (u64)&mark;
+    u32 status = rt_call(l->function, t);
+    t->status = status;
+    if (e->race && e->race->doubts) settle_doubts(e->race);
+    if (e->watching) e->state += state_of(l, t);
+    if (!e->advancing) {
+        e->strain += watched ? STRAIN : 1;
+        if (e->strain > e->loop_limit * STRAIN && status != FAULT) {
+            fault(l, t, F_ENDLESS, t->site, ENDLESS_RESUMES, 0, 0, e->loop_limit);
+            e->strain = 0;
+            return 0;
+        }
+    }
+    e->work += RESUME_WORK + e->tank - e->fuel + e->rounds;
+    if (watched) {
+        if (low != polled_low(e, addr, size) || high != high_of(addr, size)) {
+            e->progress++;
+            e->quiet = 0;
+        }
+    }
+    if (e->writes) settle_writes(e);
+    if (status == YIELD) {
+        look_up(b, t);
+        warp->yielded |= bit;
+    } else if (status == WARPOP) {
+        if (t->op_kind == ACTIVEMASK) {
+            warp->asking |= bit;
+        } else {
+            if (!warp->warpop) {
+                warp->alike = 1;
+                warp->alike_mask = t->op_mask;
+                warp->alike_kind = t->op_kind;
+            } else if (warp->alike_mask != t->op_mask || warp->alike_kind != t->op_kind) {
+                warp->alike = 0;
+            }
+            warp->warpop |= bit;
+        }
+    } else if (status == BARRIER) {
+        warp->barrier |= bit;
+        warp->gathered |= bit;
+        if (warp->gathered == warp->live) arrive(l, b, warp);
+    } else if (status == CLUSTER) {
+        warp->cluster |= bit;
+        if (t->op_kind & CB_UNALIGNED) {
+            cluster_barrier(l, b, t->warp, bit);
+        } else {
+            warp->gathered |= bit;
+            if (warp->gathered == warp->live) arrive(l, b, warp);
+        }
+    } else if (status == EXIT) {
+        exit_thread(l, b, warp, bit);
+    } else if (status == GDC_WAIT) {
+        if (l->gdc_open) return 1;
+        warp->gdc |= bit;
+        e->progress++;
+    } else if (status == SLEEP) {
+        t->wake = e->clock + t->op_a;
+        warp->sleeping |= bit;
+        if (!(t->polls & POLL_COUNT)) e->progress++;
+    } else if (status == TRAP) {
+        u32 kind = t->op_kind == TRAP_ASSERT ? F_ASSERT : t->op_kind == TRAP_NO_FUNCTION ? F_NO_FUNCTION : F_TRAP;
+        fault(l, t, kind, t->site, t->op_addr, 0, t->op_kind, (u64)t);
+    } else if (status != FAULT || !l->fault.kind) {
+        fault(l, t, F_UNSUPPORTED, t->site, 0, 0, status, 0);
+    }
+    return 0;
+}
+
+const u32 TURN = 8192;  // resumes after which a warp's or block's turn ends although it could continue
+
+// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
+// changed. Returns the number of resumes.
+FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
+    Warp* warp = &b->warps[w];
+    u32 ready = warp->ready, ran = 0;
+    warp->ready = 0;
+    if (warp->gdc && l->gdc_open) {
+        ready |= warp->gdc;
+        warp->gdc = 0;
+    }
+    u32 lanes = warp->yielded;
+    l->engine->work += POPC(lanes) * LOOK_WORK;
+    LOOP while (lanes) {
+        u32 lane = FFS(lanes) - 1;
+        lanes &= lanes - 1;
+        if (!spinning(l, b, thread_at(l, b, w * 32 + lane)) || force) ready |= 1u << lane;
+    }
+    warp->yielded &= ~ready;
+    lanes = warp->sleeping;
+    LOOP while (lanes) {
+        u32 lane = FFS(lanes) - 1;
+        lanes &= lanes - 1;
+        if (thread_at(l, b, w * 32 + lane)->wake <= l->engine->clock) ready |= 1u << lane;
+    }
+    warp->sleeping &= ~ready;
+    LOOP while (1) {
+        LOOP while (ready) {
+            u32 lane = FFS(ready) - 1;
+            ready &= ready - 1;
+            ran++;
+            if (run_thread(l, b, warp, thread_at(l, b, w * 32 + lane))) ready |= 1u << lane;
+            if (l->state != RUNNING) return ran;
+            if (ready && l->engine->work > WORK_LIMIT) {
+                warp->ready |= ready;
+                return ran;
+            }
+        }
+        if (warp->warpop) {
+            ready |= resolve(l, b, w);
+            if (l->state != RUNNING) return ran;
+        }
+        if (warp->asking) ready |= resolve_activemask(l, b, w);
+        ready |= warp->ready;
+        warp->ready = 0;
+        if (!ready) break;
+        if (ran > TURN) {
+            warp->ready = ready;
+            break;
+        }
+    }
+    return ran;
+}
+
+// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. None with seed 0.
+FN u32 held_warps(Launch* l, Block* b) {
+    Engine* e = l->engine;
+    if (!e->seed || e->probing) return 0;
+    u64 r = hash(e->seed * 0x9E3779B97F4A7C15ull + (e->pass >> 4) * 0x2545F491ull + ((u64)l->device << 32 | b->index));
+    return (u32)(r & r >> 32);
+}
+
+// One turn of a block. Returns the number of resumes. It begins with the warp that `turn_warp` names; if the work limit
+// of the call ends the turn, `turn_warp` is set to the warp with which the next call continues. Once a barrier has
+// completed in the turn, warps are held back (held_warps) even if none were before.
+FAR u32 run_block(Launch* l, Block* b, u32 force) {
+    u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
+    u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);
+    l->turn_warp = 0;
+    l->engine->work += l->warps;
+    if (l->engine->delay && l->engine->delay->block != b) view_block(l->engine->delay, 0);
+    LOOP do {
+        if (!w) b->woken = 0;
+        LOOP for (; w < l->warps; w++) {
+            if (l->engine->work > WORK_LIMIT) {
+                l->turn_warp = w + 1;
+                return ran;
+            }
+            Warp* p = &b->warps[w];
+            if (!(p->ready | p->yielded | p->sleeping | p->gdc)) continue;
+            if (held >> w & 1) {
+                if (!l->engine->pass_held) l->engine->pass_held = 1;
+                continue;
+            }
+            ran += run_warp(l, b, w, force);
+            if (l->state != RUNNING) return ran;
+        }
+        w = 0;
+        force = 0;
+        held = held_warps(l, b);
+    } while (b->woken && ran < TURN);
+    if (b->bulks && b->live) ran += run_bulks(l, b, !ran);
+    if (b->stores && ++b->store_turns > LATEST_TURN) ran += write_stores(l, b);
+    return ran;
+}

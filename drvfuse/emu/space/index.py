@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which allocation or mapping of a window lies at an address, and which one lay there before it was freed."""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from ..abi import Kind
+from .allocation import Allocation, Mapping, nearby
+
+_REMEMBERED = 4096  # freed allocations that are remembered for messages about faults
+_NEAR_NULL = 1 << 16
+
+
+class Index:
+    """The live allocations and mappings of a window that spans `[base, end)`, and the last freed ones."""
+
+    def __init__(self, base: int, end: int) -> None:
+        self._base, self._end = base, end
+        self._live: dict[int, Allocation] = {}
+        self._starts: list[int] = []  # sorted keys of _live
+        self._mappings: dict[int, Mapping] = {}
+        self._mapping_starts: list[int] = []  # sorted keys of _mappings
+        self._aliases: dict[int, Allocation] = {}
+        self._freed: OrderedDict[int, Allocation] = OrderedDict()
+
+    # Changes ---------------------------------------------------------------------------------------------------------
+
+    def add(self, allocation: Allocation) -> None:
+        self._live[allocation.address] = allocation
+        bisect.insort(self._starts, allocation.address)
+
+    def remove(self, address: int) -> Allocation | None:
+        """Remove the allocation that begins at an address, and return it. None where there is none."""
+        allocation = self._live.pop(address, None)
+        if allocation is not None:
+            self._starts.pop(bisect.bisect_left(self._starts, address))
+        return allocation
+
+    def add_mapping(self, address: int, mapping: Mapping) -> None:
+        self._mappings[address] = mapping
+        bisect.insort(self._mapping_starts, address)
+
+    def remove_mapping(self, address: int) -> None:
+        """Remove the mapping that begins at an address, and remember it as freed."""
+        mapping = self._mappings.pop(address)
+        self._mapping_starts.pop(bisect.bisect_left(self._mapping_starts, address))
+        self.remember(mapping.at(address))
+
+    def add_alias(self, alias: Allocation) -> None:
+        """Add memory that is bound to a multicast object. It is only named in messages; no method else finds it."""
+        self._aliases[alias.address] = alias
+
+    def remove_alias(self, address: int) -> None:
+        del self._aliases[address]
+
+    def remember(self, allocation: Allocation) -> None:
+        """Remember an allocation or mapping as freed."""
+        self._freed.pop(allocation.address, None)
+        self._freed[allocation.address] = allocation
+        if len(self._freed) > _REMEMBERED:
+            self._freed.popitem(last=False)
+
+    # Questions -------------------------------------------------------------------------------------------------------
+
+    def find(self, address: int) -> Allocation | None:
+        """The allocation or mapping that holds an address."""
+        i = bisect.bisect_right(self._starts, address) - 1
+        if i >= 0 and (allocation := self._live[self._starts[i]]).holds(address):
+            return allocation
+        found = next(self.mapped(address, 1), None)
+        return found[1].at(found[0]) if found else None
+
+    def freed(self, address: int) -> Allocation | None:
+        """The freed allocation or mapping that held an address, if it is still remembered."""
+        if self.find(address) is None:
+            for gone in reversed(self._freed.values()):
+                if gone.holds(address):
+                    return gone
+        return None
+
+    def lent(self) -> list[Allocation]:
+        """The allocations that the engine hands out in pieces."""
+        return [allocation for allocation in self._live.values() if allocation.lent]
+
+    def mapped(self, address: int, nbytes: int) -> Iterator[tuple[int, Mapping]]:
+        """The mappings that overlap a range, each with its address, in ascending order."""
+        i = max(bisect.bisect_right(self._mapping_starts, address) - 1, 0)
+        for start in self._mapping_starts[i:]:
+            mapping = self._mappings[start]
+            if start >= address + nbytes:
+                return
+            if start + mapping.nbytes > address:
+                yield start, mapping
+
+    def same(self, address: int) -> list[int]:
+        """All addresses at which the byte at an address is mapped, beginning with that address."""
+        found = next(self.mapped(address, 1), None)
+        if found is None or found[1].physical is None:
+            return [address]
+        start, mapping = found
+        at = mapping.offset + address - start
+        places = [
+            other + at - m.offset
+            for other, m in self._mappings.items()
+            if m.physical is mapping.physical and 0 <= at - m.offset < m.nbytes
+        ]
+        return [address, *(place for place in places if place != address)]
+
+    def covers(self, address: int, nbytes: int) -> bool:
+        """True if every byte of a range is allocated or mapped memory, which may be several adjacent mappings."""
+        end = address + nbytes
+        while address < end:
+            allocation = self.find(address)
+            if allocation is None or allocation.kind is Kind.MULTICAST:
+                return False
+            address = allocation.address + allocation.nbytes
+        return True
+
+    def nearest(self, address: int) -> str:
+        """The allocation or mapping that an address lies in or nearest to, in words, for messages about faults.
+
+        Memory that the engine lends to blocks and threads does not count.
+        """
+        for bound in self._aliases.values():
+            if bound.holds(address):
+                at = f"{address - bound.address} bytes into {bound.nbytes} bytes of device {bound.device}"
+                return f"{at}, which are bound to a multicast object"
+        holder, gone = self.find(address), self.freed(address)
+        if holder is not None and not holder.lent:
+            return f"{nearby(address, holder.address, holder.nbytes)} {holder}"
+        if gone is not None:
+            return f"{nearby(address, gone.address, gone.nbytes)} {gone}, which was freed"
+        if address < _NEAR_NULL:
+            return "outside of device memory: a null pointer, or close to one"
+        known = [a for a in self._live.values() if not a.lent]
+        known += [mapping.at(start) for start, mapping in self._mappings.items()]
+        if not known:
+            return "no device memory: nothing is allocated"
+        near = min(known, key=lambda a: max(a.address - address, address - (a.address + a.nbytes) + 1))
+        if not self._base <= address < self._end:
+            return "outside of device memory, as is memory of the host that the driver does not know"
+        return f"{nearby(address, near.address, near.nbytes)} {near}"

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The physical memory of a window: sparse files in memory, parts of which are mapped at addresses of the window.
+
+One file holds the data, one the shadow and, with a race detector, one the cells. The same part of each is mapped
+together, so all addresses of a byte of physical memory have one content, one state of initialisation and one state of
+the race detector.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import ArgumentError
+from .. import abi
+from . import pages
+from .allocation import Physical
+from .pages import GRANULE, Ranges
+
+_LARGEST = 1 << 42  # bytes of a file
+
+
+class PhysicalMemory:
+    """The files. Whoever makes one closes its `files`; the mappings keep their memory."""
+
+    def __init__(self, cells: bool) -> None:
+        names = ("data", "shadow", "cells")[: 3 if cells else 2]
+        self.files = [os.memfd_create(f"drvfuse-{name}", os.MFD_CLOEXEC) for name in names]
+        self._space = Ranges(0, _LARGEST, "the files of physical memory")
+        self._size = 0
+
+    def create(self, nbytes: int, device: int | None) -> Physical:
+        """Zeroed memory of `nbytes`, a multiple of the granule, which `Mappings.map` gives addresses."""
+        if nbytes <= 0 or nbytes % GRANULE:
+            raise ArgumentError("nbytes", nbytes, f"a positive multiple of {GRANULE}")
+        offset = self._space.take(nbytes, GRANULE)
+        if offset + nbytes > self._size:
+            self._size = offset + nbytes
+            for file, _, size in self._parts(0, self._size):
+                os.ftruncate(file, size)
+        return Physical(nbytes, device, offset)
+
+    def release(self, physical: Physical) -> None:
+        """Drop the handle; the memory stays while it is mapped."""
+        if physical.released:
+            raise ArgumentError("physical", "released already", "a live physical allocation")
+        physical.released = True
+        self._drop(physical)
+
+    def map(self, address: int, nbytes: int, physical: Physical, offset: int) -> None:
+        """Map `nbytes` of a physical allocation, from its byte `offset` on, at an address of the window."""
+        parts = self._parts(physical.offset + offset, nbytes)
+        for area, (file, at, size) in zip(self._areas(address), parts, strict=True):
+            pages.map_file(area, size, file, at)
+        physical.mappings += 1
+
+    def unmap(self, address: int, nbytes: int, physical: Physical) -> None:
+        """Undo `map`. The addresses read as zero afterwards."""
+        for area, (_, _, size) in zip(self._areas(address), self._parts(0, nbytes), strict=True):
+            pages.map_empty(area, size)
+        physical.mappings -= 1
+        self._drop(physical)
+
+    def _areas(self, address: int) -> tuple[int, ...]:
+        """Where data, shadow and cells of an address lie."""
+        return (address, address + abi.SHADOW_OFFSET, pages.cell_address(address))[: len(self.files)]
+
+    def _parts(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]:
+        """(file, offset, bytes) in each file of a range of the data."""
+        cells = offset >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
+        ranges = ((offset, nbytes), (offset, nbytes), cells)[: len(self.files)]
+        return [(file, *part) for file, part in zip(self.files, ranges, strict=True)]
+
+    def _drop(self, physical: Physical) -> None:
+        if physical.released and physical.mappings == 0:
+            for file, at, size in self._parts(physical.offset, physical.nbytes):
+                pages.punch(file, at, size)
+            self._space.give(physical.offset, physical.nbytes)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of translating a module: LLVM IR text, and what a launch needs to know about its kernels and variables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Param:
+    """A kernel parameter: `type` is the PTX type ("u64", "f32", "b8" for aggregates)."""
+
+    name: str
+    type: str
+    size: int
+    align: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """The place in the code of an access or a suspend.
+
+    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the operand
+    that names the memory, as the PTX has it, or "". `function` is the kernel or function with the instruction.
+    """
+
+    opcode: str
+    ptx_line: int
+    file: str
+    line: int
+    inlined: tuple[tuple[str, int], ...]
+    address: str = ""
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A translated kernel. The function `symbol` runs one thread, whose frame has `frame_bytes`.
+
+    `sites` are those of the whole module, indexed by site number. Dynamic shared memory begins at `shared_static`.
+    `max_threads` is from .maxntid or .reqntid, or 0; `reqncta` from .reqnctapercluster; `max_cluster`, the most blocks
+    of a cluster, from .maxclusterrank, or 0; with `needs_cluster`, a launch must have clusters (.explicitcluster).
+    `refused` is (reason, file, line) of a kernel without code: it, or a function that it calls, uses an instruction
+    that is refused by name.
+    """
+
+    name: str
+    symbol: str
+    frame_bytes: int
+    params: tuple[Param, ...]
+    param_bytes: int
+    shared_static: int
+    local_bytes: int
+    max_threads: int
+    reqntid: tuple[int, int, int] | None
+    sites: tuple[Site, ...]
+    has_pdl_wait: bool
+    has_pdl_trigger: bool
+    has_copies: bool
+    reqncta: tuple[int, int, int] | None
+    max_cluster: int
+    needs_cluster: bool
+    refused: tuple[str, str | None, int] | None
+
+
+@dataclass(frozen=True)
+class GlobalVar:
+    """A `.global` or `.const` variable, at `offset` in the memory block of the module's variables.
+
+    `init` are its first bytes; the others are zero. `relocations` are (offset in the variable, offset in the block): at
+    the first, the variable holds the address of the second as a u64. With `managed`, the host may use the variable too.
+    """
+
+    name: str
+    space: str
+    size: int
+    align: int
+    offset: int
+    init: bytes
+    relocations: tuple[tuple[int, int], ...] = ()
+    managed: bool = False
+
+
+@dataclass(frozen=True)
+class Translated:
+    ir: str
+    kernels: dict[str, KernelCode]
+    globals: tuple[GlobalVar, ...]
+    globals_bytes: int
+    target: str
+    libraries: tuple[str, ...]  # the libraries of abi.LIBRARIES that the code calls
