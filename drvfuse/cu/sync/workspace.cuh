@@ -23,7 +23,7 @@ struct Report {
     u32 word;  // the missing word, for legs 1 and 2
 };
 
-// The part of the parameter block that all collectives share. drvfuse/ops/collectives/kernels.py has the same layout.
+// The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
 struct Call {
     const void* sources[DRVFUSE_MAX_RANKS];  // the inputs by rank, if the kernel reads them in place
     char* workspaces[DRVFUSE_MAX_RANKS];     // by rank; entry `rank` is this device's own
