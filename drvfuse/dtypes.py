@@ -136,9 +136,9 @@ def fp8(value: object, argument: str = "dtype") -> DType:
     return get(name)
 
 
-def from_dlpack(code: int, bits: int, lanes: int) -> DType:
+def from_dlpack(code: int, bits: int, lanes: int, argument: str = "DLPack dtype") -> DType:
     """The DType for DLPack's (code, bits, lanes)."""
     for dtype in _TABLE.values():
         if (*dtype.dlpack, dtype.lanes) == (code, bits, lanes):
             return dtype
-    raise ArgumentError("DLPack dtype", (code, bits, lanes), "one of " + ", ".join(_TABLE))
+    raise ArgumentError(argument, f"DLPack's (code, bits, lanes) {code, bits, lanes}", "one of " + ", ".join(_TABLE))

@@ -15,9 +15,9 @@ MAX_COLUMNS = 32768
 MAX_GRADIENTS = 3
 DW_SEGMENTS = 132
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # up to these limits rows are read twice, and blocks exchange no sums
-_SLICE = 32  # columns of a block, where blocks take columns
+_SLICE = 32  # columns of a block in the kernel of few rows, whose blocks divide the columns
 _MAX_RING = 8
-_LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave
+_LONG = 12  # with so many rows per team, two rows are loaded ahead, and dx of the last two is stored after the sums
 _RING_CAPABILITY = (9, 0)
 
 
@@ -27,7 +27,7 @@ def workspace_bytes(columns: int) -> int:
 
 
 def few_rows(rows: int, columns: int) -> bool:
-    """Whether blocks exchange no sums and read the rows twice instead."""
+    """Whether there are so few rows that blocks read them twice and exchange no sums."""
     return rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
 
 
@@ -65,7 +65,7 @@ class BackwardShape(NamedTuple):
 
     @property
     def block_teams(self) -> int:
-        """Number of teams of a block; they divide its rows among themselves."""
+        """Number of teams of a block, which divide its rows among themselves."""
         return self.strands // self.team_warps if self.few else self.teams
 
     @property
@@ -73,7 +73,7 @@ class BackwardShape(NamedTuple):
         return 32 * self.team_warps * self.block_teams
 
     def team_rows(self, rows: int) -> int:
-        """The largest number of rows of one segment that a team has."""
+        """The most rows of one segment that a team has."""
         return -(-rows // (self.segments * self.block_teams))
 
     def ring_slots(self, rows: int, slot: int, room: int) -> int:
@@ -108,8 +108,9 @@ class BackwardShape(NamedTuple):
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A launch: how rows are shared out, rows of each team that are on their way through shared memory (0: none),
-    whether dx of the last two waits, shared memory, and blocks, which may wait for one another."""
+    """A launch: the division of the rows, the rows that each team loads ahead through shared memory (0: none), whether
+    dx of the last two rows is stored after the sums, bytes of shared memory, and blocks, which may wait for one
+    another."""
 
     shape: BackwardShape
     ring: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_*norm_forward*.cu."""
+"""How the forward kernels of cu/coat/fp8_*norm_forward*.cu divide rows and tiles among blocks and threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SEGMENT = 512
 _SUMS_BYTES = 16384
 _MEETINGS_BYTES = 32
 _ALONE = 8192
-_FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
-_LAYER_ROWS = 512  # from which LayerNorm's three meetings pay
-_EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
-_CLUSTERS = (9, 0)  # the compute capability that has them
-_PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
+_FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # rows per multiprocessor
+_LAYER_ROWS = 512  # with fewer rows the three grid barriers of LayerNorm cost more than they gain
+_EXCHANGE = 16  # the exchange of a team's sums takes as long as so many rows of a segment
+_CLUSTERS = (9, 0)  # the least compute capability with clusters
+_PORTABLE_CLUSTER = 8  # blocks of a cluster that every device with clusters can run
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
 _SHARED_SUMS = 1 << 14  # rows times segments, up to which blocks share rows in plans other than `HeldTiles`
 _ROOM_BESIDE_L1 = (
@@ -58,7 +58,7 @@ def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: boo
 
 
 class _Plan:
-    """What every plan has."""
+    """The fields and methods that every plan has."""
 
     cluster, waits = 1, True  # blocks of a cluster; whether blocks wait for one another through the workspace
     warps: int
@@ -227,17 +227,17 @@ class ManyRows(_Plan):
     def __init__(
         self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False, affine: bool = False
     ) -> None:
-        """With `layer` of LayerNorm, then with `affine` of one that has w and b, whose blocks have whole rows."""
-        self._row_bytes = 8 if layer else 4  # rstd, and of LayerNorm mean
+        """`layer`: the norm is LayerNorm, with w and b if `affine`; then each block has whole rows."""
+        self._row_bytes = 8 if layer else 4  # rstd, and with LayerNorm the mean
         segments = ceil_div(columns, _SEGMENT)
         shared = rows * segments <= _SHARED_SUMS and not affine
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
         self._share_out(limits, rows, columns, QB, widest)
-        if self.parts > 1 and not self.known:  # its blocks would all write, and read again, the rstd of the same rows
+        if self.parts > 1 and not self.known:  # otherwise all parts would write and read rstd of the same rows
             self._share_out(limits, rows, columns, QB, 1)
 
     def _share_out(self, limits: Limits, rows: int, columns: int, QB: int, widest: int) -> None:
-        """By teams of at most `widest` blocks."""
+        """The plan whose teams have at most `widest` blocks."""
         multiprocessors = min(limits.sm_count, MAX_WORD_BLOCKS)
         segments = ceil_div(columns, _SEGMENT)
         self.block_rows, split = min(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the kernels that hold rows in registers divide them among threads: the host's side of cu/coat/teams.cuh."""
+"""How the kernels of cu/coat/teams.cuh, which hold rows in registers, divide rows among threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_COLUMNS = 32768
 _SEGMENT = 512
 _LARGE = 4 << 20
 _TILE_BYTES = 8192  # bytes of x in one tile of the division
-_DIVISION_WARPS = 16  # on a multiprocessor
+_DIVISION_WARPS = 16  # warps of the division per multiprocessor
 
 
 class RowPlan(NamedTuple):
@@ -50,7 +50,7 @@ class RowPlan(NamedTuple):
 
 
 class LayerNormTiles(NamedTuple):
-    """Rows of a thread's part of a tile, and threads over one another: small ones where there is little to share."""
+    """(Rows of a thread's part of a tile, threads along a tile's column): smaller tiles where there is less data."""
 
     rows: int
     lanes: int

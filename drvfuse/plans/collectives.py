@@ -16,13 +16,13 @@ PACK_BYTES = 16
 MAX_BLOCKS = 256  # blocks for which a workspace has flags
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
-MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, and those of the last round and step lie beyond the tensor
+MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, also rows of the last round beyond the tensor
 _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Grid and block, and the `packs` the kernel must be compiled for."""
+    """Grid and block, and the number of packs per thread that the kernel must be compiled for."""
 
     blocks: int
     threads: int
@@ -34,10 +34,11 @@ class Work:
     """The properties of a collective's kernel that decide chunks and traces; sizes are bytes of an element.
 
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
-    `multimem`: the ranks meet in multicast memory, which is then where inputs are staged; `to_outputs`: results are
-    stored to all ranks' outputs there. `nodes`: it adds the partial sums of nodes, which `node_sums` has left.
-    `residual_itemsize`: of the residual, 0 for the inputs'. `normed`: normed rows are results too, like the inputs.
-    `group`: the columns of a scale, 0 for one scale per row. `out_lanes`: numbers of an element of the output.
+    `multimem`: inputs are read through multicast memory, and staged there; `to_outputs`: results are stored to all
+    ranks' outputs there. `nodes`: the kernel adds the partial sums of nodes, which `node_sums` has written.
+    `residual_itemsize` is that of the residual, or 0 if it has the inputs' dtype. `normed`: the normed rows, in the
+    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `out_lanes`: the numbers
+    that an element of the output holds.
     """
 
     op: str
@@ -58,13 +59,11 @@ class Work:
 
     @property
     def width(self) -> int:
-        """Elements of a pack."""
+        """Elements of an input pack."""
         return PACK_BYTES // self.itemsize
 
     def sent_bytes(self, row_packs: int) -> int:
-        """Bytes of a row (fused) that its owner stores for the other ranks to read, or sends to them, without its
-        scales.
-        """
+        """Bytes of a row's results, without scales, that its owner stores for the other ranks or sends to them."""
         if self.residual:
             return row_packs * self.width * (self.residual_itemsize or self.itemsize)
         pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # whole words
@@ -76,16 +75,16 @@ class Work:
 
 
 def ragged(elements: int, itemsize: int) -> bool:
-    """Whether the last of that many elements ends within a pack."""
+    """Whether that many elements are no whole number of packs."""
     return elements * itemsize % PACK_BYTES != 0
 
 
 def allreduce_launch(
     count: int, itemsize: int, ranks: int, algo: str, max_blocks: int, multimem: bool = False
 ) -> LaunchShape:
-    """Grid and block for `count` >= 1 elements: a thread a pack (two stages: of the rank's share), if blocks allow.
+    """Grid and block for `count` >= 1 elements: one thread per pack of what a rank sums, if `blocks` allow that.
 
-    A thread has up to eight loads in flight, and at most four sums, of which `multimem` takes one load each.
+    A thread has up to eight loads in flight, and at most four sums. With `multimem` a sum takes one load.
     """
     packs = ceil_div(count * itemsize, PACK_BYTES)
     if algo == "two_stage":
@@ -96,7 +95,7 @@ def allreduce_launch(
 
 
 def rmsnorm_launch(rows: int, columns: int, itemsize: int, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
-    """Grid and block for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns: a block a row, few packs a thread."""
+    """Grid and block for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns: one block per row, few packs per thread."""
     if rows > MAX_ROWS:
         raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
     if not 1 <= columns <= MAX_COLUMNS:
@@ -109,15 +108,16 @@ def rmsnorm_launch(rows: int, columns: int, itemsize: int, ranks: int, algo: str
 
 
 def heads_in_warps(rows: int, columns: int, head: int, itemsize: int) -> bool:
-    """Whether warps hold the heads of `head` columns whole where a thread has a pack of the row: then a row of the
-    kernel is one of `columns`, with several heads; else each head is a row."""
+    """Whether each head of `head` columns lies within a warp when each thread holds one pack of a row of `columns`.
+
+    If so, a row of the kernel has `columns` columns and several heads; otherwise each head is a row of the kernel."""
     packs = head * itemsize // PACK_BYTES
     whole = not ragged(head, itemsize) and packs in (1, 2, 4, 8, 16, 32)
     return whole and head < columns <= MAX_COLUMNS and rows * (columns // head) <= MAX_ROWS
 
 
 def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
-    """Packs of a chunk: all, or as many as the payload holds; 1 where the kernel has no chunks."""
+    """The number of packs of a chunk: all packs, or as many as the payload holds; 1 for a kernel without chunks."""
     packs = ceil_div(count, work.width)
     out_bytes = work.width * work.out_itemsize
     if work.algo == "two_stage":
@@ -135,7 +135,7 @@ def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
 
 
 def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> int:
-    """Rows of a chunk: all, or as many as the payload holds; 1 where the kernel has no chunks."""
+    """The number of rows of a chunk: all rows, or as many as the payload holds; 1 for a kernel without chunks."""
     row_packs = ceil_div(columns, work.width)
     row_bytes = row_packs * PACK_BYTES
     if work.algo == "two_stage":
@@ -165,10 +165,10 @@ def left_bytes(work: Work, columns: int) -> int:
 
 
 def _multimem_slot(work: Work, columns: int) -> int:
-    """Bytes of staging memory that a row takes: the row or its results, and its scales."""
+    """Bytes of multicast staging that a row takes: the row or, in its place, its results; and its scales."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # in the place of a staged row, unless it is larger
+    if work.residual:  # residual_out takes the place of the staged row, unless it is larger
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16
@@ -177,8 +177,9 @@ def _multimem_slot(work: Work, columns: int) -> int:
 
 
 def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
-    """Items of a chunk: `wanted`, or as many items of `each` bytes as the payload holds. ArgumentError if it holds
-    none.
+    """The number of items of a chunk: `wanted`, or as many items of `each` bytes as the payload holds.
+
+    Raises ArgumentError if the payload holds none.
     """
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:
@@ -189,9 +190,10 @@ def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
 
 
 def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
-    """Bytes of an input that a chunk of a naive call may have, a multiple of `unit`: a slot for every other rank.
+    """The most bytes of each rank's input in a chunk of a naive call, a multiple of `unit`.
 
-    A slot begins at a multiple of 16 bytes. Raises ArgumentError if not one unit fits.
+    The payload has a slot of so many bytes for every other rank, which begins at a multiple of 16 bytes. Raises
+    ArgumentError if a slot has no room for one unit.
     """
     available = payload_bytes // max(ranks - 1, 1) // 16 * 16
     if available < unit:
@@ -219,7 +221,7 @@ def barriers(work: Work, items: int, chunk: int) -> int:
 
 
 def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
-    """(Most phases that a block records, its barriers) for `items` elements (all-reduce) or rows (fused)."""
+    """(Most phases, barriers) that a traced block records for `items` elements (all-reduce) or rows (fused)."""
     rounds, chunks = barriers(work, items, chunk), 1
     if work.algo == "two_stage":
         items = ceil_div(items if work.op != "allreduce" else ceil_div(items, work.width), work.ranks)
@@ -235,8 +237,8 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
 
 
 def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
-    """Phases of a chunk of which this rank reduces `packs` packs: one load of several packs, and a sum and a store for
-    each pack.
+    """The phases of a block in a chunk in which the rank reduces `packs` packs: one load for several packs, and a sum
+    and a store for each pack.
     """
     each = ceil_div(packs, shape.blocks * shape.threads)
     loads = each // shape.packs + (shape.packs - 1 if each >= shape.packs else each)
@@ -244,7 +246,7 @@ def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
 
 
 def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
-    """Phases of a chunk of which this rank reduces `rows` rows: the sum, the norm and the store of each row."""
+    """The phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each row."""
     each = ceil_div(rows, shape.blocks)
     if work.algo == "two_stage" and work.residual:  # a sum; then all ranks' rows
         return each * (1 + 3 * work.ranks)

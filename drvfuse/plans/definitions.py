@@ -9,7 +9,7 @@ Defines = tuple[tuple[str, str | int], ...]
 
 
 def defines(**values: DType | str | int) -> Defines:
-    """A macro `DRVFUSE_<NAME>` for each name, with its value: the C++ type of an element type, 0 or 1 of a flag."""
+    """A macro `DRVFUSE_<NAME>` for each argument: the C++ type of a dtype, 0 or 1 for a bool, else the value itself."""
     return tuple(
         (
             f"DRVFUSE_{name.upper()}",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How cu/gemv/gemv_partial_norm.cu divides its work: warps, packs, rows, stages in flight, and the rows of each block.
 
-Nothing here changes a bit of the results.
+The results do not depend on it, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SCALE_GROUP = 128  # columns of a scale of the weight for a group
 ACT_SCALE_GROUPS = (128, 64)  # columns of a scale of act for a group
 GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # most warps that multiply
-TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
-RESIDENT = 32  # values of act that a lane keeps in registers, at most
+TEAM_WARPS = 8  # most warps that share a copied row: two teams hide more of each other's latencies
+RESIDENT = 32  # most values of act that a lane keeps in registers
 NORM_WARPS = 8  # most warps that compute the norms, of all rows of act
 ROUND_COLUMNS = 4096  # most normed columns that the last block waits for at a time
 STAGES = 4  # most stages in flight
@@ -27,7 +27,7 @@ STAGES = 4  # most stages in flight
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
-COPIED_BYTES = 96 << 10  # under way, at most: more of them delay the other data that the block reads
+COPIED_BYTES = 96 << 10  # most bytes of copies in flight: more would delay the other data that the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 COPY_CAPABILITY = (9, 0)
 KERNEL_SHARED_BYTES = 4 << 10  # most static shared memory of the kernel
@@ -48,9 +48,10 @@ def _power_of_two(most: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a block, in the order of the fields: warps that share a row; teams of such warps; 16-byte packs of a
-    row held per lane; rows of a stage; stages of a row; whether stages are copied to shared memory or loaded to
-    registers; stages under way; warps that add (0: each warp has whole rows and adds them itself); slots for stages."""
+    """The shape of a block. The fields, in their order: warps that share a row; teams of such warps; 16-byte packs of a
+    row held per lane; rows of a stage; stages of a row; whether stages are copied to shared memory (otherwise they are
+    loaded to registers); stages in flight; warps that add (0: each warp has whole rows and adds their products itself);
+    slots for stages."""
 
     warps_a_row: int
     teams: int
@@ -98,7 +99,8 @@ class Shape:
         packs = choices[0] if choices else 4
         warps_a_row = min(PRODUCT_WARPS, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
-        least = 1 if m == 1 and chunks == 1 and packs * width <= RESIDENT else 2  # pairs share what they need of act
+        # Else a stage has pairs of rows, which share the values of act that they load.
+        least = 1 if m == 1 and chunks == 1 and packs * width <= RESIDENT else 2
         row_bytes = warps_a_row * packs * GROUP_BYTES
         step = COPIED_STAGE_BYTES // row_bytes if copied else LOADED_PACKS // packs
         step = max(least, min(step, 8 // packs, -(-rows * warps_a_row // PRODUCT_WARPS)))
@@ -190,6 +192,6 @@ class Plan:
         return 8 * self.m * self.padded
 
     def shared_bytes(self, room: int) -> tuple[int, bool]:
-        """Dynamic shared memory, of which `room` bytes can be had, and whether normed sums are stashed there."""
+        """(Bytes of dynamic shared memory, at most `room`; whether normed sums are kept there)."""
         needed, stash = self.shape.shared_bytes(self.m), 4 * self.m * self.padded * (not self.norm_held)
         return (needed + stash, stash > 0) if needed + stash <= room else (needed, False)

@@ -11,7 +11,7 @@ MAX_RANKS = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """Multiprocessors, the most bytes of shared memory that a block may have, and the compute capability."""
+    """A device's number of multiprocessors, the most bytes of shared memory per block, and the compute capability."""
 
     sm_count: int
     shared_bytes: int

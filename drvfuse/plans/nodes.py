@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a call over several nodes divides its work and the payload of the workspace.
 
-The tensor is taken in chunks of whole items: packs of the all-reduce, rows of the fused op. Of a chunk each rank of a
-node owns a part, as `cu/common/partition.cuh` divides it. Everything here is the same on the ranks that have the same
-number inside their nodes, so what these exchange is equally large.
+The tensor is divided into chunks of whole items: packs (all-reduce) or rows (fused op). Each rank of a node owns a part
+of a chunk, as `cu/common/partition.cuh` divides it. Ranks with the same number inside their nodes compute the same
+values here, so the parts that they exchange have the same size.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 @dataclass(frozen=True)
 class Share:
-    """The size of an item: `packs` packs of `width` elements, and `result` bytes that peers gather.
+    """The size of an item: `packs` packs of `width` elements, and `result` bytes of results that peers gather.
 
-    `inside` ranks form a node; partial sums come from `places` nodes, or one place holds their sum.
+    `inside` ranks form a node. There are partial sums of `places` nodes; if the engine adds them, there is one place.
     """
 
     packs: int
@@ -39,14 +39,14 @@ class Share:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of staging, where peers read it, for one item of the input per owner."""
+        """Bytes of staging for one item of the input per owner; 0 where peers read the inputs themselves."""
         return self.inside * self.packs * PACK_BYTES if self.staged else 0
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The items [first, first + items) of a tensor, and where in the payload things lie: results from 0 on, then the
-    partial sums, place by place, then staged inputs."""
+    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then the partial
+    sums, place by place, then the staged inputs."""
 
     first: int
     items: int
@@ -59,12 +59,12 @@ class Chunk:
 
     @property
     def sums(self) -> int:
-        """Where the partial sums begin."""
+        """The offset in the payload at which the partial sums begin."""
         return ceil_div(self.largest * self.share.result, PACK_BYTES) * PACK_BYTES
 
     @property
     def staging(self) -> int:
-        """Where staged inputs begin."""
+        """The offset in the payload at which the staged inputs begin."""
         return self.sums + self.share.places * self.largest * self.share.sum_bytes
 
     @property
@@ -73,7 +73,7 @@ class Chunk:
         return self.staging + self.largest * self.share.staging_bytes
 
     def count(self, place: int) -> int:
-        """The float32 sums that the rank of that number inside its node owns, and exchanges."""
+        """The number of float32 sums that the rank with that number inside its node owns and exchanges."""
         each, more = divmod(self.items, self.share.inside)
         return (each + (place < more)) * self.share.packs * self.share.width
 

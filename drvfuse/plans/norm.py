@@ -13,10 +13,10 @@ MAX_THREADS = 512  # of a block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128
 # Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).
-_FLOATS = 32, 8  # many rows, without and with a residual
-_LANES_FLOATS = 16  # many rows, each held by lanes of a warp
-_FEW_FLOATS = 8  # few rows
-_MANY_ROWS = 2  # for each multiprocessor
+_FLOATS = 32, 8  # for many rows, without and with a residual
+_LANES_FLOATS = 16  # for many rows that lanes of a warp hold
+_FEW_FLOATS = 8  # for few rows
+_MANY_ROWS = 2  # rows per multiprocessor from which on there are many
 _MAX_CLUSTER = 8
 _FEW_THREADS = 128  # threads of a block whose row a cluster shares
 
@@ -33,7 +33,7 @@ class NormShape(NamedTuple):
 
     @classmethod
     def of(cls, limits: Limits, rows: int, columns: int, itemsize: int, residual: bool) -> NormShape:
-        """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns.
+        """The shape for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns.
 
         Short rows are held by some lanes of a warp. With many rows a block works on one row at a time, with a few packs
         of it in each thread, so that the row's reduction costs little. Few rows that are long, and leave

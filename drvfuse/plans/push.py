@@ -17,8 +17,8 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
-_MOST_ITEMS = 2**31  # items per round: kernels count a round's packs in 32 bits, and its last unit may end beyond them
-_EXTRA = 256  # bytes of a half beyond half of the workspace's: greetings, and the scales of a few rows
+_MOST_ITEMS = 2**31  # items per round: kernels count packs in 32 bits, also packs of the last unit beyond the round
+_EXTRA = 256  # bytes that a half has beyond half of the workspace, for greetings and the scales of a few rows
 
 
 def half_bytes(workspace_bytes: int) -> int:
@@ -31,10 +31,10 @@ class PushShape:
     """What a push kernel is compiled and launched for.
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
-    `units` are those of the largest round. `packs` of a unit belong to a thread; with `exact` all exist. `depth`: how
-    many units a block sends ahead. `relays`: the call has several rounds, and a rank learns of a peer's progress
-    through a third rank (cu/sync/push.cuh). `chunk` is a round's packs (all-reduce) or rows (fused); `slot_bytes` of
-    each half are used.
+    `units` is the number of units of the largest round. A thread has `packs` packs of a unit, all of which exist if
+    `exact`. A block sends `depth` units ahead. `relays`: the call has several rounds, and a rank learns of a peer's
+    progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or rows (fused) of a
+    round. `slot_bytes` is the part of each half that is used.
     """
 
     units: int
@@ -49,12 +49,11 @@ class PushShape:
     slot_bytes: int
 
     def blocks(self, most: int) -> int:
-        """The grid, of at most `most` blocks, or of one cluster where that is more."""
+        """The number of blocks: at most `most`, but at least one cluster."""
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
-        """The numbers that the first warp (or block) of a grid, and every other one, add to the epoch, whose steps are
-        `unit`.
+        """How much of the epoch's step `unit` the first warp (or block) of the grid adds, and how much each other one.
 
         A call with an even number of rounds leaves the epoch unchanged, and so the half with which the next call
         begins.
@@ -136,7 +135,7 @@ def trace_phases(shape: PushShape, blocks: int) -> int:
 
 
 def threads_of_unit(packs: int) -> int:
-    """Threads of a unit, which has one pack per thread, in a call of that many packs."""
+    """The threads of a block in a call of that many packs, each of which has one pack of a unit."""
     return 256 if packs > 1 << 16 else 64
 
 
@@ -168,14 +167,14 @@ def _threads_of_row(row_packs: int, most: int, threads: int) -> tuple[int, int, 
 
 
 def rounds_of(total: int, step: int, per_step: int, workspace_bytes: int) -> tuple[int, int]:
-    """(Items of a round, number of rounds) for `total` items, where `step` items take `per_step` bytes of a half.
+    """(Items of a round, number of rounds) for `total` items, in as few rounds as the slots allow.
 
-    There are as few rounds as the slots allow.
+    Every `step` items take `per_step` bytes of a half of the slots.
     """
     fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else _MOST_ITEMS // step
     steps = ceil_div(total, step)
     if fits < 1:
-        needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256  # half_bytes() of it is enough
+        needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256  # its half_bytes() suffice
         raise ArgumentError("workspace_bytes", workspace_bytes, f"at least {needed} in Group.local for this call")
     if steps <= fits:
         return steps * step, 1

@@ -32,42 +32,42 @@ _FORMS = (
     *(("group", codes, _MX_GROUP, E8M0) for codes in dtypes.FP8),
     ("group", FP4, _NV_GROUP, "float8_e4m3fn"),
 )
-"""What there is: kind, dtype of the codes, columns of a group, dtype of the scales."""
+"""The combinations that exist: kind, dtype of the codes, columns of a group, dtype of the scales."""
 
 
 @dataclass(frozen=True)
 class Quantisation:
     """How rows of float32 values y [..., columns] become codes of few bits and scales, with y ~ code * scale.
 
-    It is made by one of its class methods: `per_row`, `static`, `per_group`, `mxfp8`, `nvfp4`, `none`. The rules, each
-    float32 operation rounded to nearest even, and pinned bit for bit by `drvfuse.reference.quantise`:
+    It is made by one of its class methods: `per_row`, `static`, `per_group`, `mxfp8`, `nvfp4`, `none`. The rules are
+    below. Each float32 operation is rounded to nearest even, and `drvfuse.reference.quantise` has every bit:
 
     - **row**: scale = min(max|y|, upper_bound) / fp8_max, in the scales' dtype, for each row, where fp8_max is the
-      largest finite code (448 or 57344); max|y| and upper_bound are rounded to the scales' dtype before. The code is
-      y * (1 / scale), saturated and rounded once, to nearest even. Where 1 / scale is infinite or NaN it is taken as 0:
-      a row of zeros has scale 0 and codes 0, and a row with a NaN has a NaN scale, codes 0, and NaN where y is NaN.
-    - **static**: the code is y * (1 / scale) with the scale that is given for all rows. No scales are written.
-    - **group**: as row, for each `group` columns of a row. With float8_e8m0fnu scales, which are powers of two, the
-      scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least 2^-127, so its
-      inverse is exact, and only an upper bound or an infinite y saturates. The rule of the OCP specification is another
-      one: it divides the largest power of two in max|y| by the largest in fp8_max, and may saturate. A group of zeros
-      has scale 2^-127 and codes 0. An infinite limit counts as the largest float32. A group with a NaN has the scale
-      NaN (0xFF), and all its codes are NaN.
+      largest finite code (448 or 57344). Before that max|y| and upper_bound are rounded to the scales' dtype. The code
+      is y * (1 / scale), saturated and rounded once, to nearest even. Where 1 / scale is infinite or NaN it is taken as
+      0: a row of zeros has scale 0 and codes 0, and a row with a NaN has a NaN scale, codes 0, and NaN where y is NaN.
+    - **static**: the code is y * (1 / scale) with one given scale for all rows. No scales are written.
+    - **group**: the rule "row", applied to each `group` columns of a row. With float8_e8m0fnu scales, which are powers
+      of two, the scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least
+      2^-127, so its inverse is exact, and only an upper bound or an infinite y saturates. The OCP specification has
+      another rule: it divides the largest power of two in max|y| by the largest in fp8_max, and may saturate. A group
+      of zeros has scale 2^-127 and codes 0. An infinite limit counts as the largest float32. A group with a NaN has the
+      scale NaN (0xFF), and all its codes are NaN.
     - **group of NVFP4** (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element
       of even index in the low four bits. scale = (max|y| / 6) / tensor_scale, saturated and rounded to float8_e4m3fn;
       the code is y * (1 / (scale * tensor_scale)), saturated and rounded to nearest even, or y * 0 where that inverse
       is infinite or NaN, as it is for a scale of 0. FP4 has no NaN: a NaN's code is +6, and the scale is NaN.
 
     The scales of groups have the shape [..., groups] in `layout` "row". In "column" they have [groups, rows], where
-    rows are all leading dimensions together, padded to a multiple of 4, as block-scaled GEMMs want them that read
-    columns of scales. "tiles" is the layout of block scales in cuBLASLt: one dimension of tiles of 512 bytes, each for
+    rows are all leading dimensions together, padded to a multiple of 4: block-scaled GEMMs that read columns of scales
+    need this. "tiles" is the layout of block scales in cuBLASLt: one dimension of tiles of 512 bytes, each for
     128 rows and 4 groups. Rows and groups are padded to whole tiles, the tiles of the same rows follow one another, and
     the scale of row r and group g of a tile is its byte r % 32 * 16 + r // 32 * 4 + g. Tiles begin at a multiple of 16
     bytes. Every call writes bytes of 0 as padding.
 
-    `kind` is one of "none", "row", "static" and "group"; `dtype` is that of the codes (None for none) and `scales` that
-    of the scales (None where none are written); `group` is the columns of a scale (0 but for groups). `scale` is what
-    was given to `static`, or the tensor scale of `nvfp4`; else 1.
+    `kind` is "none", "row", "static" or "group". `dtype` is the dtype of the codes (None for the kind "none"), and
+    `scales` the dtype of the scales (None where no scales are written). `group` is the number of columns of a scale, 0
+    for kinds other than "group". `scale` is the scale given to `static` or the tensor scale of `nvfp4`, else 1.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Quantisation:
 
     @classmethod
     def static(cls, scale: float, dtype: DTypeLike = "float8_e4m3fn") -> Quantisation:
-        """FP8 codes with one scale, a number that is known before the call: it is given and not written."""
+        """FP8 codes with one scale for all rows, which is known before the call. No scales are written."""
         return cls("static", _fp8(dtype), scale=_scale("scale", scale))
 
     @classmethod
@@ -127,7 +127,7 @@ class Quantisation:
 
     @classmethod
     def nvfp4(cls, tensor_scale: float, layout: str = "row") -> Quantisation:
-        """NVFP4: e2m1 codes with a float8_e4m3fn scale for each 16 columns, and one scale for the tensor, given."""
+        """NVFP4: e2m1 codes with a float8_e4m3fn scale for each 16 columns, and a given scale for the whole tensor."""
         kind = dtypes.get("float8_e4m3fn")
         given = _scale("tensor_scale", tensor_scale)
         return cls("group", dtypes.get(FP4), _NV_GROUP, kind, _layout(layout, kind), scale=given)
@@ -139,7 +139,7 @@ class Quantisation:
 
     @property
     def given(self) -> float:
-        """The number that is passed to kernels: the given scale where there is one, else the upper bound."""
+        """The one number that kernels get: the given scale or tensor scale if there is one, else the upper bound."""
         return self.scale if self.kind == "static" or self.dtype == FP4 else self.upper_bound
 
     def check(self, columns: int, in_dtype: DType) -> None:
@@ -154,7 +154,7 @@ class Quantisation:
             raise ArgumentError("quantisation", shown, f"for rows of a multiple of {self.group} columns")
 
     def groups(self, columns: int) -> int:
-        """The scales of a row: 0 where none are written."""
+        """The number of scales of a row, 0 if no scales are written."""
         return columns // self.group if self.group else int(self.kind == "row")
 
     def scales_shape(self, rows_shape: Sequence[int], columns: int) -> tuple[int, ...] | None:
@@ -172,11 +172,11 @@ class Quantisation:
 
     @property
     def scales_alignment(self) -> int:
-        """What the address of the scales is a multiple of: kernels clear the padding of tiles by 16 bytes."""
+        """The required alignment of the scales in bytes. Kernels clear the padding of tiles by stores of 16 bytes."""
         return _TILES_ALIGNMENT if self.layout == "tiles" else 1
 
     def output_dtype(self, in_dtype: DType) -> DType:
-        """The dtype of the codes, or of the inputs where nothing is quantised."""
+        """The dtype of the codes, or of the inputs for the kind "none"."""
         return in_dtype if self.dtype is None else self.dtype
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -217,7 +217,7 @@ class Quantisation:
 
 
 def _name(dtype: DType | None) -> str | None:
-    """A name that no dtype has for anything else, such as a dtype's name."""
+    """The dtype's name. For any other value, such as a string, "", which is no dtype's name."""
     return None if dtype is None else dtype.name if isinstance(dtype, DType) else ""
 
 

@@ -26,7 +26,7 @@ def split_rows(rows: int, ranks: int) -> tuple[int, ...]:
 class Parts:
     """The parts of a tensor, in elements: rank r owns [starts[r], starts[r + 1]), in the order of the ranks.
 
-    Packs of `width` elements are those of the tensor, so neighbours may share one.
+    A pack is `width` elements from a multiple of `width` on, so the parts of two ranks may share a pack.
     """
 
     starts: tuple[int, ...]
@@ -38,11 +38,11 @@ class Parts:
         return cls(tuple(itertools.accumulate((count * row_elements for count in rows), initial=0)), width)
 
     def first(self, rank: int) -> int:
-        """The pack with which the part of a rank begins."""
+        """The index of the pack in which the part of a rank begins."""
         return self.starts[rank] // self.width
 
     def packs(self, rank: int) -> int:
-        """The packs that a rank's part has, in whole or in part."""
+        """The number of packs of which a rank's part has at least one element."""
         begin, end = self.starts[rank], self.starts[rank + 1]
         return ceil_div(end, self.width) - begin // self.width if begin < end else 0
 
@@ -58,18 +58,16 @@ class Parts:
 
 
 def depth(packs: int) -> int:
-    """How many units a push call sends ahead, by the packs of the largest part: where blocks have several each."""
+    """How many units a push call sends ahead, by the packs of the largest part: 0 where a block has few units."""
     return 2 if packs >= 1 << 18 else 0
 
 
 ROUND_US = 9.0
-"""What each further round of an all-reduce by one shot costs on 2 H200 (docs/performance.md)."""
+"""The time that each further round of a push call takes on 2 H200 (docs/performance.md)."""
 
 
 def pulls(costs: Costs, received: int, half_bytes: int) -> bool:
-    """Whether loading that many bytes from peers takes less time than pushing words into slots, where a round fills a
-    half.
-    """
+    """Whether loading `received` bytes from peers takes less time than pushing them into slots, round by round."""
     rounds = max(1, ceil_div(received, half_bytes - GREETINGS_BYTES))
     pushed = costs.scatter_push.microseconds(received) + (rounds - 1) * ROUND_US
     return costs.scatter_pull.microseconds(received) < pushed
@@ -92,9 +90,9 @@ def traffic(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic:
     """
     others = (ranks - 1) * nbytes  # what all ranks together take from their peers
     read = Traffic(ranks * nbytes, 0)
-    if algo == "push":  # stored remotely, found by polls and cleared
+    if algo == "push":  # words are stored remotely, and polled and cleared locally
         return read + Traffic(2 * others, others)
-    if algo == "naive":  # copies into slots, which are then read
+    if algo == "naive":  # peers' inputs are copied to slots, which are then read
         return Traffic(nbytes + 2 * others, others)
     staging = Traffic(2 * others, 0) if staged else NONE
     return staging + Traffic(nbytes, others)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that a call reads and writes in device memory, by algorithm, summed over all ranks.
 
-Counts of the algorithms, not measurements: tensors and their copies in workspaces, without barrier words, gamma and
-epilogue parameters. `local` is on the rank's own device, `remote` crosses to another. A pushed word is stored remotely,
-read locally by the poll that finds it, and cleared. An access by a multicast address counts in the memory of every
-rank, one of which is the own.
+The numbers follow from the algorithms and are not measured. They count tensors and their copies in workspaces, without
+barrier words, gamma and epilogue parameters. `local` bytes are in the memory of the accessing rank's own device,
+`remote` bytes in that of another device. A pushed word is stored remotely, read locally by the poll that finds it, and
+cleared. An access by a multicast address counts once in the memory of every rank, the own one included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes (local, remote), summed over all ranks."""
+    """Local and remote bytes, summed over all ranks."""
 
     local: int
     remote: int
@@ -41,8 +41,8 @@ def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic
 
 
 def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False) -> Traffic:
-    """Traffic of `nbytes` of output on every rank; with two stages each part is read from its owner's payload, or is
-    sent by the owner.
+    """Traffic of writing `nbytes` of output on every rank. With two stages each part is read from its owner's payload,
+    or sent by its owner.
 
     With `to_outputs` the output is stored by multicast directly into the outputs, else into the staging and copied from
     there.
@@ -56,7 +56,7 @@ def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False
 
 
 def sending_words(ranks: int, nbytes: int) -> Traffic:
-    """Traffic of `nbytes` of results that push_two_shot sends and stores nowhere but in the slots."""
+    """Traffic of `nbytes` that push_two_shot sends into slots and that no rank stores as a result."""
     return Traffic(2 * (ranks - 1) * nbytes, (ranks - 1) * nbytes)
 
 

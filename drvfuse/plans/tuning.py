@@ -2,8 +2,8 @@
 """Which algorithm `algo="auto"` selects: the one that is quickest in a model with two constants per algorithm.
 
 Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the model reads
-nothing but shapes and constants that are the group's. `drvfuse tune` measures these on a machine; else they are those
-of the lowest compute capability of its devices, for GPUs that all reach one another by NVLink.
+only shapes and the constants of the group. `drvfuse tune` measures constants on a machine. Otherwise built-in constants
+are used, for the lowest compute capability of the group's devices and for GPUs that are all connected by NVLink.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ HOPPER = Costs(
     move_direct=Cost(8.0, 350e3),
     move_staged=Cost(9.0, 300e3),
 )
-"""Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received. Of scatters they
-are those of all-reduces by one shot and by one stage from 16 MiB on, where the choice matters. Those of moves by push
-and by direct accesses are of kernels that did not yet copy what stays on a rank beside what moves; relays and staged
-bytes are estimates."""
+"""Measured on 2 H200 (docs/performance.md); the times of 3 to 8 GPUs follow from the bytes that they receive. For
+reduce-scatters the constants are those of the all-reduces by one shot and by one stage from 16 MiB on, where the choice
+matters. Moves by push and by direct accesses were measured before their kernels copied the bytes that stay on a rank
+beside those that move. Relays and staged moves are estimates."""
 
 AMPERE = Costs(
     one_shot=Cost(2.5, 200e3),
@@ -73,8 +73,8 @@ AMPERE = Costs(
     move_staged=Cost(12.0, 175e3),
 )
 BLACKWELL = Costs(*(Cost(base_us, 2 * bytes_per_us) for base_us, bytes_per_us in HOPPER))
-"""Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink; Ampere's base times are
-longer, those of rows most, as it has no clusters."""
+"""Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink. Ampere's base times are
+longer, those of the fused ops most, as it has no clusters."""
 
 
 def costs(capability: tuple[int, int]) -> Costs:
@@ -102,7 +102,8 @@ def allreduce_received(ranks: int, nbytes: int) -> tuple[float, float]:
 
 
 def fused_received(ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool) -> tuple[float, float]:
-    """The same for the fused norm. With residuals whole rows are gathered, else results."""
+    """The bytes that each rank receives in a fused norm by push_one_shot and by push_two_shot. The latter gathers whole
+    rows with a residual, else results."""
     gathered = row_bytes if residual else result_bytes
     return (ranks - 1) * rows * row_bytes, (ranks - 1) / ranks * rows * (row_bytes + gathered)
 

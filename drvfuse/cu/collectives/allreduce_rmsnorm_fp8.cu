@@ -36,7 +36,8 @@
 // its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
 // frees inputs at completion (end barrier; last chunk's barrier) and the payload's halves. residual_output may be
 // residual: a row's residual is read before residual_out of that row is written by the same block, after a barrier or
-// by the same thread; a non-owner does not read it. NODES: as in allreduce.cu. gamma is fetched before the wait for the producer.
+// by the same thread; a non-owner does not read it. NODES: as in allreduce.cu. gamma is fetched before the wait for the
+// producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

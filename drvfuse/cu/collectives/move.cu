@@ -5,8 +5,8 @@
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
 //   DRVFUSE_STAGED: with inputs, or outputs, that peers cannot access, at addresses off 16 bytes, which would cost an
-//   access across the link for each byte, and in place where a peer's bytes would come over bytes that are still to be read.
-//   Chunk by chunk the bytes pass a payload, which lies on the rank that is read from (pull) or written to (put).
+//   access across the link for each byte, and in place where a peer's bytes would come over bytes that are still to be
+//   read. Chunk by chunk the bytes pass a payload, which lies on the rank that is read from (pull) or written to (put).
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so of pull one staged copy serves all.
 // Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each: one by pull of the same bytes, else one
 // for each pair of ranks, by distance.
@@ -20,9 +20,9 @@
 //   outputs are free. At the end barrier a rank's peers have read all of its input (pull), or written all of its output
 //   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that
 //   known to what follows in the stream. Inputs and outputs of one call have no bytes in common but those that stay.
-//   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers' blocks
-//   arrive after reading that half. After the start barrier of a call payloads are free. Nobody else reads an input or
-//   writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
+//   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers'
+//   blocks arrive after reading that half. After the start barrier of a call payloads are free. Nobody else reads an
+//   input or writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/moves.cuh"
@@ -31,7 +31,7 @@
 constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // in the payload, for all peers
-constexpr int PACKS = 8;                         // in flight per thread
+constexpr int PACKS = DRVFUSE_PACKS;             // in flight per thread
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Broadcast by pushing to ranks that pass the bytes on, of three ranks or more: no link carries more than the array once.
 //
-// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round has a
-// relay: the rank 1 + u mod (ranks - 1) behind the root. The root sends the unit to its relay alone, which stores it, and
-// sends it to all ranks but the root.
+// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
+// has a relay: the rank 1 + u mod (ranks - 1) behind the root. The root sends the unit to its relay alone, which stores
+// it, and sends it to all ranks but the root.
 //
 // Grid. One dimension, the same on every rank. Blocks beyond the units copy the root's input to its output.
 //
@@ -12,7 +12,8 @@
 // same unit. So nobody waits in a circle: the root waits for keys that need no data, a relay for the root and for keys
 // that need no data, and the others for the relay. A relay sends a key of its own, found from the words.
 //
-// Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then undefined.
+// Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then
+// undefined.
 #include "collectives/moves.cuh"
 
 // What a thread has of a unit, and what its rank does with it.

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one path of every op from its arguments to a launch. It knows no op: the rooms beside it import it.
 
-1. Check. `operands` and `options` make each array an `Operand`, with its name in messages, its producer and whether it
-   is another library's; `streams` makes streams `Stream` objects, once; `results` takes the outputs that were given, or
-   allocates them; `scratch` finds the workspace of an op on one device. A wrong argument raises a typed error here.
-2. Plan. `plans` decides grids, chunks and algorithms from integers, an op says with a `Specialisation` what its kernel
-   is compiled for, and `planned` keeps both, as a `Planned` for each device, for later calls. Its key is all that it
-   depends on: shapes, dtypes, options, what addresses are multiples of, the fault planted in the kernels; never an
-   address.
-   A driver (`KernelCache`) owns the kernels, a device or a group (`PlanCache`) the plans, `Scratch` the workspaces:
-   `owner.part(KernelCache)` is the one object of a class.
-3. Fill. `Planned.take` gives a launch whose parameters lack what differs between calls; the op writes that in place,
-   addresses of arrays by `Ready.point`.
-4. Launch. `submit` is the same for every op: `Turns.admit` raises what earlier launches have reported, each
-   stream is asked once whether it is captured, `Schedule.check` refuses what the algorithm cannot do there,
-   `Turns.follow` and `Route.follow_producers` order the streams, the kernels are queued in one launch group, and the
-   arrays, graphs and owners of foreign arrays are told. Nothing is checked or allocated between the launches of two
-   ranks, and nothing fails after them but a broken driver.
+1. Check. `operands` makes each array an `Operand`, which knows its name in messages, its producer, and whether it is
+   another library's. `options` checks the other arguments, and `streams` turns the caller's streams into `Stream`
+   objects. `results` takes the outputs that the caller gave, or allocates them; `scratch` finds the workspace of an op
+   on one device. A wrong argument raises a typed error in this step.
+2. Plan. `plans` decides grids, chunks and algorithms from integers. A `Specialisation` says what the op's kernel is
+   compiled for. `planned` keeps both for later calls, as one `Planned` for each device. The key of a plan holds
+   everything that the plan depends on: shapes, dtypes, options, the alignment of addresses, the fault planted in the
+   kernels; never an address. Kernels are kept in the driver's `KernelCache`, plans in the `PlanCache` of a device or a
+   group, and workspaces in the device's `Scratch`; `owner.part(PlanCache)` returns the owner's only `PlanCache`.
+3. Fill. `Planned.take` gives a launch whose parameters lack what differs between calls. The op writes that into the
+   launch, addresses of arrays by `Ready.point`.
+4. Launch. `submit` is the same for every op. `Turns.admit` raises errors that earlier launches have reported. Each
+   stream is asked once whether it is being captured, and `Schedule.check` refuses what the algorithm cannot do in a
+   capture. `Turns.follow` and `Route.follow_producers` order the streams, and the kernels are queued in one launch
+   group. Then the launch is recorded in its arrays and in graphs, and the streams of foreign arrays are ordered after
+   it. Nothing is checked or allocated between the launches of two ranks, and only a broken driver can fail after them.
 
-`op` makes an op of the function that prepares it. A plain call is `prepare` and `launch`. Most plain calls differ from
-an earlier one in addresses alone: `repeat` finds that out from the arguments, and then only writes them to the launches
-of that call. The launches of any other go back to the plan. Those of a `Prepared` are its own, so its parameters may
-change (`set`) and it may be launched rank by rank. `GroupTurns` holds what collectives share, `WorkspaceTurns` what ops
-on one device with a workspace share.
+`op` makes an op of the function that prepares its calls. A plain call is `prepare` and `launch`. Most plain calls
+differ from an earlier one in addresses alone. `repeat` recognises such a call by its arguments, and writes its
+addresses to the launches of the earlier call. After any other plain call its launches go back to the plan. A `Prepared`
+keeps its launches, so its parameters may change (`set`) and it may be launched rank by rank. `GroupTurns` holds what
+all calls of a group share, `WorkspaceTurns` what calls with the same workspace on one device share.
 """

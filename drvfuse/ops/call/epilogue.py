@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element-wise epilogues: a CUDA C++ expression applied to the fp32 sum before it is rounded."""
+"""Element-wise epilogues: a CUDA C++ expression that is applied to each fp32 sum before the sum is rounded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def int32(value: int) -> Scalar:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A parameter with a copy on every rank, equal by contract: unlike a plain list, it does not differ by rank."""
+    """A parameter with a copy on every rank. The caller promises equal copies; a plain list may differ by rank."""
 
     copies: tuple[Any, ...]
 
@@ -65,9 +65,10 @@ _ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): error: (?P<text>.*(?:
 
 
 def explain(log: str, expression: str) -> str:
-    """The errors in NVRTC's log, each with a mark below the place in `expression`, the only part a user knows.
+    """The errors in NVRTC's log, each with a mark below its place in `expression`, the part that the user wrote.
 
-    `expression` is line 1 of the file "epilogue". An error after it is marked at its end, one before it at its start.
+    NVRTC sees `expression` as line 1 of a file "epilogue". An error in a later line is marked at the end of the
+    expression, an error in another file at its start.
     """
     shown = []
     for error in _ERROR.finditer(log):
@@ -87,11 +88,11 @@ class Epilogue:
     is converted to fp32 and rounded once to the output's dtype. Kernels are compiled without contraction of `a * b + c`
     to fma.
 
-    A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; array elements appear as float where the
-    dtype is a floating one. Give a list, one entry per local rank, where it differs by rank; `Replicated([...])` for a
-    copy on each rank of the same values; a bare array is read by every rank where it lies, so it may be overwritten or
-    freed only after the call is complete on all ranks, not just on the rank that holds it. Nothing checks indices, and
-    an array parameter must not overlap what the collective writes.
+    A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; array elements appear as float where the dtype
+    is a floating one. A parameter that differs by rank is a list with one entry per local rank; one with the same
+    values on each rank is `Replicated([...])` of its copies. A bare array is read by every rank where it lies, so it
+    may be overwritten or freed only after the call is complete on all ranks, not just on the rank that holds it.
+    Nothing checks indices, and an array parameter must not overlap what the collective writes.
 
     An epilogue that differs by rank (a list, or `rank` in the expression) needs algo "one_stage" or "naive":
     "two_stage" computes each element on one rank alone.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epilogue on some devices: its C++ text, and its parameters as one structure for each."""
+"""An epilogue on given devices: its C++ text, and for each device a structure with its parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ...dtypes import DType
 from ...errors import ArgumentError, CompileError
-from ...runtime import interop
+from ...runtime import reach
 from ...runtime.device import Device
 from . import operands as checked
 from .epilogue import Epilogue, Replicated, Scalar, explain
@@ -21,9 +21,11 @@ _SCALARS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
 
 @dataclass(frozen=True)
 class EpilogueParameters:
-    """`text` defines `EpilogueParams` and `epilogue` for the kernel and depends on expression and types alone.
+    """An epilogue and its checked parameters on each device.
 
-    `structures[i]` is the `EpilogueParams` of the device of local rank i, `operands[i]` the arrays that it points to.
+    `text` is C++ that defines `EpilogueParams` and `epilogue` for the kernel. It depends on the expression and the
+    types of the parameters alone. `structures[i]` is the `EpilogueParams` of the device of local rank i, `operands[i]`
+    the arrays that it points to.
     """
 
     devices: Sequence[Device]
@@ -34,8 +36,9 @@ class EpilogueParameters:
 
     @classmethod
     def of(cls, devices: Sequence[Device], epilogue: Epilogue) -> Self:
-        """Check the parameters against the devices, of one driver, and fill a structure for each. Raises ArgumentError
-        that names the wrong parameter.
+        """Check the parameters for these devices, all of one driver, and fill a structure for each device.
+
+        Raises ArgumentError, which names the wrong parameter.
         """
         if not isinstance(epilogue, Epilogue):
             raise ArgumentError("epilogue", repr(epilogue), "a drvfuse.Epilogue or None")
@@ -60,14 +63,15 @@ class EpilogueParameters:
         return f'#include "common/prelude.cuh"\n{self.text}\n'
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """With some parameters replaced. ArgumentError if the kernel would be another."""
+        """A copy with some parameters replaced. ArgumentError if their types differ, which would need another
+        kernel."""
         new = self.of(self.devices, self.epilogue.with_(**parameters))
         if new.text != self.text:
             raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
         return new
 
     def explained(self, error: CompileError) -> CompileError:
-        """The error of a kernel with this epilogue, in terms of the expression."""
+        """The compile error of a kernel with this epilogue, with each place shown in the expression."""
         expression = self.epilogue.expression
         return CompileError(f"epilogue {expression!r}", explain(error.log, expression))
 
@@ -114,7 +118,7 @@ def _array(device: Device, name: str, value: Any) -> Operand:
     operand = checked.whole(name, value, device.driver)
     if not operand.array.size:
         raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")
-    if not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
+    if not reach.readable_by(operand.array.ptr, operand.array.nbytes, device):
         raise ArgumentError(
             name,
             f"on device {operand.array.device.index}, which device {device.index} cannot read",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault that kernels are compiled with: none, except in `drvfuse check` and in tests. See cu/common/faults.cuh."""
+"""The fault that is planted in kernels, in `drvfuse check` and in tests only. See cu/common/faults.cuh."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _planted = ""
 
 
 def planted() -> str:
-    """The name of the fault that kernels compiled now get, or ""."""
+    """The name of the fault that is planted in kernels of calls made now; "" for none."""
     return _planted
 
 
 def defines(fault: str) -> dict[str, str | int]:
-    """The definitions that plant `fault`."""
+    """The definitions with which a kernel is compiled so that it has `fault`."""
     return {"DRVFUSE_FAULT": f'"{fault}"'} if fault else {}
 
 
 @contextlib.contextmanager
 def in_kernels(fault: str) -> Iterator[None]:
-    """A block in which the kernels of calls that are made or prepared, by any thread, get `fault`."""
+    """A context in which the kernels of all calls that are made or prepared, by any thread, have `fault`."""
     global _planted
     before, _planted = _planted, fault
     try:

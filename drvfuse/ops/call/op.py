@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops, made of the functions that prepare their calls."""
+"""The decorator that makes an op of the function that prepares its calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
         idle: list[Repeat] = [] if layout is None else layout.owner.part(Repeats).get(layout.key, list)
         repeat: Repeat | None
         try:
-            repeat = idle.pop()  # which no other thread launches then
+            repeat = idle.pop()  # no other thread launches it until it is back in the list
         except IndexError:
             try:
                 prepared = prepare(*args, **kwargs)

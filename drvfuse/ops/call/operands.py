@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked arrays of a call, each with its name in messages and the stream that its contents are produced on.
+"""The checked arrays of a call, each with its name in messages and the stream on which its contents are produced.
 
-Every check raises ArgumentError naming the argument (`inputs[2]`), what it was and what it must be, and runs before
-anything is launched, allocated or written.
+Every check runs before anything is launched, allocated or written. It raises ArgumentError, which names the argument
+(`inputs[2]`), what it was and what it must be.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ VECTOR = 16
 
 
 class Operand:
-    """An array of a call: rows of `shape[-1]` elements at `stride`.
+    """An array of a call: rows of `shape[-1]` elements, `stride` elements apart.
 
-    `array` is all memory from the first element to the last. `producer` is the stream whose work the call comes after,
-    if the array names one. `foreign` arrays belong to another library, which may reuse them in the order of `producer`.
+    `array` is all memory from the first element to the last. `producer` is the stream after whose work the call comes,
+    or None if the array names no stream. A `foreign` array belongs to another library, which may reuse its memory in
+    the order of `producer`.
     """
 
     __slots__ = ("array", "dtype", "foreign", "name", "producer", "ptr", "shape", "stride")
@@ -61,9 +62,9 @@ class Operand:
 
 
 def driver_of(**arrays: Any) -> Driver:
-    """The driver of the first drvfuse Array among the arguments, else the one of the `driver` setting.
+    """The driver of the first drvfuse Array among the arguments, else the driver of the `driver` setting.
 
-    An argument in host memory is reported as that, also where the driver of the setting is not available.
+    An argument in host memory raises ArgumentError even where the driver of the setting is not available.
     """
     for array in arrays.values():
         if isinstance(array, Array):
@@ -77,14 +78,14 @@ def driver_of(**arrays: Any) -> Driver:
 
 
 def made(name: str, array: Array) -> Operand:
-    """An array of drvfuse's own for which no work has been queued yet."""
+    """The operand of an array that drvfuse has just allocated: no stream produces its contents."""
     return Operand(name, array, array.shape, array.shape[-1] if array.shape else 1, None, False)
 
 
 def whole(
     name: str, value: Any, driver: Driver, dtypes: Sequence[str] | None = None, writable: bool = False
 ) -> Operand:
-    """A C-contiguous input or output of one of `dtypes`."""
+    """The operand of a C-contiguous input or output, whose dtype must be one of `dtypes`."""
     producer: Stream | None
     if isinstance(value, Array) and value.device.driver is driver:
         value.require_open()
@@ -98,7 +99,7 @@ def whole(
 
 
 def rows(name: str, value: Any, driver: Driver, dtypes: Sequence[str]) -> Operand:
-    """An input whose rows may be farther apart than they are long."""
+    """The operand of an input whose rows need not follow one another without gaps."""
     if isinstance(value, Array):
         return whole(name, value, driver, dtypes)
     found = interop.as_rows(value, driver=driver, argument=name)
@@ -118,7 +119,7 @@ def require_alignment(operand: Operand, alignment: int) -> None:
 
 
 def one_device(operands: Iterable[Operand]) -> Device:
-    """The device of all operands."""
+    """The one device of all operands. Raises ArgumentError for an operand with elements on another device."""
     first, *rest = operands
     device = first.device
     for operand in rest:
@@ -129,7 +130,7 @@ def one_device(operands: Iterable[Operand]) -> Device:
 
 
 def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
-    """`value` as a list with an entry per local rank; a bare value is accepted if there is one local rank."""
+    """`value` as a list with an entry per local rank. With one local rank `value` need not be in a list."""
     if isinstance(value, (list, tuple)):
         if len(value) != len(group.ranks):
             raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one per local rank")
@@ -140,7 +141,7 @@ def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
 
 
 def is_bare(group: Group, value: Any) -> bool:
-    """Whether results are returned bare: one local rank, and its array was given without a list."""
+    """Whether results are returned without lists: there is one local rank, and its array was given without a list."""
     return len(group.ranks) == 1 and not isinstance(value, (list, tuple))
 
 
@@ -156,10 +157,10 @@ def of_ranks(
     writable: bool = False,
     suffix: str = "",
 ) -> list[Operand]:
-    """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
+    """One contiguous array per local rank on that rank's device, of `shape` and `dtype`; messages give `why` as reason.
 
-    Where `shape` and `dtype` are None, all have those of the first one. A list has a shape for each local rank.
-    `suffix` ends their names in messages.
+    A list in place of one shape has a shape for each local rank. Where `shape` or `dtype` is None, all arrays must have
+    that of the first array. The names of the arrays in messages end in `suffix`.
     """
     ranks, driver = group.ranks, group.driver
     values = per_rank(group, argument, value)
@@ -184,7 +185,7 @@ def of_ranks(
 
 def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, writable: bool) -> Operand:
     """A contiguous array on the device of `rank`."""
-    if isinstance(item, Array) and item.device is rank.device:  # the checks of `whole`, inlined
+    if isinstance(item, Array) and item.device is rank.device:  # the checks of `whole`, repeated here for speed
         item.require_open()
         operand = Operand(name, item, item.shape, 1, item.stream, False)
     else:
@@ -200,8 +201,9 @@ def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, w
 def rows_of_ranks(
     group: Group, argument: str, value: Any, lengths: Sequence[int] | None, why: str = ""
 ) -> list[Operand]:
-    """One contiguous input per local rank, at any address, whose first dimension has `lengths[i]` on rank i, for the
-    reason `why`; None: that of the first one. The other dimensions and the dtype are those of the first one."""
+    """One contiguous input per local rank, at any address, with `lengths[i]` rows on rank i; messages give `why` as
+    reason. Where `lengths` is None, all have as many rows as the first input. The other dimensions and the dtype of all
+    inputs are those of the first."""
     ranks, driver = group.ranks, group.driver
     values = per_rank(group, argument, value)
     names = _names(argument, "", 0 if is_bare(group, value) else len(ranks))
@@ -209,7 +211,7 @@ def rows_of_ranks(
     for rank, name, item in zip(ranks, names, values, strict=True):
         operand = _of_rank(rank, name, item, driver, 1, False)
         if not operand.shape:
-            raise ArgumentError(name, "of shape ()", "of at least one dimension: that is the one of rows")
+            raise ArgumentError(name, "of shape ()", "of at least one dimension, which counts rows")
         first = found[0] if found else operand
         why = why or f"that of {first.name}"
         length = lengths[rank.index] if lengths is not None else first.shape[0]
@@ -234,10 +236,8 @@ def no_overlap(
     in_place: Sequence[tuple[Operand, Operand]] = (),
     why: str = "",
 ) -> None:
-    """Raise ArgumentError if a written array shares memory with any other, except the pairs of `in_place`, which may be
-    the same memory.
-
-    `why` ends the error's text.
+    """Raise ArgumentError if a written array shares memory with any other array. The two arrays of a pair in `in_place`
+    may be the same memory. The error's text ends in `why`.
     """
     reached = 0
     for start, nbytes in sorted([(o.ptr, o.array.nbytes) for o in (*read, *written)]):

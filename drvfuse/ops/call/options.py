@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that every collective has."""
+"""Checks of the options that many ops have, and the levels of programmatic dependent launch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class PDLLevel(IntEnum):
     """When a collective lets the next kernel in its stream start (programmatic dependent launch).
 
     With any level but OFF the collective itself is launched so that it may start before the kernel in front of it has
-    finished; it reads nothing that kernel may write, the workspace and an epilogue's arrays included, before its
-    `griddepcontrol.wait`. The one exception are weights, which are fetched before the wait: gamma and beta of a fused
-    norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of `gemv_partial_norm`. Between a kernel that
-    writes them and the call there must be a launch without PDL, a wait for an event or a synchronisation. The kernel
-    behind it, if launched with PDL, may start
+    finished. Before its own `griddepcontrol.wait` it reads nothing that the kernel in front may write, the workspace
+    and an epilogue's arrays included. Weights are the one exception, as they are fetched before the wait: gamma and
+    beta of a fused norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of `gemv_partial_norm`. Between
+    a kernel that writes weights and the call there must be a launch without PDL, a wait for an event or a
+    synchronisation. The kernel behind the collective, if it is launched with PDL, may start
 
-    - OFF, ON, OVERLAP_AT_END: once every block has come to its end (the trigger is the last thing a block does). Only
-      the dependent's own wait makes results visible;
-    - OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
-      wait. It holds multiprocessors while the collective waits for its peers, which no block budget counts, so a
-      collective does this only while its group is the only one open on its devices: while there are others this level
-      is ON. While a graph holds a collective that triggers at once, no further group can be opened on its devices.
+    - with OFF, ON and OVERLAP_AT_END: once every block of the collective has come to its end (the trigger is the last
+      thing that a block does). It sees the results only after its own wait;
+    - with OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
+      wait. It occupies multiprocessors while the collective waits for its peers, and no block budget counts these. So
+      this level triggers at once only while the group is the only one open on its devices; beside other groups it means
+      ON. While a graph holds a collective that triggers at once, no further group can be opened on its devices.
 
-    NO_WAIT_OVERLAP_AT_END would skip the wait; drvfuse's own collectives refuse it.
+    NO_WAIT_OVERLAP_AT_END would skip the wait. All ops of drvfuse refuse it.
     """
 
     OFF = 0
@@ -47,7 +47,7 @@ def open_group(group: Group) -> None:
 
 
 def pdl_level(value: Any) -> PDLLevel:
-    """The level, or ArgumentError; Unsupported for the level that no op can honour."""
+    """The caller's `pdl_level`. Raises ArgumentError, or Unsupported for NO_WAIT_OVERLAP_AT_END."""
     try:
         level = value if isinstance(value, PDLLevel) else PDLLevel(value)
     except ValueError:
@@ -71,7 +71,7 @@ def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
 
 
 def block_limit(value: Any, budget: int) -> int:
-    """`max_num_blocks`: None for the group's budget, else an integer from 1 to it."""
+    """The caller's `max_num_blocks`: an integer from 1 to `budget`, the group's max_blocks; None means `budget`."""
     if value is None:
         return budget
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= budget:
@@ -79,4 +79,4 @@ def block_limit(value: Any, budget: int) -> int:
     return int(value)
 
 
-real = require_real  # among the options, for the ops
+real = require_real

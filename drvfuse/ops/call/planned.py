@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that calls of the same shapes share, with launches that lack only the addresses of arrays.
+"""Plans that calls of the same shapes share, and their launches, which lack only what differs between these calls.
 
-A plan depends on shapes, dtypes, options and how arrays are aligned, never on addresses. Each owner of plans, a driver
-or a group, keeps those of its last calls.
+A plan depends on shapes, dtypes, options and the alignment of arrays, never on addresses. Each owner of plans, a device
+or a group, keeps the plans of its last calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POINTER_BYTES = 8
 
 
 class PlanCache:
-    """The plans of an owner's last calls, `owner.part(PlanCache)`; at most 256, those used last."""
+    """The plans of an owner's last calls, `owner.part(PlanCache)`: the 256 that were used last."""
 
     def __init__(self, owner: Any) -> None:
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
@@ -37,9 +37,10 @@ class PlanCache:
         return len(self._plans)
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan of that key, which holds everything that the plan depends on."""
+        """The plan of that key, made by `make()` if there is none. The key holds everything that the plan depends
+        on."""
         found: Plan | None = self._plans.get(key)
-        if found is not None and len(self._plans) < _KEPT // 2:  # far from full, their order does not matter yet
+        if found is not None and len(self._plans) < _KEPT // 2:  # no plan is dropped soon
             return found
         if found is None:
             found = make()
@@ -62,9 +63,9 @@ def limits(device: Device) -> Limits:
 
 
 class Ready:
-    """A launch and its parameters, of which the plan has written all but what differs between calls.
+    """A launch and its parameters; the plan has written everything that does not differ between calls.
 
-    `pointers` are the addresses of arrays in the parameters, by their offsets.
+    `pointers` are the addresses of arrays in the parameters, by their offset in bytes.
     """
 
     __slots__ = ("__weakref__", "launch", "parameters", "planned", "pointers")
@@ -77,7 +78,7 @@ class Ready:
     def point(self, field: str, *addresses: int) -> None:
         """Write the address of an array to a field, or the addresses of several to a field that is a list.
 
-        Every address of an array is written so, as a repeated call replaces those of `pointers` and nothing else.
+        Every address of an array must be written by this method: a repeated call replaces `pointers` and nothing else.
         """
         kind: Any = type(self.parameters)
         offset = _offset(kind, field)
@@ -87,8 +88,9 @@ class Ready:
             offset += POINTER_BYTES
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """For a collective: take the form that the plan has for a group that is alone on its devices, or for one beside
-        others.
+        """Change a collective's launch for a group that is alone on its devices, or for a group beside others.
+
+        `alone`: the kernel may trigger its dependents at once. `wide`: the grid may fill the devices.
         """
         if self.planned.adapts is not None:
             self.planned.adapts(self, alone, wide)
@@ -100,7 +102,7 @@ class Ready:
 
 @functools.cache
 def _offset(kind: Any, field: str) -> int:
-    """The bytes in front of a field, which may be one of a structure in it, as "call.input"."""
+    """The offset in bytes of a field, or of a field of an inner structure, as "call.input"."""
     outer, _, inner = field.partition(".")
     offset: int = getattr(kind, outer).offset
     within: Any = type(getattr(kind(), outer))
@@ -127,12 +129,12 @@ class Planned:
         compares: bool = False,
         adapts: Callable[[Ready, bool, bool], None] | None = None,
     ) -> None:
-        """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
+        """`grid` is the number of blocks, or a function of the loaded kernel. `waits`: blocks wait for one another, so
+        all of them must be resident at once.
 
-        `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group.
-        `awaits_peers`: whether a launch waits for those of other ranks, and `compares` whether it then compares its
-        call with theirs.
-        `adapts(ready, alone, wide)` changes a launch to one for a group that is alone on its devices, or back."""
+        `cluster` blocks form a cluster. A launch advances the epoch of its group by `barriers`. `awaits_peers`: it
+        waits for launches of other ranks, and with `compares` it compares its call with theirs. `adapts(ready, alone,
+        wide)` changes a launch as `Ready.adapt` says."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
@@ -142,7 +144,7 @@ class Planned:
         self.idle: list[Ready] = []  # launches that no call uses now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:
-        """A launch with `more` arguments behind the parameters."""
+        """A launch whose arguments are the parameters and, behind them, `more`."""
         try:
             ready = self.idle.pop()
         except IndexError:

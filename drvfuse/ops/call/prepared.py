@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are checked, planned and compiled, to be launched any number of times; and the ops that make them."""
+"""Calls that are checked, planned and compiled, and can be launched any number of times."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from ...comm.history import CallNote, Noted
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import NONE, Traffic
+from ...runtime import held
 from ...runtime.graph import capturing
 from ...runtime.lifetime import enter_launches, leave_launches
 from .operands import Operand, no_overlap
@@ -38,14 +39,15 @@ class Schedule(Protocol):
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing.
 
-        Not asked for all ranks on streams that no capture holds, where every algorithm can run.
+        `captures` has the capture of each stream, None for a stream that is not being captured. It is not called for
+        all ranks on streams outside captures, where every algorithm can run.
         """
 
 
 class Direct:
-    """One kernel per rank; the kernels meet on the device, in any order of launch.
+    """One kernel per rank. The kernels wait for one another on the devices, so they may be launched in any order.
 
-    `repeatable`: nothing but its launches' parameters has addresses of the call's arrays (`repeat`).
+    `repeatable`: only the parameters of the launches hold addresses of the call's arrays (`repeat`).
     """
 
     repeatable = True
@@ -54,9 +56,7 @@ class Direct:
         self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """Any streams are allowed, and one rank at a time; launched together, either all ranks run now or all at the
-        replay of graphs.
-        """
+        """One rank may be launched on any stream. Ranks that are launched together must all be captured, or none."""
         require_one_side(captures)
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
@@ -65,7 +65,8 @@ class Direct:
 
 
 def require_one_side(captures: Sequence[int | None]) -> None:
-    """Raise CaptureError unless all streams are in these captures or none is: ranks meet one another."""
+    """Raise CaptureError unless all streams are being captured or none is, as the kernels of ranks wait for one
+    another."""
     if 0 < captures.count(None) < len(captures):
         inside = [position for position, capture in enumerate(captures) if capture is not None]
         others = [position for position, capture in enumerate(captures) if capture is None]
@@ -86,9 +87,10 @@ def submit(
     *,
     alone: bool = False,
 ) -> None:
-    """Queue the launches of `call` at these positions, each on the stream of its route; no schedule means no work.
+    """Queue the launches of `call` for the local ranks at these positions, each on the stream of its route.
 
-    `sections` are what graphs keep besides the arrays. `alone`: only one of several positions is launched.
+    Without a schedule there is nothing to queue. Graphs keep `sections` alive besides the arrays. `alone`: one rank is
+    launched by itself.
     """
     streams = [route.stream for route in routes]
     turns.admit(streams)
@@ -115,7 +117,7 @@ def submit(
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
-        stream = route.stream  # a foreign stream may be destroyed before something waits for it
+        stream = route.stream  # marked now, as a foreign stream may be destroyed before something waits for it
         event = stream.mark() if stream.foreign and capture is None else None
         turns.launched(position, stream, event, capture)
         if more is not route.told or event is not None:
@@ -125,13 +127,15 @@ def submit(
             turns.captured(position, graph, call)
             if graph is not None:
                 graph.keep(*route.arrays, *turns.more, *sections)
+        elif route.unordered:
+            held.keep(stream, route.unordered)
         if route.owners:
             route.lead_owners(event, capture)
 
 
 class Replaceable(Protocol):
-    """Parameters that may change between launches: by rank, the struct that is the kernels' second argument, and the
-    arrays that it points to."""
+    """Parameters that may change between launches. `structures[i]` is the second argument of the kernels of local rank
+    i, and `operands[i]` are the arrays to which it points."""
 
     @property
     def structures(self) -> Sequence[ctypes.Structure]: ...
@@ -140,14 +144,15 @@ class Replaceable(Protocol):
     def operands(self) -> Sequence[Sequence[Operand]]: ...
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """With some parameters replaced; ArgumentError for what `algo` or the compiled kernel does not allow."""
+        """A copy with some parameters replaced. ArgumentError for values that `algo` or the compiled kernel
+        excludes."""
 
 
 class Prepared(Generic[R]):
     """A call with its arrays checked, its plan made and its kernels loaded.
 
-    `algo` is the algorithm chosen, "" for an op that has one. It keeps its arrays alive and belongs to one thread.
-    Contents of the arrays may change between launches; their addresses cannot.
+    `algo` is the algorithm that was chosen, or "" for an op with one algorithm. The object keeps its arrays alive and
+    belongs to one thread. Contents of the arrays may change between launches; their addresses cannot.
     """
 
     def __init__(
@@ -166,9 +171,9 @@ class Prepared(Generic[R]):
         parameters: Replaceable | None = None,
         trace: CallTrace | None = None,
     ) -> None:
-        """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first, in lists
-        that the call keeps; no schedule means no work. `streams` are those on which it is launched unless told
-        otherwise. `ready` are its launches that another call may have after it."""
+        """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; the call
+        keeps and changes these lists. Without a schedule there is nothing to launch. `streams` are the streams of
+        launches that name no others. `ready` are the launches that go back to the plan by `give_back`."""
         self.op, self.algo, self._traffic = op, algo, traffic
         self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
         self._reads, self._writes = reads, writes
@@ -191,7 +196,7 @@ class Prepared(Generic[R]):
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:
-        """The launches of each local rank. Called by themselves they are ordered after nothing and not checked."""
+        """The launches of each local rank. A launch that is called by itself is neither ordered nor checked."""
         return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
 
     @property
@@ -212,12 +217,13 @@ class Prepared(Generic[R]):
 
         Without arguments it runs on the streams given to `prepare` (by default each rank's own). `streams` replaces
         them. With `rank` only that rank's part is queued, on `stream` or its default; every other rank must follow
-        within the `spin_timeout` setting. An op on one device takes `stream` alone.
+        within the `spin_timeout` setting. An op on one device takes only `stream`.
 
-        Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group), or
-        GridTimeout if an earlier one with the op's workspace did, CaptureError where stream order cannot be established
-        in a capture, Unsupported where the algorithm cannot run like this, LaunchError if another rank was launched
-        alone with another call, which must reach this rank first, ClosedError after `group.close()`.
+        Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group),
+        GridTimeout if an earlier call with the op's workspace timed out, CaptureError where stream order cannot be
+        established in a capture, Unsupported where the algorithm cannot be launched like this, LaunchError if another
+        rank was launched by itself with another call, which must first be launched on this rank too, and ClosedError
+        after `group.close()`.
         """
         if streams is None and rank is None and stream is None:
             self._queue(self._positions, self._streams)
@@ -232,7 +238,7 @@ class Prepared(Generic[R]):
     def set(self, **parameters: Any) -> None:
         """Replace parameters of the epilogue for the launches that follow; nothing is compiled.
 
-        Takes what `Epilogue` takes; the types must stay. Launches already queued or captured keep their values.
+        Takes what `Epilogue` takes, of the same types as before. Launches already queued or captured keep their values.
         """
         old = self._parameters
         if old is None:
@@ -258,8 +264,8 @@ class Prepared(Generic[R]):
         submit(self, self._turns, self._schedule, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:
-        """The route of a launch on `stream`. The wrapper of a foreign stream is made anew at each launch, so its route
-        is kept only as long as the wrapper.
+        """The route of a launch on `stream`. Routes are kept for streams of drvfuse and for those of `prepare`: other
+        foreign streams get a new wrapper at each launch, so their routes would never be found again.
         """
         route = self._routes.get((position, stream))
         if route is None:
@@ -269,7 +275,7 @@ class Prepared(Generic[R]):
         return route
 
     def give_back(self) -> None:
-        """Let other calls use the launches; this call is not launched again."""
+        """Let other calls use the launches. This call must not be launched again."""
         for ready in self._ready:
             ready.give_back()
 
@@ -285,7 +291,7 @@ def on_device(
     trace: CallTrace | None = None,
     parameters: Replaceable | None = None,
 ) -> Prepared[R]:
-    """The call of an op on one device, which has one launch; None: there is nothing to do."""
+    """The call of an op on one device with the launch `ready`; None: there is nothing to launch."""
     schedule, used = (None, []) if ready is None else (Direct([ready.launch]), [ready])
     return Prepared(op, turns, result, [read], [written], schedule, [stream], used, trace=trace, parameters=parameters)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that differ from an earlier one in the addresses of their arrays alone.
+"""Plain calls that differ from an earlier call in the addresses of their arrays alone.
 
-Whether a plain call is right, and what it launches, depends on its `Layout`, on addresses only by what they are
-multiples of and by which arrays share memory. So the first call of a layout is checked and planned as any other, and
-then kept as a `Repeat`, which later ones launch with their own addresses written to the parameters.
+Whether a plain call is right, and what it launches, follows from its `Layout`: of the addresses only their alignment
+and which arrays share memory matter, and the layout has both. So the first call of a layout is checked and planned as
+any other, and then kept as a `Repeat`. Later calls of the layout write their addresses to its parameters and launch it.
 
-Where an answer may change between two calls, the call has no layout: arrays of other libraries and memory that is not
-of drvfuse's pools can be closed or be out of a peer's reach.
+A call has no layout if the result of a check may change between two calls. So it is with arrays of other libraries and
+with memory that is not of drvfuse's pools, which may be closed, or may no longer be accessible to a peer.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
-_PLAIN = {bool, int, str, type(None), PDLLevel, DType, Quantisation, type}  # whose equal values mean the same
+_PLAIN = {bool, int, str, type(None), PDLLevel, DType, Quantisation, type}  # equal values mean the same call
 
 
 class Repeats(PlanCache):
-    """The last layouts of the calls of a group or a device, each with its calls that are not being launched now."""
+    """The last layouts of a group's or a device's calls, each with those of its repeats that no thread is launching."""
 
 
 class Layout(NamedTuple):
-    """Everything that decides a plain call but the addresses: its arrays in the order of its arguments, the group or
-    device that keeps its repeats, and the other arguments.
+    """Everything that decides what a plain call does, except its addresses.
+
+    `owner` is the group or device that keeps the repeats. `key` holds the other arguments, and the shape, dtype and
+    alignment of each array. `arrays` are in the order of the arguments.
     """
 
     owner: Group | Device
@@ -50,10 +52,10 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, op: object, args: Sequence[Any], options: Mapping[str, Any]) -> Layout | None:
-        """None where an argument is anything but the group, one of drvfuse's pooled arrays or streams, a plain value,
-        a list of these, or lists in a list.
+        """The layout of a call with these arguments, or None if it has none.
 
-        Streams are no part of the key: they are resolved anew for each call.
+        An argument must be the group, a pooled array or a stream of drvfuse, a plain value, a list of these, or a list
+        of such lists. The key holds that a stream was given, not which one: streams are resolved for each call.
         """
         owner: Group | Device | None = None
         arrays: list[Array] = []
@@ -79,7 +81,7 @@ class Layout(NamedTuple):
                 arrays.append(value)
                 key.append(value._layout or value.layout)
             elif kind in _PLAIN:
-                if kind is str and value == "current":  # streams of arrays
+                if kind is str and value == "current":  # the streams of arrays, which are resolved by the checks
                     return None
                 key += kind, value
             elif kind is float:
@@ -100,9 +102,7 @@ class Layout(NamedTuple):
 
 
 def _overlaps(arrays: Sequence[Array]) -> tuple[tuple[int, int, int], ...]:
-    """For each array that begins inside another: its number, that of the first array that contains its start, and the
-    offset in that one.
-    """
+    """(number, number of the array around it, offset in that array) of each array that begins inside another array."""
     found, begin, reached, first = [], 0, 0, 0
     for number in sorted({*map(arrays.index, arrays)}, key=lambda number: (arrays[number].ptr, number)):
         array = arrays[number]
@@ -115,21 +115,23 @@ def _overlaps(arrays: Sequence[Array]) -> tuple[tuple[int, int, int], ...]:
 
 
 _Run = tuple[Callable[..., None], Any, int, Callable[[Sequence[int]], Sequence[int]]]
-"""How to write addresses to parameters from an offset on, and which of those of all arrays."""
+"""(write, parameters, offset, pick): write the picked addresses, of those of all arrays, to parameters from offset
+on."""
 
 
 class Repeat:
-    """A call that was launched, to be launched with other arrays of its layout. It keeps neither arrays nor a group."""
+    """A call that was launched, kept so that it can be launched with other arrays of its layout. It holds no array and
+    no group."""
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
-        """See `of`. Raises LookupError for a schedule that is not `repeatable`, and where launches do not point to all
-        arrays."""
+        """See `of`. Raises LookupError if the schedule is not `repeatable`, or if the parameters of the launches lack
+        the address of an array."""
         if not getattr(prepared._schedule, "repeatable", False):
             raise LookupError(f"{prepared!r} has steps with addresses of their own")
         self.note, self._schedule = prepared.note, prepared._schedule
-        self._ready = prepared._ready  # kept alive, as the group holds only weak references to launches that it adapts
+        self._ready = prepared._ready  # keeps the launches alive, to which the group holds only weak references
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns
-        every = list(arrays)  # and those that the call has allocated
+        every = list(arrays)  # arrays that the call has allocated are appended
         self._made: list[tuple[Device, tuple[int, ...], DType, int]] = []
         self._left_out = ""
         for position, written in enumerate(prepared._writes):
@@ -151,14 +153,14 @@ class Repeat:
 
     @classmethod
     def of(cls, prepared: Prepared[Any], arrays: Sequence[Array]) -> Repeat | None:
-        """The call as a `Repeat`, if it can be one; `arrays` are those of its layout."""
+        """The call as a `Repeat`, or None if it cannot be repeated; `arrays` are those of its layout."""
         try:
             return cls(prepared, arrays)
         except LookupError:
             return None
 
     def launch(self, layout: Layout, streams: Any, stream: Any) -> Any:
-        """Queue the call with the arrays of `layout`, on the streams that it was given."""
+        """Queue the call with the arrays of `layout`, on the streams that the caller gave."""
         turns, arrays = self._turns or GroupTurns(cast("Group", layout.owner)), layout.arrays
         _, queues = turns.choose(streams, None, stream, ())
         if self._made:
@@ -175,7 +177,7 @@ class Repeat:
 
 
 def _runs(ready: Ready, arrays: Sequence[Array]) -> list[_Run]:
-    """The pointers of a launch as numbers of arrays, adjacent ones together."""
+    """The writes that fill in all addresses of a launch: one for each run of adjacent pointers."""
     numbers = {array.ptr: number for number, array in enumerate(arrays) if array.size}
     runs: list[tuple[int, list[int]]] = []
     end = -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a call: the arrays that the caller gave, or new ones, allocated in the order of the call's stream."""
+"""The arrays that a call writes: those that the caller gave, or new arrays, allocated in the order of its streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Wanted = tuple[str, tuple[int, ...], "DType"]
 
 
 def refuse_capture(streams: Sequence[Stream], argument: str) -> None:
-    """Raise CaptureError if a stream is being captured: `argument` was left out and nothing may be allocated there."""
+    """Raise CaptureError if a stream is being captured: the caller left out `argument`, and a capture cannot
+    allocate."""
     if any(stream.capture_id() is not None for stream in streams):
         raise CaptureError(f"{argument}=None allocates, which a capture forbids; pass {argument}")
 
@@ -34,10 +35,10 @@ def of_ranks(
     dtype: DType,
     streams: Sequence[Stream],
 ) -> tuple[list[Operand], list[Any]]:
-    """One result array per local rank, and the objects to return to the caller: those that were given, whose operands
-    are `targets`, or new arrays, of one shape or, where `shape` is a list, of one for each local rank.
+    """One result array per local rank, as operands and as the objects to return to the caller.
 
-    Raises CaptureError if new ones are needed during a capture.
+    They are the arrays that the caller gave, whose operands are `targets`, or new arrays. A list in place of one shape
+    has a shape for each local rank. Raises CaptureError if new arrays are needed during a capture.
     """
     if given is not None:
         return targets, operands.per_rank(group, argument, given)
@@ -51,8 +52,9 @@ def of_ranks(
 
 
 def outputs(device: Device, stream: Stream, wanted: Sequence[Wanted], given: Any) -> tuple[list[Operand], list[Any]]:
-    """The arrays of `outputs=` of an op on one device, checked, or new ones; and the objects to return to the caller
-    for them.
+    """The result arrays of an op on one device, as operands and as the objects to return to the caller.
+
+    They are the arrays `given` as `outputs=`, checked, or new arrays.
     """
     if given is None:
         refuse_capture([stream], "outputs")

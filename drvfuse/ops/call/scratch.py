@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workspaces of the ops on one device, and the handling of waits in them that were given up.
+"""Workspaces of the ops on one device, and errors for kernels that have given up waiting in them.
 
 A workspace begins with `struct ScratchState` of cu/sync/scratch.cuh and must be zero before its first use. It serves
-one launch at a time. A kernel that gives up waiting says so in pinned host memory, which every call reads first, as do
-`Graph.launch()` of a graph that holds a call and `check_device`.
+one launch at a time. A kernel that gives up waiting writes a report to pinned host memory. Every call reads that memory
+first, as do `check_device` and `Graph.launch()` of a graph that holds a call.
 
-Workspaces of drvfuse's own are kept for the streams of a device that called last, by handle, and live at most as long
-as the `Device`. Their memory is reused after the work that uses it, and a graph keeps those of its calls. A handle that
-the driver gives to a new stream brings the workspace with it: the new stream's work waits for the old one's.
+The caller may pass a workspace. Otherwise drvfuse keeps a workspace for each of the streams, identified by handle, that
+made the last calls on a device; it lives at most as long as the `Device`. Its memory is reused only after the work that
+uses it, and a graph keeps the workspaces of its calls alive. The driver may give the handle of a destroyed stream to a
+new stream, which then takes over the workspace: the new stream's work waits for the old stream's.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class ScratchParams(ctypes.Structure):
 
 
 class Workspace:
-    """The workspace of a call: `array`, and `params` for its kernel."""
+    """The workspace of a call. `array` is its memory, and `params` are the parameters that the kernel gets for it."""
 
     def __init__(self, reports: _Reports, device: Device, array: Array, owned: bool) -> None:
         self.array, self.ptr, self.nbytes = array, array.ptr, array.nbytes
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self.user: Stream | None = None  # the stream of drvfuse's own workspace
+        self.user: Stream | None = None  # the stream that used it last, of a workspace that drvfuse keeps
 
     @property
     def params(self) -> ScratchParams:
@@ -62,7 +63,8 @@ class Workspace:
         return ScratchParams(state=self.ptr, report=self._reports.address(self.ptr), timeout_ns=timeout)
 
     def check(self) -> None:
-        """Raise GridTimeout if a launch gave up, once; an own workspace is then zeroed before its next launch."""
+        """Raise GridTimeout, once, if a launch has given up. A workspace of drvfuse is then zeroed before its next
+        launch."""
         try:
             self._reports.check(self._index, self.ptr)
         except GridTimeout:
@@ -70,9 +72,9 @@ class Workspace:
             raise
 
     def admit(self, stream: Stream) -> None:
-        """Before each launch on `stream`. Raises GridTimeout if an earlier one gave up, once; zeroes an own one after.
+        """Called before each launch on `stream`. Raises GridTimeout, once, if an earlier launch has given up.
 
-        CaptureError where it must be zeroed and `stream` is being captured.
+        After such a time-out it zeroes a workspace of drvfuse. Raises CaptureError if `stream` is being captured then.
         """
         if self._reports.magic[self._slot]:
             self.check()
@@ -84,7 +86,7 @@ class Workspace:
             self._stale = False
 
     def hand_over(self, stream: Stream) -> None:
-        """Work queued on `stream` from now on comes after that of an earlier stream, if that had the same handle."""
+        """Order work queued on `stream` from now on after the work of an earlier stream with the same handle."""
         earlier, self.user = self.user, stream
         if earlier is None:
             stream.follow(self.array.stream)  # where its memory was cleared
@@ -95,18 +97,19 @@ class Workspace:
 
 
 class _Reports:
-    """Report blocks of a device's workspaces. A few share one: then only the last report is seen."""
+    """The report blocks of a device's workspaces. Workspaces may share a block, which then holds the last report."""
 
     def __init__(self, driver: Driver) -> None:
         self._pinned = PinnedBuffer(driver, _SLOTS * _REPORT.itemsize)
         self._blocks = self._pinned.view(_REPORT)
-        self.magic = self._blocks["magic"].data  # faster to read one by one than with numpy
+        self.magic = self._blocks["magic"].data  # single elements are read faster than through numpy
 
     def address(self, workspace: int) -> int:
         return self._pinned.ptr + self.slot(workspace) * _REPORT.itemsize
 
     def check(self, device: int, workspace: int | None = None) -> None:
-        """Raise what was reported, for one workspace or for any, and clear it. Reads host memory only."""
+        """Raise GridTimeout for a report of `workspace`, or of any if that is None, and clear it. Reads host memory
+        only."""
         for slot in range(_SLOTS) if workspace is None else (self.slot(workspace),):
             if not self.magic[slot]:
                 continue
@@ -124,8 +127,10 @@ class _Reports:
 
 
 class Scratch:
-    """The workspaces of a device, `device.part(Scratch)`: `own` by stream and kind, the last used last, and those that
-    callers passed.
+    """The workspaces of a device, `device.part(Scratch)`.
+
+    `own` are those that drvfuse keeps, by stream handle and kind, in the order of their last use. `known` are those
+    that callers have passed, by address.
     """
 
     def __init__(self, device: Device) -> None:
@@ -136,7 +141,7 @@ class Scratch:
 
 
 def brought(device: Device, array: Array) -> Workspace:
-    """The workspace that a caller passed, who zeroes it before its first use and after a GridTimeout."""
+    """The workspace that a caller passed. The caller zeroes it before its first use and after a GridTimeout."""
     scratch = device.part(Scratch)
     space = scratch.known.get(array.ptr)
     if space is None or space.array is not array:
@@ -145,10 +150,10 @@ def brought(device: Device, array: Array) -> Workspace:
 
 
 def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspace:
-    """The workspace that is kept for calls on `stream`; it grows as needed and is never used by two streams.
+    """The workspace that is kept for calls on `stream`. It grows as needed, and no other stream uses it.
 
-    Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
-    Raises CaptureError if it has to grow in a capture.
+    Ops of one `kind` share it. Ops are of different kinds if one could take the data of the other for its own words.
+    Raises CaptureError if the workspace would have to grow in a capture.
     """
     scratch = device.part(Scratch)
     spaces = scratch.own
@@ -174,7 +179,7 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
 
 
 def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Operand]:
-    """The caller's workspace, checked, if one is passed."""
+    """The workspace that the caller passed, checked, in a list that is empty if there is none."""
     if value is None:
         return []
     operand = whole("workspace", value, driver, ("uint8",), writable=True)
@@ -189,9 +194,9 @@ def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Ope
 
 
 def check_device(device: Device) -> None:
-    """Raise GridTimeout if a kernel of an op on `device` has given up waiting and no call has said so yet.
+    """Raise GridTimeout if a kernel of an op on `device` has given up waiting and no call has raised that yet.
 
-    Reads host memory only, so a launch that still runs is not seen: synchronise first.
+    It reads host memory only, so it knows nothing of launches that still run: synchronise first.
     """
     require_kind("device", device, Device, "a drvfuse.Device")
     scratch = device.part(Scratch)

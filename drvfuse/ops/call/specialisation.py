@@ -21,9 +21,12 @@ FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The file `room`/`name`.cu, its kernel (of the same name, unless `kernel` is given), its definitions, the least
-    compute capability and what it is needed for, text that comes before the file, and the fault that is planted in it
-    (`faults`)."""
+    """What a kernel is compiled from.
+
+    The kernel `kernel`, or else `name`, is in the file `room`/`name`.cu of cu/. `defines` are its definitions, and
+    `text` comes in front of the file. `capability` is the least compute capability, which the kernel `needs` for the
+    feature of that name. `fault` is the fault that is planted in the kernel.
+    """
 
     room: str
     name: str
@@ -40,10 +43,11 @@ class Specialisation:
         return self.kernel or self.name
 
     def compile(self, arch: str, options: Sequence[str] = (), cubin: bool = True) -> Image:
-        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further compiler options."""
+        """Compile the kernel for `arch` with further compiler `options`: to PTX, and with `cubin` to machine code
+        too."""
         return compile_source(
             f'{self.text}#include "{self.room}/{self.name}.cu"\n',
-            name=f"{self.symbol}_kernel.cu",  # not the name of the included file itself
+            name=f"{self.symbol}_kernel.cu",  # must differ from the name of the included file
             arch=arch,
             defines=dict(self.defines) | faults.defines(self.fault),
             options=("--fmad=false", *options),
@@ -72,5 +76,6 @@ class KernelCache:
 
 
 def load(device: Device, spec: Specialisation) -> Kernel:
-    """The kernel on `device`; compiled once per driver. Raises Unsupported for a device that is too old for it."""
+    """The kernel, loaded on `device`; compiled once per driver. Raises Unsupported for a device that is too old for
+    it."""
     return device.driver.part(KernelCache).load(device, spec)

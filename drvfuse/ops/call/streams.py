@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `stream` and `streams` arguments of ops, which become `Stream` objects once."""
+"""The arguments `stream` and `streams` of ops, and the `Stream` objects that they mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .operands import Operand
 
 StreamArgument = StreamLike | Literal["current"] | None
-"""None: the device's own stream; "current": that of the first array's framework; or a stream."""
+"""The device's own stream (None), the stream that the first array's framework names ("current"), or a stream."""
 Streams = StreamArgument | Sequence[StreamLike]
 """The same for all local ranks of a group, or a list with a stream for each."""
 
@@ -27,8 +27,8 @@ def _current(operand: Operand, argument: str) -> Stream:
 
 
 def resolve_stream(device: Device, stream: Any, inputs: Sequence[Operand]) -> Stream:
-    """None: the device's own stream. "current": that of the first input's framework. Else a stream or a handle, of
-    which 0 and 1 are the legacy default stream."""
+    """The stream that the argument `stream` means: the device's own for None, the stream of the first input's framework
+    for "current", else the given stream or handle. The handles 0 and 1 are the legacy default stream."""
     if stream is None:
         return device.stream
     if isinstance(stream, str):
@@ -39,7 +39,8 @@ def resolve_stream(device: Device, stream: Any, inputs: Sequence[Operand]) -> St
 
 
 def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> list[Stream]:
-    """The stream of each local rank: its own for None, its input's framework stream for "current", else as given."""
+    """The stream of each local rank that the argument `streams` means: the rank's own for None, the stream of its
+    input's framework for "current", else the given stream."""
     if streams is None:
         return [rank.stream for rank in group.ranks]
     if isinstance(streams, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `trace` argument of ops: the parts of a trace that one prepared call writes."""
+"""The argument `trace` of ops: the sections of a trace that one prepared call writes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class CallTrace:
-    """The parts of a trace that one prepared call writes on `devices`; kept as long as the call may be launched."""
+    """The sections of a trace that one prepared call writes on `devices`. They are kept as long as the call."""
 
     def __init__(self, devices: Sequence[Device], trace: Any, of: str) -> None:
-        """Raises ArgumentError for a value that is not a `Trace`, and for a trace of other devices than the call's
-        group or device, which `of` names.
+        """`of` is what the trace must belong to: "group" or "device".
+
+        Raises ArgumentError for a value that is not a `Trace`, and for a trace of other devices.
         """
         if not isinstance(trace, Trace):
             raise ArgumentError("trace", kind_of(trace), f"a Trace of the {of}, or None")
@@ -30,7 +31,7 @@ class CallTrace:
     def reserve(
         self, kernel: str, blocks: int, phases: int, rounds: int = 0, peers: int = 0, writers: int = 1
     ) -> list[Section]:
-        """Reserve room for a launch on each device, as `Trace.sections` does."""
+        """Reserve a section for one launch on each device. `Trace.sections` explains the arguments."""
         found = self._trace.sections(self._devices, kernel, blocks, phases, rounds, peers, writers)
         self.sections += found
         return found

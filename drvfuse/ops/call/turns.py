@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources that launches of different calls use in turn: the workspaces of a group, or that of an op on one
-device.
+"""Resources that launches of different calls use in turn: the workspaces of a group, or a workspace on one device.
 
-`Turns` is what a `Prepared` asks of them before, between and after its launches; here are the two kinds.
+`Turns` is the interface by which a `Prepared` uses them before and after its launches. `GroupTurns` implements it for
+collectives, `DeviceTurns` and `WorkspaceTurns` for ops on one device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """See the module. Positions count the local ranks; an op on one device has position 0 alone. `ranks` are all that
-    take part in a call, in whatever process."""
+    """See the module. A position is the index of a local rank; an op on one device has position 0 alone. `ranks` is the
+    number of ranks that take part in a call, in all processes."""
 
     ranks: int
 
@@ -35,20 +35,20 @@ class Turns(Protocol):
         """Raise ClosedError if nothing can be launched any more."""
 
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
-        """Positions and streams for the arguments of `Prepared.launch`; no positions: all, on the streams returned, or
-        on those of `prepare` where none are."""
+        """The positions and streams that the arguments of `Prepared.launch` mean. No positions: all of them, on the
+        streams returned. A position without a stream: on the stream of `prepare`."""
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Raise what earlier launches have reported, and reset the state that they left behind."""
+        """Raise the error that an earlier launch has reported, or reset the state that it left behind."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        """Order the streams after the launches of the previous turn."""
+        """Order the streams after the launches of the previous call."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called before launches of `call` at these positions, outside of captures."""
 
     def abandon(self) -> None:
-        """Called when not all launches of a call were made."""
+        """Called when an error has kept some launches of a call from being made."""
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         """Called after the launch at `position` was queued; where the stream is foreign, `event` was recorded after
@@ -62,11 +62,11 @@ class Turns(Protocol):
 
     @property
     def more(self) -> Sequence[Array]:
-        """Memory besides the call's own arrays that each launch uses."""
+        """The memory that each launch uses besides the arrays of the call."""
 
 
 class GroupTurns:
-    """Collectives of a group, one at a time."""
+    """The workspaces of a group, which its collectives use one after another."""
 
     more: Sequence[Array] = ()
 
@@ -97,7 +97,7 @@ class GroupTurns:
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         order = self._ranks[position].order
-        if order.last is not stream or stream.foreign:  # else it knows
+        if order.last is not stream or stream.foreign:  # else the order has this stream already
             order.launched(stream, event, capture)
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
@@ -105,7 +105,7 @@ class GroupTurns:
 
 
 class DeviceTurns:
-    """An op on one device that needs no workspace."""
+    """What an op on one device uses that needs no workspace: nothing that calls would use in turn."""
 
     ranks = 1
     more: Sequence[Array] = ()
@@ -140,7 +140,8 @@ class DeviceTurns:
 
 
 class WorkspaceTurns(DeviceTurns):
-    """An op on one device with a workspace: the caller's, or that of the stream on which it is launched."""
+    """The workspace of an op on one device: the caller's, or the workspace of the stream on which the op is
+    launched."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class WorkspaceTurns(DeviceTurns):
         bind: Callable[[Workspace], None],
         kind: str = "",
     ) -> None:
-        """`bind` writes the workspace to the parameters. Raises CaptureError where one must be made in a capture."""
+        """`bind` writes a workspace to the parameters. Raises CaptureError if a capture would have to allocate one."""
         super().__init__(device)
         self._nbytes, self._bind, self._kind, self._own = nbytes, bind, kind, given is None
         self._scratch = device.part(scratch.Scratch)
