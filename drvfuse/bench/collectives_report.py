@@ -17,7 +17,7 @@ MULTIMEM = ("multimem_one_stage", "multimem_two_stage")
 HEAD = ["rows x cols", "residual", "PDL", "KiB", *ALGORITHMS, *MULTIMEM, "adds", "wire", "push", "x wire"]
 HEAD += [*PEERS, NORM, "stored", "x peer", "x stored"]
 TEXT_COLUMNS = 3
-_WIRE_RULES_US = 10.0  # from here on a time is compared with the wire's
+_WIRE_RULES_US = 10.0  # times from this one on are compared with the time of the wire
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
@@ -65,7 +65,7 @@ def stored_us(result: dict[str, Any]) -> float | None:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured, ratios over all shapes, and what failed."""
+    """The notes below the table: how the times were measured, ratios over all shapes, and failures."""
     run, launch = results[0]["run"], results[0]["run"]["launch_us"]
     settings = run["settings"]
     levels = ", ".join(f"{name}: {level}" for name, level in run["pdl"].items())
@@ -129,7 +129,7 @@ def _fastest(result: dict[str, Any], level: str) -> float | None:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Time over size, log-log: a picture for each number of columns, without and with residual, with the floors."""
+    """Draw time over size on logarithmic axes: a picture for each number of columns, with and without residual."""
     panels = sorted({(result["residual"], result["cols"]) for result in results})
     across = len({cols for _, cols in panels})
     down = -(-len(panels) // across)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of a group over several nodes, all in this process, beside those of one node and the exchange alone.
+"""Times of collectives of a group over several nodes in this process, with those of one node and of the exchange alone.
 
-A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
-"Exchange" are the engine's copies of one call without the kernels around them.
+A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
+number of calls. "Exchange" is the engine's work of one call without the kernels before and after it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def measure(
     shapes: Sequence[tuple[int, int]],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op and shape. Of several nodes an op that lacks them has the reason in place of times. The
-    results of both groups are compared with the reference before they are timed."""
+    """A result for each op and shape. For an op that does not work over several nodes it has the reason in place of
+    times. The results of both groups are compared with the reference before they are timed."""
     cases = [(op, shape) for op in ops for shape in shapes]
     with Group.local(gpus, driver=driver) as group:
         device = group[0].device.name
@@ -50,14 +50,14 @@ def measure(
 
 
 def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings) -> dict[str, Any]:
-    """The times of a call and of its exchange; or why there are none."""
+    """The times of a call and of its exchange, or the reason why there are none."""
     try:
         calls = calls_of(group, op, rows, cols, settings.sets)
         calls.check("auto")
     except Unsupported as error:
         return {"unsupported": str(error)}
     assert group.link is not None
-    joined = group.link.engine.name == "in process"  # whose copies need one graph for all ranks
+    joined = group.link.engine.name == "in process"  # this engine's copies need one graph for all ranks
     time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
     found = {"off": figure(time(launches(calls.prepared("auto"))))}
     exchanged = _exchange(calls)
@@ -65,7 +65,7 @@ def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings)
 
 
 def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
-    """What the engine does in one call; None for a call that exchanges nothing."""
+    """A function that repeats the engine's work of one call; None for a call without exchanges."""
     link = calls.group.link
     assert link is not None
     (call,) = calls.prepared("auto", sets=1)
@@ -79,7 +79,7 @@ def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
 
 
 class _Noting:
-    """An engine that notes its exchanges, as functions that repeat them."""
+    """An engine that records its exchanges as functions that repeat them."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -111,7 +111,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured, and what is not supported."""
+    """The notes below the table: how the times were measured, and the ops that are not supported."""
     first = results[0]
     found = [
         f"microseconds per call without PDL, median and (largest - smallest) of {timing.REPLAYS} replays; "

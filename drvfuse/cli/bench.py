@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench`: ops beside their floors and peers on real GPUs, and what the emulated driver costs."""
+"""`drvfuse bench`: times of ops with their floors and peers on real GPUs, and the cost of the emulated driver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
 
 Started = tuple[str, Iterator[dict[str, Any]]]
-"""The heading of the table, and its rows: an iterator, which measures each row when it is asked for it."""
+"""The heading of the table, and an iterator over its rows, which measures each row when it is requested."""
 
 
 _Shape = TypeVar("_Shape", bound=tuple[int, ...])
@@ -69,7 +69,7 @@ def _real(multicast: bool = False) -> Iterator[None]:
     if multicast:
         refuse_vetoed()
     else:
-        os.environ.update(VETOES)  # set before a peer is loaded that would create multicast objects
+        os.environ.update(VETOES)  # set before a peer is loaded, which could create multicast objects
     try:
         yield
     except DriverUnavailable as error:  # its advice to use emulated GPUs does not help here
@@ -146,7 +146,7 @@ def _collectives(arguments: argparse.Namespace) -> Started:
 
 
 def _with_peers(arguments: argparse.Namespace) -> bool:
-    """Whether peers are measured: where torch is installed, unless the option says otherwise."""
+    """Whether peers are measured: as the option says, by default if torch is installed."""
     emulated, installed = arguments.driver == "emu", _installed("torch")
     if arguments.peers and emulated:
         raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
@@ -156,7 +156,7 @@ def _with_peers(arguments: argparse.Namespace) -> bool:
 
 
 def _group(arguments: argparse.Namespace, multimem: bool = False) -> Group:
-    """The group of `--gpus` devices, with blocks on all multiprocessors unless told otherwise."""
+    """The group of `--gpus` devices. By default its calls may have blocks on all multiprocessors."""
     with contextlib.nullcontext() if arguments.driver == "emu" else _real(multimem):
         driver = _driver_of(arguments, least=2)
         if multimem:
@@ -168,7 +168,7 @@ def _group(arguments: argparse.Namespace, multimem: bool = False) -> Group:
 def _while_open(
     group: Group, measure: Callable[[], Iterator[dict[str, Any]]], *others: contextlib.AbstractContextManager[Any]
 ) -> Iterator[dict[str, Any]]:
-    """The results of `measure`, whose group is closed behind them."""
+    """The results of `measure`; afterwards the group is closed."""
     with group, contextlib.ExitStack() as open_too:
         for other in others:
             open_too.enter_context(other)
@@ -211,7 +211,7 @@ def _fused_forms(arguments: argparse.Namespace) -> Started:
 
 
 def _row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """The shapes given, of rows that can be normed."""
+    """The shapes that were given, whose rows must be short enough for a norm."""
     shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), default)
     for rows, columns in shapes:
         if columns > MAX_COLUMNS:
@@ -220,7 +220,7 @@ def _row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]
 
 
 def _ops(arguments: argparse.Namespace, known: Iterable[str]) -> list[str]:
-    """The ops that are asked for, by the names of their benchmarks; by default all."""
+    """The ops of the option, by the names of their benchmarks; by default all."""
     names = {op.replace("_", "-"): op for op in known}
     return [names[one_of("--op", name, tuple(names))] for name in arguments.op or names]
 
@@ -236,7 +236,7 @@ def _host(arguments: argparse.Namespace) -> Started:
 
 
 def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
-    """The driver, which has as many devices as `--gpus` asks for."""
+    """The driver. Raises ArgumentError if it has fewer devices than `--gpus` says."""
     driver = get_driver(arguments.driver)
     most = min(8, int(driver.cuDeviceGetCount()))
     if not least <= arguments.gpus <= most:
@@ -321,7 +321,7 @@ def _require(option: str, package: str) -> None:
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
-    """Measure and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
+    """Measure, print the table, and write the JSON and plot files of the options. Returns the exit status."""
     module, start = _BENCHMARKS[arguments.benchmark]
     plot = getattr(arguments, "plot", None)
     if plot:
