@@ -46,11 +46,21 @@ def repeated(values: Host, rows: int) -> Host:
 
 @dataclass
 class Result:
-    """An array of each local rank that a call writes, and its contents after a call on the first set of inputs."""
+    """An array of each local rank that a call writes, and its contents after a call on the first set of inputs.
+
+    `before` are its contents before the call; None stands for zeros.
+    """
 
     name: str
     arrays: Sequence[Array]
     expected: Callable[[], Sequence[Host]]
+    before: Sequence[Host] | None = None
+
+    def clear(self) -> None:
+        """Remove what earlier calls have left."""
+        before = self.before or [np.zeros(array.shape, array.dtype.numpy) for array in self.arrays]
+        for array, host in zip(self.arrays, before, strict=True):
+            array.copy_from(host)
 
 
 @dataclass
@@ -77,6 +87,9 @@ class CollectiveCalls:
         those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an engine) are not
         compared."""
         (call,) = self.prepared(algo, sets=1)
+        for result in self.results:
+            result.clear()
+        self.group.synchronize()
         call.launch()
         self.group.synchronize()
         link = self.group.link
