@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             strange = __syncthreads_or(most == UNDECIDED);
             if (!strange && lane == 0) atomicMax(&meetings.exact.own, most);
         }
-        // Whole rows: whether all y are NaN matters only for a whole row.
+        // A warp takes a whole row, since the test whether all y are NaN is for whole rows.
         for (int local = part + warp * PARTS; strange && local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;

@@ -325,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
     u32 scale_bits = LAYER ? settled_scale(shared.all) : decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
-        // Whole rows: whether all y are NaN matters only for a whole row.
+        // A warp takes a whole row, since the test whether all y are NaN is for whole rows.
         for (int local = seat.part * WARPS + warp; local < BLOCK_ROWS; local += blocks * WARPS) {
             if (strip_row + local >= p.rows) break;
             const float mean = LAYER ? shared.mean[local] : 0.0f;
