@@ -33,8 +33,8 @@ Calls = list[Callable[[], object]]
 
 
 def bank(seed: int, rows: int, columns: int, dtype: str = "bfloat16") -> Host:
-    """The random rows that a tensor with that number of rows repeats, at most `BANK`. So large tensors, and their
-    expected results, are computed quickly."""
+    """At most `BANK` random rows, which a tensor with `rows` rows repeats. So large tensors, and their expected
+    results, are computed quickly."""
     random = np.random.default_rng([seed, rows, columns])
     return random.standard_normal((min(rows, BANK), columns), np.float32).astype(dtypes.get(dtype).numpy)
 

@@ -100,7 +100,7 @@ class _Shape:
         self._calls = calls_of(group, op, rows, cols, settings.sets, form, multicast)
 
     def ours(self, algos: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The figures of drvfuse's algorithms: their times, and what a call adds to a chain of GEMVs.
+        """The figures of drvfuse's algorithms: their times, and the time that a call adds to a chain of GEMVs.
 
         The chains are measured last, since their GEMVs overwrite rows of the inputs, which the checks need.
         """

@@ -17,7 +17,7 @@ MULTIMEM = ("multimem_one_stage", "multimem_two_stage")
 HEAD = ["rows x cols", "residual", "PDL", "KiB", *ALGORITHMS, *MULTIMEM, "adds", "wire", "push", "x wire"]
 HEAD += [*PEERS, NORM, "stored", "x peer", "x stored"]
 TEXT_COLUMNS = 3
-_WIRE_RULES_US = 10.0  # times from this one on are compared with the time of the wire
+_WIRE_RULES_US = 10.0  # times of at least this are compared with the time of the wire
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
@@ -76,7 +76,7 @@ def notes(results: Sequence[dict[str, Any]]) -> list[str]:
         f"floors: an empty kernel {_cell(launch['off'])}, with PDL {_cell(launch['early'])}; links "
         f"{run['link_bytes_per_us'] / 1e3:.0f} GB/s, each rank to the next at once; wire: the fewest bytes that a rank "
         "can receive at that rate; push: a kernel that copies as many to the next rank",
-        f"adds: what a call of auto adds to a chain of GEMVs of {settings['weight_bytes'] / 2**20:g} MiB of weights",
+        f"adds: the time that auto adds to a chain of GEMVs of {settings['weight_bytes'] / 2**20:g} MiB of weights",
     ]
     if any(stored_us(result) for result in results):
         found.append(f"stored: {stored_peers.source()}" + _sequences(run["op"]))

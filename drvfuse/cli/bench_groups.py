@@ -81,7 +81,7 @@ def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block that opens the driver asked for; real GPUs without multicast unless that is wanted."""
+    """A block that opens the driver of the option. Real GPUs must have no multicast, unless it is wanted."""
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 

@@ -29,7 +29,7 @@
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
 constexpr bool LATE =
-    LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
+    LAYER && AFFINE;  // the first near tile is loaded late: there are no registers for it during the far tiles
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 

@@ -71,8 +71,8 @@ constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: a 4-byte word e
 // The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {
     char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is that of this rank
-    u64 first_share;                 // of EPOCH_UNIT, what the first warp or block of the grid adds to the epoch,
-    u64 share;                       // and every other one
+    u64 first_share;  // what the first warp or block of the grid adds to the epoch, a part of EPOCH_UNIT,
+    u64 share;        // and every other one
     u32 half_bytes;
     int rounds;
 };
