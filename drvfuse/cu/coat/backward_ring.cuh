@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 A ring of RING slots in shared memory, through which a team loads its rows. Bulk
-// copies fill a slot while earlier rows are processed, so the number of bytes in flight does not depend on registers.
+// SPDX-License-Identifier: Apache-2.0
+// A ring of RING slots in shared memory, through which a team loads its rows. Bulk copies fill a slot while earlier
+// rows are processed, so the number of bytes in flight does not depend on registers.
 //
 // A slot holds the whole x of a row, its arrays g and its scales. All of these must be aligned to 16 bytes, with sizes
 // that are multiples of 16. Slots are aligned to SLOT_ALIGNMENT: copies to slots that are aligned to 16 bytes took a

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The common parts of the kernels of the FP8 norms' forward pass: parameters, a
-// batch of rows in the first phase, and the scale. forward_meeting.cuh has the exchange of maxima between blocks,
-// forward_layernorm.cuh LayerNorm's first phase.
+// SPDX-License-Identifier: Apache-2.0
+// The common parts of the kernels of the FP8 norms' forward pass: parameters, a batch of rows in the first phase, and
+// the scale. forward_meeting.cuh has the exchange of maxima between blocks, forward_layernorm.cuh LayerNorm's first
+// phase.
 //
 // Sum of squares of a row. Its order depends only on the columns: the squares of 16 elements are added in order (they
 // are exact) and multiplied by the scale twice; the 32 packs of a segment are added by butterfly, and the segments in
@@ -14,8 +15,8 @@
 // thousands), or if a weight, an rstd or the estimate is so large or small, or NaN, that a step may have a larger
 // error, all blocks compute every y of their part and exchange the exact maxima. Bounds: with rstd >= 2^-20 no |x * s|
 // exceeds 2^20 * sqrt(columns), and no scale of an x that is not 0 exceeds 2^36 * sqrt(columns). With |w| and rstd <=
-// 2^20 the errors of underflow are then far below 2^-24 of a maximum of 2^-40. NaN. If all y of a row are NaN, as with
-// a NaN rstd, the maximum is a NaN; other NaN elements are ignored.
+// 2^20 the errors of underflow are then far below 2^-24 of a maximum of 2^-40.
+// NaN. If all y of a row are NaN, as with a NaN rstd, the maximum is a NaN; other NaN elements are ignored.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"

@@ -3,7 +3,8 @@
 //
 // Memory ordering. Blocks exchange values by words of grid_words.cuh. Thread 0 of a block reads the epoch and passes it
 // on through shared memory, so a block stores no word before it has read the epoch. Block 0 advances the epoch when it
-// has read a word of every block. Failure: scratch.cuh. After a time-out qy, qy_t, the scale and rstd are undefined.
+// has read a word of every block.
+// Failure: scratch.cuh. After a time-out qy, qy_t, the scale and rstd are undefined.
 #pragma once
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"

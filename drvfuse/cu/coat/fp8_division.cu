@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 quantisation of x [rows, columns], bf16 or fp32, with one scale, and with its transpose if wanted.
 //
-// y = FP8(fp32(x) / fp32(s_y)) with div.full. Without a given scale the grid first finds max|x| (NaN wins) and the
-// scale is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch.
+// y = FP8(fp32(x) / fp32(s_y)) with div.full. Without a given scale the grid first finds max|x| (NaN wins) and the scale
+// is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch.
 //
 // A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: number `first`, `first + step`, ... When it
 // searches the maximum, it keeps the last tile in registers, and the tiles before that in its part of shared memory, as

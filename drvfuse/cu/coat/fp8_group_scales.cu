@@ -2,8 +2,8 @@
 // A residual add, RMSNorm, or both, whose results are FP8 with group scales. Each byte is read and written once.
 //
 //   ADD   a + b (bf16) in fp32. It stores the sum rounded to bf16, and x and s_x, which quantise the unrounded sum.
-// NORM  y = (x * s_x * rstd) * w in fp32. It stores qy and s_y, which quantise the unrounded y, and rstd. After ADD it
-//         takes x and s_x as they were stored, so one launch gives the same bytes as two launches.
+//   NORM  y = (x * s_x * rstd) * w in fp32. It stores qy and s_y, which quantise the unrounded y, and rstd. After ADD
+//         it takes x and s_x as they were stored, so one launch gives the same bytes as two launches.
 // A group's scale is (max + 1e-10) / fp8_max in fp32. It is rounded to bf16 when it is stored; the quotient, by
 // div.full, takes the unrounded scale. NaN elements do not enter a group's maximum, which is NaN only if all elements
 // are.

@@ -2,18 +2,19 @@
 // The forward pass of FP8 LayerNorm in one launch: it reads x and its group scales, and writes qy, its transpose, one
 // scale, mean and rstd.
 //
-// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b
-// [columns]. Grid: cooperative, blocks of TEAMS teams. Phase 1  A team takes rows team, team + teams, ..., each in
-// registers. It computes mean = sum / N, variance = sum of
-//            (x - mean)^2 / N over the columns that exist, rstd, and the row's largest |y|, whose maximum it keeps.
+// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
+// Grid: cooperative, blocks of TEAMS teams.
+//   Phase 1  A team takes rows team, team + teams, ..., each in registers. It computes mean = sum / N, variance = sum
+//            of (x - mean)^2 / N over the columns that exist, rstd, and the row's largest |y|, whose maximum it keeps.
 //   Barrier  The blocks exchange their maxima, and every block computes the one scale from the grid's maximum.
-// Phase 2  A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns. It reads x again, from the L2
-// cache if x fits there. The first tile's x is loaded before the barrier, and the next tile's before a tile is stored.
+//   Phase 2  A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns. It reads x again, from the L2
+//            cache if x fits there. The first tile's x is loaded before the barrier, and the next tile's before a tile
+//            is stored.
 //
 // Sums over a row: 16 elements in order (for the mean those of x, whose sum is multiplied by the scale), then in the
 // order of teams.cuh. y = (x * s - mean) * rstd, with PARAMETERS y * w + b, in fp32. It is not rounded before the
-// quotient, which is a product with the approximate reciprocal, as div.full computes it. NaN. If all y of a row are
-// NaN, as with a NaN in x, the maximum is a NaN; other NaN elements are ignored.
+// quotient, which is a product with the approximate reciprocal, as div.full computes it.
+// NaN. If all y of a row are NaN, as with a NaN in x, the maximum is a NaN; other NaN elements are ignored.
 //
 // PDL. The w and b that stay in registers are read before the wait, all else after it. The trigger is right after the
 // wait (early_trigger) or after the last store.

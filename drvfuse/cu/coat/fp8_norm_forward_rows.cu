@@ -1,13 +1,14 @@
-// SPDX-License-Identifier: Apache-2.0 The forward pass of FP8 RMSNorm or LayerNorm of many rows in one launch: a block
-// quantises the part of the tensor that it has reduced. forward.cuh has the common parts of the forward kernels, and
-// the numerics.
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of FP8 RMSNorm or LayerNorm of many rows in one launch: a block quantises the part of the tensor
+// that it has reduced. forward.cuh has the common parts of the forward kernels, and the numerics.
 //
-// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b
-// [columns]. Grid: cooperative, at most one block per multiprocessor. PARTS blocks form a team. The teams take groups
-// of BLOCK_ROWS rows in turn, and each block of a team has `part_columns` columns, whole segments, of the team's rows.
-// Phase 1  A warp takes BATCH rows of one segment of 512 columns: the sum of squares, and the largest |x * s * w|. The
-// blocks of a team exchange the sums. These give the rows' rstd, and with it the block's estimate of the largest
-//            |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and rstd do.
+// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
+// Grid: cooperative, at most one block per multiprocessor. PARTS blocks form a team. The teams take groups of
+// BLOCK_ROWS rows in turn, and each block of a team has `part_columns` columns, whole segments, of the team's rows.
+//   Phase 1  A warp takes BATCH rows of one segment of 512 columns: the sum of squares, and the largest |x * s * w|.
+//            The blocks of a team exchange the sums. These give the rows' rstd, and with it the block's estimate of the
+//            largest |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and
+//            rstd do.
 //   Meeting  The blocks exchange their maxima, and every block computes the one scale from the grid's maximum.
 //   Phase 2  A warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
 //            still hold them, then those that are.

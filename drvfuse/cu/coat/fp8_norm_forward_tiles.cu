@@ -1,12 +1,13 @@
-// SPDX-License-Identifier: Apache-2.0 The forward pass of FP8 RMSNorm or LayerNorm of a tensor that the registers of
-// one grid hold: x is read once, and no x is kept in shared memory. fp8_rmsnorm_forward_few.cu is for fewer rows,
-// fp8_norm_forward_rows.cu for more. forward.cuh has their common parts, and the numerics.
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of FP8 RMSNorm or LayerNorm of a tensor that the registers of one grid hold: x is read once, and no
+// x is kept in shared memory. fp8_rmsnorm_forward_few.cu is for fewer rows, fp8_norm_forward_rows.cu for more.
+// forward.cuh has their common parts, and the numerics.
 //
-// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b
-// [columns]. Grid: cooperative. PARTS * SPLIT blocks, side by side in the order of their indices, have a strip of
-// BLOCK_ROWS rows. A block holds its rows of one segment of 512 columns, or, with SPLIT, of every SPLITth pair of packs
-// of a segment. A lane holds TR rows of one pack of 16 columns. Eight lanes lie over one another and four side by side,
-// in two pairs whose packs are neighbours, so that sectors of 32 bytes of qy and of qy_t are written at once.
+// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
+// Grid: cooperative. PARTS * SPLIT blocks, side by side in the order of their indices, have a strip of BLOCK_ROWS rows.
+// A block holds its rows of one segment of 512 columns, or, with SPLIT, of every SPLITth pair of packs of a segment. A
+// lane holds TR rows of one pack of 16 columns. Eight lanes lie over one another and four side by side, in two pairs
+// whose packs are neighbours, so that sectors of 32 bytes of qy and of qy_t are written at once.
 //   Phase 1   For each row and pack: the sum of squares, and the largest |x * s * w|. The block adds its part of the
 //             tree.
 //   Rows      The blocks of a strip exchange these sums, with the largest products. Each block completes the tree, so
@@ -31,9 +32,9 @@
 // words. So when block 0 has read all words of a meeting, every block has read the epoch, and block 0 may advance it.
 // Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 //
-// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since
-// each lane loads the scale of its 16 columns) and 2 are written. Each row's rstd, and its mean, adds 4. Each row of
-// lanes reads the weights.
+// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
+// lane loads the scale of its 16 columns) and 2 are written. Each row's rstd, and its mean, adds 4. Each row of lanes
+// reads the weights.
 //
 // PDL. RMSNorm's w is read before the wait, all else after it. The trigger is right after the loads (early_trigger) or
 // after the last store.

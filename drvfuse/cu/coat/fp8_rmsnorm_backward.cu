@@ -1,7 +1,8 @@
-// SPDX-License-Identifier: Apache-2.0 The backward pass of FP8 RMSNorm in one launch: it reads x, its group scales and
-// g once, writes dx once, and adds dw in fp32. With CENTRED it is that of LayerNorm, with a mean, a second sum c2 of
-// each row, and db. Without WEIGHTED there are no w, dw and db, and so no words, no waits and no scratch.
-// fp8_rmsnorm_backward_few.cu is the kernel for few rows.
+// SPDX-License-Identifier: Apache-2.0
+// The backward pass of FP8 RMSNorm in one launch: it reads x, its group scales and g once, writes dx once, and adds dw
+// in fp32. With CENTRED it is that of LayerNorm, with a mean, a second sum c2 of each row, and db. Without WEIGHTED
+// there are no w, dw and db, and so no words, no waits and no scratch. fp8_rmsnorm_backward_few.cu is the kernel for
+// few rows.
 //
 // Layout: x [rows, columns] FP8 and GRADIENTS arrays g [rows, columns] bf16, each with a row stride; s_x bf16; w, rstd;
 // dx bf16. The gradient is g[0] + g[1] + g[2], rounded to bf16 after each addition. Segment s of `segments` has the
@@ -20,10 +21,11 @@
 // grid, and there are no locks. All operations are IEEE. A pack is 8 elements here, so that a warp's accesses of g and
 // dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
 //
-// Memory ordering: backward_sums.cuh. PDL. Nothing is read before the wait. The trigger is right after the wait
-// (early_trigger) or after the last store of dw. Grid. Cooperative, at most one block per segment. The last block has
-// the first segment, since the first segments may have one more row, and the first blocks add columns. Failure:
-// scratch.cuh. After a time-out dw is not written.
+// Memory ordering: backward_sums.cuh.
+// PDL. Nothing is read before the wait. The trigger is right after the wait (early_trigger) or after the last store of
+// dw.
+// Grid. Cooperative, at most one block per segment. The last block has the first segment, since the first segments may
+// have one more row, and the first blocks add columns. Failure: scratch.cuh. After a time-out dw is not written.
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
 

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The backward pass of FP8 RMSNorm of few rows; with CENTRED that of LayerNorm. dw
-// needs no sum over a row. So here a block has rows for dx and, independently, columns for dw, for which it reads x and
-// g a second time, mostly from L2. Blocks do not wait for one another.
+// SPDX-License-Identifier: Apache-2.0
+// The backward pass of FP8 RMSNorm of few rows; with CENTRED that of LayerNorm. dw needs no sum over a row. So here a
+// block has rows for dx and, independently, columns for dw, for which it reads x and g a second time, mostly from L2.
+// Blocks do not wait for one another.
 //
 // Layout: that of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
 // slice is 32 columns, 4 packs of 8. A block has slices b, b + B, ... (counted from the last block). Thread t has pack

@@ -1,15 +1,15 @@
-// SPDX-License-Identifier: Apache-2.0 The forward pass of FP8 RMSNorm of few rows in one launch: it reads x and its
-// group scales, and writes qy, its transpose, one scale and rstd. fp8_rmsnorm_forward_few.cu is for tensors that one
-// cluster holds, fp8_norm_forward_rows.cu for many rows. forward.cuh has their common parts, and the numerics.
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of FP8 RMSNorm of few rows in one launch: it reads x and its group scales, and writes qy, its
+// transpose, one scale and rstd. fp8_rmsnorm_forward_few.cu is for tensors that one cluster holds,
+// fp8_norm_forward_rows.cu for many rows. forward.cuh has their common parts, and the numerics.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
-// Grid: cooperative, at most one block per multiprocessor. The blocks take groups of BLOCK_ROWS rows in turn. Phase 1
-// A warp takes BATCH rows of one segment of 512 columns: the sum of squares, and the largest |x * s * w|. Over
-//            all segments they give the rows' rstd and the block's estimate of the largest |y|.
+// Grid: cooperative, at most one block per multiprocessor. The blocks take groups of BLOCK_ROWS rows in turn.
+//   Phase 1  A warp takes BATCH rows of one segment of 512 columns: the sum of squares, and the largest |x * s * w|.
+//            Over all segments they give the rows' rstd and the block's estimate of the largest |y|.
 //   Meeting  The blocks exchange their maxima, and every block computes the one scale from the grid's maximum.
-// Phase 2  A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh), in turn with all warps
-// of
-//            the grid. The block that has reduced a row publishes its rstd.
+//   Phase 2  A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh), in turn with all
+//            warps of the grid. The block that has reduced a row publishes its rstd.
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read twice (the counters show 1 + 2 / 16,
 // since each lane loads the scale of its 16 columns), and 2 are written. Each row's rstd adds 4. The weights are read
 // once per warp and segment in phase 1, and once per tile and row of lanes in phase 2.

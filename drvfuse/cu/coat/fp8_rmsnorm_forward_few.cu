@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 The forward pass of FP8 RMSNorm of a tensor so small that one block, or one
-// cluster of blocks, holds it in registers: x is read once, and blocks exchange values once, without global memory.
-// fp8_rmsnorm_forward.cu is for more rows. forward.cuh has their common parts, and the numerics.
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of FP8 RMSNorm of a tensor so small that one block, or one cluster of blocks, holds it in registers:
+// x is read once, and blocks exchange values once, without global memory. fp8_rmsnorm_forward.cu is for more rows.
+// forward.cuh has their common parts, and the numerics.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
 // Grid: one block, or one cluster of CLUSTER blocks, in a plain launch. A warp holds BATCH rows of one segment of 512
@@ -8,9 +9,9 @@
 // at the end of the cluster may have none.
 //   Phase 1   For each row of a warp: the sum of squares, and the largest |x * s * w|.
 //   Exchange  A warp sends these pairs to every block (cluster_exchange.cuh); a single block stores them in its shared
-// memory. Every warp adds the segments of all rows in order, so it has their rstd and the tensor's estimate of the
-// largest |y|. If the estimate does not decide the scale, on which all warps agree, the exact largest |y|
-//             are exchanged, in the other set of pairs.
+//             memory. Every warp adds the segments of all rows in order, so it has their rstd and the tensor's estimate
+//             of the largest |y|. If the estimate does not decide the scale, on which all warps agree, the exact
+//             largest |y| are exchanged, in the other set of pairs.
 //   Phase 2   The same registers are quantised and stored as qy. For qy_t they pass through shared memory, where the
 //             columns of a block are contiguous: a store of qy_t takes RUN bytes of a column, and neighbouring threads
 //             store neighbouring bytes. With one row qy_t has the same bytes as qy.
@@ -23,9 +24,8 @@
 // are resident together, so these waits end and need no time-out. Bytes of the tile of qy_t that other warps have
 // written are read after a block barrier. The workspace is not used.
 //
-// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since
-// each lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights
-// once.
+// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
+// lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
 //
 // PDL. The weights are read before the wait, all else after it. The trigger is right after the wait (early_trigger) or
 // after the last store.

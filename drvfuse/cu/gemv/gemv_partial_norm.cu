@@ -31,11 +31,12 @@
 // zeroed once serves any number of launches in stream order, of any shape, and words of an aborted launch never match.
 // The last block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Accesses to the epoch are
 // relaxed too: the publisher's read comes before its word, which contains it, and the advance comes after the words
-// were read. All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no
-// cooperative launch and no free multiprocessors. CUDA does not guarantee that order. In another order the last block
-// would occupy its place, which stops the other blocks only if the device has no second place. That wait ends as every
-// wait does, by the time-out of scratch.cuh, whose report names the block that has not published its word. The epoch
-// advances then too.
+// were read.
+// All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no cooperative
+// launch and no free multiprocessors. CUDA does not guarantee that order. In another order the last block would occupy
+// its place, which stops the other blocks only if the device has no second place. That wait ends as every wait does, by
+// the time-out of scratch.cuh, whose report names the block that has not published its word. The epoch advances then
+// too.
 //
 // The finish counter is zero unless a launch is running: the last block adds 1 after the wait for the producer, and
 // stores 0 at its end. If it does not find 0, two launches share the counter, or it was never zeroed; that is reported.

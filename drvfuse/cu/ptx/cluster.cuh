@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Instructions of thread-block clusters (sm_90): the cluster's barrier, addresses
-// in the shared memory of other blocks, and stores there that complete on a barrier object. Addresses in shared memory
-// have 32 bits; those in other blocks are in the window shared::cluster.
+// SPDX-License-Identifier: Apache-2.0
+// Instructions of thread-block clusters (sm_90): the cluster's barrier, addresses in the shared memory of other blocks,
+// and stores there that complete on a barrier object. Addresses in shared memory have 32 bits; those in other blocks
+// are in the window shared::cluster.
 #pragma once
 #include "common/types.cuh"
 

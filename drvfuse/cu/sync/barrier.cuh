@@ -2,9 +2,9 @@
 // The barrier between the blocks with one index on all ranks, its time-out, and what follows the time-out.
 //
 // State in each rank's workspace: `epoch` is the number of barriers of all earlier calls. Only `peer` writes
-// flags[block][peer]: the ordinal of the last barrier at which its block has arrived. Ordinals are epoch + 1,
-// epoch + 2, ... and never decrease, so nothing is reset between calls, the grid may differ from call to call, and a
-// graph replays unchanged.
+// flags[block][peer]: the ordinal of the last barrier at which its block has arrived. Ordinals are epoch + 1, epoch +
+// 2, ... and never decrease, so nothing is reset between calls, the grid may differ from call to call, and a graph
+// replays unchanged.
 //
 // Ordering. Thread t < ranks releases (st.release.sys) the ordinal into peer t's flag and acquires (ld.acquire.sys) its
 // own flag of peer t. `publish` adds a block barrier before the release. By cumulativity all earlier accesses of all

@@ -5,8 +5,8 @@
 // its lowest 16 bits are 0. A hash of 0 switches the comparison off, for ranks of one process, whose host compares the
 // calls. The number is counted by each rank on the device, so graphs replay unchanged. The word of a call is its hash
 // plus the low 16 bits of its number. If two words have equal numbers and are not equal, the calls differ. Words with
-// different numbers are not compared. Each rank's workspace has the following, which the host zeroes at first and at a
-// reset of all ranks:
+// different numbers are not compared.
+// Each rank's workspace has the following, which the host zeroes at first and at a reset of all ranks:
 //   number_word(p)   the number of the last call whose word was sent to rank p, with the highest bit set. Only thread p
 //                    of block 0 reads and writes it. Between calls all numbers of a rank are equal.
 //   call_word(g, p)  the word that rank p has sent for its last call whose number is g modulo 2. Only p writes it.
@@ -16,10 +16,11 @@
 //   start   After the wait for the producer it loads the number, and adds one.
 //   tell    It stores the number, and sends the word to rank p, before any wait for a peer. It does so also if the
 //           abort word is set, since ranks would number their calls differently otherwise.
-// listen  In each poll of a wait for data or flags it also loads rank p's word. The first wait of a push call
-// (push.cuh),
-//           and each barrier after the start barrier (barrier.cuh), end only when this is the expected word.
-// differs Once in 32 polls it tests whether rank p's word has the expected number and is not the expected word. Then it
+//   listen  In each poll of a wait for data or flags it also loads rank p's word. The first wait of a push call
+//           (push.cuh), and each barrier after the start barrier (barrier.cuh), end only when this is the expected
+//           word.
+//   differs Once in 32 polls it tests whether rank p's word has the expected number and is not the expected word. Then
+//   it
 //           reports leg CALL, with its own word and the peer's, and aborts all ranks.
 //
 // Why no difference is missed. A kernel with a hash has a wait for the words in its block 0: in push calls every thread
@@ -39,11 +40,11 @@
 // its call n + 1 has ended, so after it has read A's word of n + 1. A stores that word after its call n has ended, with
 // all of its loads of B's word of n. So A reads in B's slot the word of n, or that of n - 2 if B has not reached n. The
 // argument uses only these words. It does not depend on the protocol of the data, and so holds for any sequence of push
-// and pull calls, of calls that do not change the epoch or have several rounds, and of calls without data. In an
-// aborted group ranks wait for nothing, and may be any number of calls apart. As all ranks number their calls in the
-// same way, words with equal numbers still belong to the same call, unless a rank makes 65536 calls more than another
-// one before its host reads a report. Then the reported reason may be wrong, but the group is aborted in any case. A
-// reset zeroes words and numbers of all ranks while no kernel of the group runs on any of them.
+// and pull calls, of calls that do not change the epoch or have several rounds, and of calls without data.
+// In an aborted group ranks wait for nothing, and may be any number of calls apart. As all ranks number their calls in
+// the same way, words with equal numbers still belong to the same call, unless a rank makes 65536 calls more than
+// another one before its host reads a report. Then the reported reason may be wrong, but the group is aborted in any
+// case. A reset zeroes words and numbers of all ranks while no kernel of the group runs on any of them.
 //
 // Memory ordering. A word carries its own readiness and guards nothing else, so all accesses are relaxed: those to
 // words at system scope, those to numbers at GPU scope. The only order that is needed is that of the argument above,

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The store and the load of a rank's flag for a peer: release and acquire at system
-// scope. All other code in this file is planted faults (common/faults.cuh).
+// SPDX-License-Identifier: Apache-2.0
+// The store and the load of a rank's flag for a peer: release and acquire at system scope. All other code in this file
+// is planted faults (common/faults.cuh).
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"

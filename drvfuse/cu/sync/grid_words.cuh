@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Words by which blocks of one launch exchange values. A word has 64 bits, the
-// launch's epoch and a value, so it is its own flag, and orders no other memory. The words follow the state of
-// scratch.cuh in the workspace.
+// SPDX-License-Identifier: Apache-2.0
+// Words by which blocks of one launch exchange values. A word has 64 bits, the launch's epoch and a value, so it is its
+// own flag, and orders no other memory. The words follow the state of scratch.cuh in the workspace.
 #pragma once
 #include "sync/scratch.cuh"
 

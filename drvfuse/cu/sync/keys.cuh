@@ -10,11 +10,11 @@
 // The first lane sends the key, also if the warp has no bytes for a peer. So in every unit of every round each warp
 // receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this of each
 // call (a word from every peer) and of calls of several rounds (before a thread is sent words, its peer knows that its
-// slots are clear). The argument there is about threads; here it is about warps: `receive` ends with __syncwarp(),
-// after all lanes have cleared the slots that they have read. So the clears come before the first lane's fence between
-// rounds, and before its next key. Every lane of the peer's warp polls that key itself, and
-//   executes a fence between that poll and its stores of the next round. With the relaxed words these are release and
-//   acquire patterns, as in push.cuh.
+// slots are clear). The argument there is about threads; here it is about warps:
+//   `receive` ends with __syncwarp(), after all lanes have cleared the slots that they have read. So the clears come
+//   before the first lane's fence between rounds, and before its next key. Every lane of the peer's warp polls that key
+//   itself, and executes a fence between that poll and its stores of the next round. With the relaxed words these are
+//   release and acquire patterns, as in push.cuh.
 //   In the last of several rounds a warp receives words that its peers' warps of the same index have sent after all of
 //   their clears of the round before. Together the warps of a rank know so of all clears.
 // The first lane clears the slot of a key after the same __syncwarp(), when all lanes have read the key.

@@ -5,9 +5,10 @@
 // if its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender stores any
 // other word. The receiver polls until none of the words that it wants is ABSENT, takes them, and stores ABSENT again.
 // An input word that is equal to ABSENT, which consists of NaNs in every type, is sent as other NaNs: results are the
-// same, since NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since their NaNs are
-// canonical. Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r + d) mod
-// ranks. So every offset is the same on every rank, and polls need no rank numbers.
+// same, since
+// NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since their NaNs are canonical.
+// Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r + d) mod ranks. So every
+// offset is the same on every rank, and polls need no rank numbers.
 //
 // Halves. The parity of the epoch selects the half of the first round. A call advances the epoch by one if the number
 // of its rounds is odd. Otherwise it leaves the epoch, since the next call then begins with the same half. Every warp
@@ -17,31 +18,29 @@
 //
 // Memory ordering. Words are stored and polled by relaxed accesses at system scope; each word guards only itself. One
 // order is needed: a slot may be stored again, two rounds later, only after its receiver has stored ABSENT in it.
-// Between calls. Every call receives a word from every peer, also from a peer that owns nothing (`greet`). When rank A
-// begins call k + 2, it has completed call k + 1, and in it has received a word of rank B's call k + 1. B has begun
-// that
-//   call after it had completed its call k, with all of its clears. The end of a kernel releases and acquires at system
-//   scope. If calls of pull algorithms lie between two push calls, their barriers give the same order.
+//   Between calls. Every call receives a word from every peer, also from a peer that owns nothing (`greet`). When rank
+//   A begins call k + 2, it has completed call k + 1, and in it has received a word of rank B's call k + 1. B has begun
+//   that call after it had completed its call k, with all of its clears. The end of a kernel releases and acquires at
+//   system scope. If calls of pull algorithms lie between two push calls, their barriers give the same order.
 //   A call's second round uses the half of the last round of the call before. A thread sends words to a peer in it only
-// after it has received words of that peer's first round, which the peer has begun after it had completed the call
-// before.
+//   after it has received words of that peer's first round, which the peer has begun after it had completed the call
+//   before.
 //   Between rounds. In every round a thread sends to, receives from and clears for the threads of the same index in the
-// blocks of the same index. In round r + 1 A's thread receives words that B's thread has sent after it had cleared its
-//   slots of round r. `next_round` executes a fence in between: with the relaxed words this is a release and an acquire
-// pattern. The last of several rounds sends as many words as the others, however little of the tensor is left.
-// Otherwise
-//   no rank would know of the clears in the round before it, whose slots the first round of the next call uses.
-// After several rounds. In the next call any thread of any rank may use these slots. So before rank A's call ends, the
-// clears of all threads of all peers in the last round but one must happen before that end. By push_one_shot they do:
-// in the last round A's thread receives words of the thread of the same index of every peer. By push_two_shot this is
-// not enough. If rank C owns all work of block b, A's thread of that block receives words of C alone; B's word, which
-// follows B's fence, went to C. C's result depends on B's word, but in PTX a data dependence orders nothing, and C's
-// fence of the round comes before both. Then B's clear could overwrite A's word of the next call. So with `Relays` a
-// thread executes a
-//   fence in the last round, between the first pieces that it has received as owner, one from each peer, and its first
-// result (`relay`). C's poll and this fence acquire, this fence and C's result release, and A's poll and the end of A's
-// kernel acquire. With two ranks there is no third rank; and after a call of one round its slots are used again only by
-//   the call after the next.
+//   blocks of the same index. In round r + 1 A's thread receives words that B's thread has sent after it had cleared
+//   its slots of round r. `next_round` executes a fence in between: with the relaxed words this is a release and an
+//   acquire pattern. The last of several rounds sends as many words as the others, however little of the tensor is
+//   left. Otherwise no rank would know of the clears in the round before it, whose slots the first round of the next
+//   call uses.
+//   After several rounds. In the next call any thread of any rank may use these slots. So before rank A's call ends,
+//   the clears of all threads of all peers in the last round but one must happen before that end. By push_one_shot they
+//   do: in the last round A's thread receives words of the thread of the same index of every peer. By push_two_shot
+//   this is not enough. If rank C owns all work of block b, A's thread of that block receives words of C alone; B's
+//   word, which follows B's fence, went to C. C's result depends on B's word, but in PTX a data dependence orders
+//   nothing, and C's fence of the round comes before both. Then B's clear could overwrite A's word of the next call. So
+//   with `Relays` a thread executes a fence in the last round, between the first pieces that it has received as owner,
+//   one from each peer, and its first result (`relay`). C's poll and this fence acquire, this fence and C's result
+//   release, and A's poll and the end of A's kernel acquire. With two ranks there is no third rank; and after a call of
+//   one round its slots are used again only by the call after the next.
 //
 // The protocol also detects calls that differ between ranks: the first wait of block 0 also waits for the words of
 // calls.cuh.

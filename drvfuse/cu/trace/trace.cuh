@@ -22,8 +22,8 @@
 //
 // Cost. Each traced step adds instructions that take the writer's warp about five cycles.
 //
-// Layout of a launch's section, in 8-byte words, which drvfuse/trace/layout.py has too. Block number
-// blockIdx.x + gridDim.x * blockIdx.y has `words` words, an even number:
+// Layout of a launch's section, in 8-byte words, which drvfuse/trace/layout.py has too. Block number blockIdx.x +
+// gridDim.x * blockIdx.y has `words` words, an even number:
 //     0   %globaltimer at the entry, in ns
 //     1   clock at the entry
 //     2   %globaltimer at the exit + (SM id << 48)

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The rates of the clocks of a device, and the offset between the global timers of
-// two devices. Each kernel has one thread.
+// SPDX-License-Identifier: Apache-2.0
+// The rates of the clocks of a device, and the offset between the global timers of two devices. Each kernel has one
+// thread.
 //
 // Failure. Every loop is bounded by a number of rounds. A kernel that reaches the bound leaves zeros in the results
 // that it has not measured, which the host reports as unknown.
