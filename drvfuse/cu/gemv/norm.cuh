@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The finish of cu/gemv/gemv_partial_norm.cu: the last NORM_WARPS * M warps of the
-// last block wait for the normed sums and normalise them.
+// SPDX-License-Identifier: Apache-2.0
+// The finish of cu/gemv/gemv_partial_norm.cu: the last NORM_WARPS * M warps of the last block wait for the normed sums
+// and normalise them.
 #pragma once
 #include "gemv/params.cuh"
 #include "gemv/butterfly.cuh"

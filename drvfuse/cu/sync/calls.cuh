@@ -20,8 +20,7 @@
 //           (push.cuh), and each barrier after the start barrier (barrier.cuh), end only when this is the expected
 //           word.
 //   differs Once in 32 polls it tests whether rank p's word has the expected number and is not the expected word. Then
-//   it
-//           reports leg CALL, with its own word and the peer's, and aborts all ranks.
+//           it reports leg CALL, with its own word and the peer's, and aborts all ranks.
 //
 // Why no difference is missed. A kernel with a hash has a wait for the words in its block 0: in push calls every thread
 // of block 0 receives for the block's first unit or row, and in pull calls at least one barrier follows the start
