@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the fused norms in every form, with the time of the plain form and the wire time.
+"""Times of the fused norms, and of all-gather of quantised rows with their scales, in every form, with the time of the
+plain form and the wire time.
 
 The plain form is FP8 with a scale per row; it is measured first for every shape. The wire time of a form is the number
 of bytes that each rank receives by the algorithm which "auto" has chosen, divided by the rate of large copies from each
@@ -15,15 +16,16 @@ from .. import dtypes
 from ..comm.group import Group
 from ..errors import Unsupported
 from ..plans import tuning
-from . import timing
-from .collective_calls import LEVELS
+from . import norm_calls, timing
+from .collective_calls import LEVELS, CollectiveCalls
 from .floors import Links
 from .forms import FORMS, PLAIN, Form
+from .gather_calls import gathers
 from .moves import sets_of
-from .norm_calls import OPS as OPS
 from .ops import calls_of
 from .settings import Settings
 
+OPS = (*norm_calls.OPS, "all_gather")
 SHAPES = ((1, 8192), (128, 8192), (2048, 8192), (8192, 8192))
 HEAD = ["op", "rows x cols", "form", "PDL", "algo", "us", "spread", "x row", "wire", "x wire", "- wire"]
 TEXT_COLUMNS = 5
@@ -31,11 +33,15 @@ TEXT_COLUMNS = 5
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
     """The bytes that each rank receives: 16-bit inputs, and by two shots also the results that the owners of rows send.
-    These are the residual output, if there is one, or else codes, scales and normed rows."""
+    These are the residual output, if there is one, or else codes, scales and normed rows. For all_gather the bytes are
+    codes and scales."""
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize
     if op == "reduce_scatter_rmsnorm_fp8":
         return (ranks - 1) / ranks * rows * row_bytes
+    if op == "all_gather":
+        made = form.quantisation
+        return (ranks - 1) / ranks * rows * (made.row_bytes(columns, source) + made.row_scale_bytes(columns))
     if form.residual:
         sent = columns * dtypes.get(form.residual).itemsize
     else:
@@ -58,9 +64,9 @@ def measure(
             plain: dict[str, Any] = {}
             for name in dict.fromkeys((PLAIN, *forms)):
                 form = FORMS[name]
-                if not form.fits(columns):
+                if not form.fits(columns) or (op == "all_gather" and not form.gathered):
                     continue
-                times = calls_of(group, op, rows, columns, sets, form).times("auto", settings.calls)
+                times = _calls(group, op, rows, columns, sets, form).times("auto", settings.calls)
                 plain = plain or times
                 yield {
                     **{"op": op, "rows": rows, "cols": columns, "form": name, "gpus": group.size},
@@ -69,6 +75,12 @@ def measure(
                     "times": times,
                     "x_row": {level: times[level]["us"] / plain[level]["us"] for level in LEVELS},
                 }
+
+
+def _calls(group: Group, op: str, rows: int, columns: int, sets: int, form: Form) -> CollectiveCalls:
+    if op == "all_gather":
+        return gathers(group, rows, columns, sets, form.quantisation)
+    return calls_of(group, op, rows, columns, sets, form)
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of collectives of a group over several nodes in this process, with those of one node and of the exchange alone.
+"""Collectives of a group over several nodes, all in this process, beside those of one node and the exchange alone.
 
-A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
-number of calls. "Exchange" is the engine's work of one call without the kernels before and after it.
+A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
+"Exchange" are the engine's copies of one call without the kernels around them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from ..comm.group import Group
-from ..errors import Unsupported
 from ..runtime.driver import Driver
 from . import timing
 from .collective_calls import CollectiveCalls, figure, launches
@@ -35,8 +34,8 @@ def measure(
     shapes: Sequence[tuple[int, int]],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op and shape. For an op that does not work over several nodes it has the reason in place of
-    times. The results of both groups are compared with the reference before they are timed."""
+    """A result for each op and shape. The results of both groups are compared with the reference before they are
+    timed."""
     cases = [(op, shape) for op in ops for shape in shapes]
     with Group.local(gpus, driver=driver) as group:
         device = group[0].device.name
@@ -50,22 +49,18 @@ def measure(
 
 
 def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings) -> dict[str, Any]:
-    """The times of a call and of its exchange, or the reason why there are none."""
-    try:
-        calls = calls_of(group, op, rows, cols, settings.sets)
-        calls.check("auto")
-    except Unsupported as error:
-        return {"unsupported": str(error)}
+    """The times of a call and of its exchange."""
     assert group.link is not None
+    calls = calls_of(group, op, rows, cols, settings.sets)
+    calls.check("auto")
     joined = group.link.engine.name == "in process"  # this engine's copies need one graph for all ranks
     time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
     found = {"off": figure(time(launches(calls.prepared("auto"))))}
-    exchanged = _exchange(calls)
-    return {**found, "exchange": figure(time([exchanged]))} if exchanged else found
+    return {**found, "exchange": figure(time([_exchange(calls)]))}
 
 
-def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
-    """A function that repeats the engine's work of one call; None for a call without exchanges."""
+def _exchange(calls: CollectiveCalls) -> Callable[[], object]:
+    """A function that repeats the engine's work of one call."""
     link = calls.group.link
     assert link is not None
     (call,) = calls.prepared("auto", sets=1)
@@ -75,11 +70,11 @@ def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
         link.engine = noted
         call.launch()
     calls.group.synchronize()
-    return together(noted.work) if noted.work else None
+    return together(noted.work)
 
 
 class _Noting:
-    """An engine that records its exchanges as functions that repeat them."""
+    """An engine that notes its exchanges, as functions that repeat them."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -94,6 +89,9 @@ class _Noting:
     def all_reduce(self, parts: Any) -> None:
         self._note(partial(self._engine.all_reduce, list(parts)))
 
+    def all_to_all(self, parts: Any) -> None:
+        self._note(partial(self._engine.all_to_all, list(parts)))
+
     def _note(self, work: Callable[[], object]) -> None:
         self.work.append(work)
         work()
@@ -103,19 +101,14 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     """The row of the table."""
     one, over = result["one_node"]["off"], result["over_nodes"]
     cells = [result["op"], f"{result['rows']}x{result['cols']}", f"{one['us']:.2f}", f"{one['spread']:.2f}"]
-    if "unsupported" in over:
-        return [[*cells, "unsupported", "", "", ""]]
-    exchange = f"{over['exchange']['us']:.2f}" if "exchange" in over else ""
     us, spread = over["off"]["us"], over["off"]["spread"]
-    return [[*cells, f"{us:.2f}", f"{spread:.2f}", exchange, f"{us / one['us']:.2f}"]]
+    return [[*cells, f"{us:.2f}", f"{spread:.2f}", f"{over['exchange']['us']:.2f}", f"{us / one['us']:.2f}"]]
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The notes below the table: how the times were measured, and the ops that are not supported."""
+    """The notes below the table: how the times were measured."""
     first = results[0]
-    found = [
+    return [
         f"microseconds per call without PDL, median and (largest - smallest) of {timing.REPLAYS} replays; "
         f"{first['gpus']} GPUs as one node, and as {first['nodes']} nodes by the exchange {first['exchange']}"
     ]
-    reasons = (r["over_nodes"].get("unsupported") for r in results)
-    return found + list(dict.fromkeys(f"unsupported: {reason}" for reason in reasons if reason))

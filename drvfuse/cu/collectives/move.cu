@@ -4,9 +4,10 @@
 // Layout. moves.cuh. Pack j of what a pair of ranks moves belongs to thread j mod (blocks * threads) of the grid, on both.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: with inputs, or outputs, that peers cannot access, at addresses off 16 bytes, which would cost an
-//   access across the link for each byte, and in place where a peer's bytes would come over bytes that are still to be
-//   read. Chunk by chunk the bytes pass a payload, which lies on the rank that is read from (pull) or written to (put).
+//   DRVFUSE_STAGED: where peers cannot access inputs (pull) or outputs (put), where these lie off 16 bytes, which would cost
+//   an access across the link for each byte, by put where scales are arranged, as only their receiver arranges them, and in
+//   place where a peer's bytes would come over bytes that are still to be read. Chunk by chunk the bytes pass a payload,
+//   which lies on the rank that is read from (pull) or written to (put).
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so of pull one staged copy serves all.
 // Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each: one by pull of the same bytes, else one
 // for each pair of ranks, by distance.
@@ -25,7 +26,7 @@
 //   input or writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "collectives/moves.cuh"
+#include "collectives/move_copies.cuh"
 #include "sync/barrier.cuh"
 
 constexpr bool PUT = DRVFUSE_PUT;
@@ -36,32 +37,43 @@ static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own ou
 
 #if !DRVFUSE_STAGED
 
+// The threads that copy what moves, and those that copy what stays: one of every eight blocks, while the others use the
+// links, or all of them one after the other where there are fewer blocks, or where nothing stays.
+struct Teams {
+    Team moving, staying;
+};
+
+__device__ __forceinline__ Teams teams_of(i64 packs_that_stay) {
+    const Team whole = whole_grid();
+    if (RANKS == 1 || gridDim.x < 8 || packs_that_stay == 0) return {whole, whole};
+    const u32 blocks = gridDim.x / 8, before = blockIdx.x / 8;
+    const bool stays = blockIdx.x % 8 == 7;
+    const Team moving = {i64(blockIdx.x - before) * blockDim.x + threadIdx.x, i64(gridDim.x - blocks) * blockDim.x};
+    const Team staying = {i64(before) * blockDim.x + threadIdx.x, i64(blocks) * blockDim.x};
+    return {{stays ? -1 : moving.number, moving.count}, {stays ? staying.number : -1, staying.count}};
+}
+
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     Barrier<RANKS> barrier(p.call, trace);
     if (!FAULT("moves-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
-    // One of every eight blocks copies the bytes that stay on this rank, while the others use the links.
-    const Team whole = whole_grid();
-    Team away = whole, own = whole;
-    if (RANKS > 1 && gridDim.x >= 8 && own_packs(p) > 0) {
-        const i64 owners = gridDim.x / 8;
-        const bool stays = blockIdx.x % 8 == 7;
-        own = {stays ? i64(blockIdx.x / 8) * blockDim.x + threadIdx.x : -1, owners * blockDim.x};
-        away = {stays ? -1 : i64(blockIdx.x - blockIdx.x / 8) * blockDim.x + threadIdx.x,
-                (gridDim.x - owners) * blockDim.x};
-    }
+    const i64 own = own_packs(p);
+    const Teams teams = teams_of(own);
 #pragma unroll 1
-    for (int distance = 1; distance < RANKS; ++distance) {
+    for (int step = 1; step <= RANKS; ++step) {
+        const int distance = step % RANKS;  // 0, what stays, comes last
+        const Team team = {distance > 0 ? teams.moving.number : teams.staying.number,
+                           distance > 0 ? teams.moving.count : teams.staying.count};
+        const i64 count = distance > 0 ? p.most : own;
         if constexpr (PUT) {
             copy_packs<PACKS>(
-                away, p.most, trace, [&](i64 j) { return source_of(p, distance, j); },
+                team, count, trace, [&](i64 j) { return source_of(p, distance, j); },
                 [&](i64 j) { return far_target_of(p, distance, j); });
         } else {
             copy_packs<PACKS>(
-                away, p.most, trace, [&](i64 j) { return far_source_of(p, distance, j); },
+                team, count, trace, [&](i64 j) { return far_source_of(p, distance, j); },
                 [&](i64 j) { return target_of(p, distance, j); });
         }
     }
-    copy_own<PACKS>(p, own, trace);
     if (!FAULT("moves-no-end-barrier") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
 }

@@ -14,7 +14,7 @@
 //
 // Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then
 // undefined.
-#include "collectives/moves.cuh"
+#include "collectives/move_slots.cuh"
 
 // What a thread has of a unit, and what its rank does with it.
 struct Unit {
