@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of a group over several nodes, all in this process, beside those of one node and the exchange alone.
+"""Times of collectives of a group over several nodes in this process, with those of one node and of the exchange alone.
 
-A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
-"Exchange" are the engine's copies of one call without the kernels around them.
+A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
+number of calls. "Exchange" is the engine's work of one call without the kernels before and after it.
 """
 
 from __future__ import annotations
