@@ -124,7 +124,7 @@ class NodeMoveCall:
                 kernel = self._kernel(step)
                 if number != last:
                     kernel = replace(kernel, common=replace(kernel.common, pdl=level_inside(self.common.pdl)))
-                if step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1:
+                if self._barrier_first(step, kernel):
                     met = self._barrier(kernel).ready()
                     stages.append(Kernels(met))
                     every += met
@@ -157,6 +157,10 @@ class NodeMoveCall:
         if puts and self.common.algo == "auto":
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
         return replace(call, algo="put" if puts else "push")  # what is staged by "put" takes the payload itself
+
+    def _barrier_first(self, step: Inside, kernel: MoveCall) -> bool:
+        """Whether a barrier of the node's ranks must precede the kernel of the step."""
+        return step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1
 
     def _barrier(self, kernel: MoveCall) -> MoveCall:
         """A kernel in front of this one, which moves nothing and passes barriers of the node's ranks."""
