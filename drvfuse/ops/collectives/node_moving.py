@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ...comm.workspace import PAYLOAD_OFFSET
+from ...errors import ArgumentError
 from ...nodes.exchange import Piece
 from ...plans import moves, node_moves
 from ...plans.node_moves import Crossing, Inside, NodeRanks, Place
@@ -151,12 +152,21 @@ class NodeMoveCall:
             common = replace(common, algo="push")
         call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
         if step.target is not Place.PAYLOAD:
-            algo = call.algorithms()[0]
+            first, *others = call.algorithms()
+            algo = others[-1] if others and first in moves.PUSH and not self._has_slots(call) else first
             return replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
         puts = call.direct("put") and self.common.algo != "push"
-        if puts and self.common.algo == "auto":
+        if puts and self.common.algo == "auto" and self._has_slots(call):
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
         return replace(call, algo="put" if puts else "push")  # what is staged by "put" takes the payload itself
+
+    def _has_slots(self, call: MoveCall) -> bool:
+        """Whether the workspace is large enough for the kernel by "push"."""
+        try:
+            moves.push_shape(call.work, self.common.group.workspace.payload_bytes)
+        except ArgumentError:
+            return False
+        return True
 
     def _barrier_first(self, step: Inside, kernel: MoveCall) -> bool:
         """Whether a barrier of the node's ranks must precede the kernel of the step."""
