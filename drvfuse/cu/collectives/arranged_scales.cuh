@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scales of gathered rows in a layout that is not one of whole rows: by column or in tiles (common/quantise.cuh).
 //
-// A rank's scales lie as those of its own rows do, and travel so. The rank that receives them stores each scale to its place
-// among those of all rows, in words of 4 bytes: of tiles a row's 4 groups, of columns as many rows of a group. The words of
-// a pack lie together in the gathered scales as a rule where the rank's rows begin at a whole tile, or at a multiple of 16
-// bytes of a column; then the pack is stored by one access. A word whose last bytes are padding is stored without them by
-// column, and with bytes of 0 in tiles, where no other rank has bytes in it.
+// A rank's scales lie as those of its own rows do, and travel so. The rank that receives them stores each scale to its
+// place among those of all rows, in words of 4 bytes: of tiles a row's 4 groups, of columns as many rows of a group.
+// The words of a pack lie together in the gathered scales as a rule where the rank's rows begin at a whole tile, or at
+// a multiple of 16 bytes of a column; then the pack is stored by one access. A word whose last bytes are padding is
+// stored without them by column, and with bytes of 0 in tiles, where no other rank has bytes in it.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"

@@ -132,8 +132,8 @@ __device__ __forceinline__ Team whole_grid() {
     return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
 }
 
-// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs per thread are loaded at
-// once where all of the warp's are whole and aligned. Whole warps come to it.
+// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs per thread are
+// loaded at once where all of the warp's are whole and aligned. Whole warps come to it.
 template <int B, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;

@@ -2,14 +2,14 @@
 // What the two kernels of a call over several nodes share (docs/nodes.md): where the partial sums of the nodes lie, and
 // how the host learns that an exchange takes too long.
 //
-// Partial sums are float32, in packs of as many elements as a pack of the input has. Those of the part that a rank owns
-// lie in its payload, node by node, `stride` bytes apart. `node_sums` writes those of its own node, the exchange the
-// others. In the order "engine" there is one place, which the exchange adds up.
+// Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds the partial
+// sums of the part that the rank owns, node by node, `stride` bytes apart. `node_sums` writes the sums of its own node, and
+// the exchange writes those of the other nodes. In the order "engine" there is one place, in which the exchange adds all.
 //
-// Progress. An exchange may wait for ever, and no kernel of ours runs meanwhile. So the last block of `node_sums` stores
-// the epoch that it leaves to `progress->begun`, in pinned host memory, and the kernel behind the exchange stores the one
-// that it finds, the same, to `progress->ended`. While `begun` is ahead the rank is in an exchange, in replays of a graph
-// too.
+// Progress. An exchange may wait without end, and no kernel of drvfuse runs meanwhile. So the last block of `node_sums`
+// stores the epoch that it leaves to `progress->begun`, in pinned host memory, and the kernel behind the exchange stores
+// the epoch that it finds, the same, to `progress->ended`. While `begun` is ahead of `ended`, the rank is in an exchange;
+// this holds in replays of a graph too.
 #pragma once
 #include "collectives/kernel.cuh"
 
@@ -19,10 +19,10 @@ struct Progress {
 };
 
 struct NodeCall {
-    char* sums;  // node_sums: of the own node; else of node 0
+    char* sums;  // in node_sums those of the own node, else those of node 0
     Progress* progress;
     i64 stride;
-    int nodes;  // places: 1 in the order "engine"
+    int nodes;  // number of places: 1 in the order "engine"
     int unused;
 };
 
@@ -55,12 +55,12 @@ __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, 
     from_float(total, sum);
 }
 
-// By the thread to which Barrier::finish has returned the new epoch.
+// Called with the value of Barrier::finish, which is the new epoch in one thread and 0 elsewhere.
 __device__ __forceinline__ void exchange_begins(const NodeCall& call, u64 epoch) {
     if (epoch != 0) ptx::store_relaxed_sys(&call.progress->begun, epoch);
 }
 
-// By all threads, with the epoch that the kernel has found.
+// Called by all threads with the epoch that the kernel has found.
 __device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epoch) {
     if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, epoch);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of a tensor that the ranks own in a reduce-scatter: ranges of elements, in packs of the tensor.
 //
-// A part begins and ends anywhere. Its packs are those of the whole tensor, which lie on 16 bytes, and with
-// DRVFUSE_RAGGED its first and last pack may be shared with its neighbours: of these a rank reads and writes its own
-// elements alone, since a neighbour may write the others (in place) at the same time.
+// A part may begin and end at any element. Packs are those of the whole tensor, which are aligned to 16 bytes, so with
+// DRVFUSE_RAGGED the first and the last pack of a part may have elements of other parts. A rank reads and writes only its
+// own elements of such a pack, since the owner of the others may write them (in place) at the same time.
 #pragma once
 #include "collectives/ranges.cuh"
 
@@ -13,7 +13,7 @@ struct ScatterParams {
     i64 columns;                        // the tensor's last dimension, for the epilogue
     i64 most_packs;                     // packs of the largest part
     i64 chunk_packs;                    // of each part, see the kernels; unused where nothing is staged
-    i64 starts[DRVFUSE_MAX_RANKS + 1];  // elements in front of each rank's part, and behind the last one
+    i64 starts[DRVFUSE_MAX_RANKS + 1];  // index of the first element of each part, and of the end of the last part
 };
 
 class Part {
@@ -35,7 +35,7 @@ public:
         if (j < packs_) ptx::prefetch_l2(static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES);
     }
 
-    // Pack j of the part, of a whole tensor.
+    // Pack j of the part, from a tensor with all parts.
     __device__ __forceinline__ void load(InPack& pack, const void* tensor, i64 j) const {
         const i64 at = (first_ + j) * W;
         const char* const address = static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES;
@@ -46,7 +46,7 @@ public:
         }
     }
 
-    // The output of pack j, from its sum.
+    // Stores pack j of the output, made from its sum.
     __device__ __forceinline__ void store(const ScatterParams& p, i64 j, float (&sum)[W] EPILOGUE_REFERENCE) const {
         const i64 at = (first_ + j) * W;
         apply_epilogue(sum, at, begin_, end_, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
