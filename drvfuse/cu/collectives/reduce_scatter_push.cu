@@ -8,21 +8,21 @@
 // own part, which it has from its own input and from the peers. A block sends DEPTH units ahead of the unit that it sums.
 // Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
 //
-// What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which is not
-// used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several rounds, each of
-// them sends chunk_packs packs to every peer, with zeros beyond the end of a part. That costs the call no time, as the rank
-// with the largest part receives so many packs anyway.
+// What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
+// is not used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several
+// rounds, each of them sends chunk_packs packs to every peer, with zeros beyond the end of a part. That costs the call
+// no time, as the rank with the largest part receives so many packs anyway.
 //
 // Grid. One dimension, the same on every rank, no more blocks than the first round of the largest part has units: every
 // block joins.
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
-// Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of block b
-// receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer. In a call
-// of one round it receives from every peer at least once. Only the own rank reads an input, so it is free when the rank's
-// kernel completes. The output may be this rank's part of the input, as the thread that writes a pack has read it before,
-// and no other thread reads its elements.
+// Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
+// block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
+// In a call of one round it receives from every peer at least once. Only the own rank reads an input, so it is free
+// when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes a pack
+// has read it before, and no other thread reads its elements.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/push_packs.cuh"

@@ -6,7 +6,8 @@
 // row at a time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also explains DRVFUSE_RAGGED.
 //   direct  each rank loads its rows from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the rows that the others own, chunk by chunk, to its
-//           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in turn.
+//           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
+//           turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
@@ -14,9 +15,10 @@
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
-// Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner reads, and
-// the barrier between blocks of equal index orders the two. A rank alone reads its residuals; residual_output may be
-// residual, as a thread stores a pack after it has read it. gamma is fetched before the wait for the producer.
+// Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner
+// reads, and the barrier between blocks of equal index orders the two. A rank alone reads its residuals;
+// residual_output may be residual, as a thread stores a pack after it has read it. gamma is fetched before the wait for
+// the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/scatter_rows.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An exchange of pairs of words between the blocks of a cluster. The bytes complete on an mbarrier of the receiving block: a
-// thread that has waited for it may read all pairs of that turn. Global memory is not used.
+// An exchange of pairs of words between the blocks of a cluster. The bytes complete on an mbarrier of the receiving
+// block: a thread that has waited for it may read all pairs of that turn. Global memory is not used.
 //
 // There are two sets of pairs and mbarriers, for two turns. A kernel that uses a set again must prove that no thread still
 // reads it, as cluster_reduce.cuh does.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction of one row that a team of threads holds, a block or lanes of a warp, whose size the compiler knows. The tree
-// is that of reduce.cuh. Its butterflies also add absent packs, which are +0; these are left out here, as no sum is -0.
+// The reduction of one row that a team of threads holds, a block or lanes of a warp, whose size the compiler knows. The
+// tree is that of reduce.cuh. Its butterflies also add absent packs, which are +0; these are left out here, as no sum
+// is -0.
 //
 // Pack i * threads + t of the row belongs to thread t of the team. Every thread of the block, or of the warp, calls
 // reduce_row. Where lanes of a warp hold a row, the number of packs of a thread is a power of two.

@@ -12,10 +12,11 @@
 // Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ... It loads the next row while it
 // works on a row.
 //
-// Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output). The operations on x are those of
-// drvfuse/reference/norms.py and quantised.py, in IEEE arithmetic, each rounded; the order of sums is in reduce.cuh. f is
-// not negative and rounding is monotone, so f * max|x * g| is max|y| of a row, and without beta one reduction gives both the
-// sum and the maximum. The maxima of groups are found from y itself, since 0 * f is NaN where f is infinite.
+// Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output). The operations on x are those
+// of drvfuse/reference/norms.py and quantised.py, in IEEE arithmetic, each rounded; the order of sums is in reduce.cuh.
+// f is not negative and rounding is monotone, so f * max|x * g| is max|y| of a row, and without beta one reduction
+// gives both the sum and the maximum. The maxima of groups are found from y itself, since 0 * f is NaN where f is
+// infinite.
 //
 // Memory ordering. Teams share only the memory of their reductions (reduce.cuh), so nothing else must be ordered.
 // residual_output may be residual: the same thread reads a row's residual before it writes residual_output of that row.

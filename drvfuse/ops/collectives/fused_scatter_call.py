@@ -22,7 +22,8 @@ from .scatter_kernels import ROW_FORMS, FusedScatterParams, FusedScatterPushPara
 
 @dataclass(frozen=True)
 class FusedScatterCall(FusedCall):
-    """What is the same on every rank; `algo` is the all-reduce's by which each rank sums its rows (`ROW_FORMS`)."""
+    """What is the same on every rank. `algo` is the all-reduce's algorithm by which a rank sums its rows
+    (`ROW_FORMS`)."""
 
     kind: ClassVar[type[CollectiveKernel]] = ScatterKernel
 
@@ -33,7 +34,7 @@ class FusedScatterCall(FusedCall):
 
     @property
     def starts(self) -> list[int]:
-        """The number of rows in front of each rank's rows, and the total at the end."""
+        """The index of each rank's first row, and behind them the number of all rows."""
         return list(itertools.accumulate(self.counts, initial=0))
 
     @property
@@ -84,7 +85,7 @@ class FusedScatterCall(FusedCall):
         return naive.Naive(group, inputs, slot, chunks), every
 
     def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
-        """Write to the launches how many rows each rank has, in this launch and in all."""
+        """Write to the launches how many rows each rank has: in this launch, and in all launches together."""
         for rank, one, count in zip(self.options.group, ready, counts, strict=True):
             one.parameters.rows = count
             if self.form.has_more:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls have in common by which each rank gets its own rows of a sum."""
+"""What the two reduce-scatters share: the rows of each rank, the choice of algorithm, and in-place calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
-    """Of so many rows those of each rank: `splits`, or as equal as possible. ArgumentError for splits of other rows."""
+    """The number of rows of each rank: `splits`, or as equal as possible. ArgumentError unless the sum is `rows`."""
     if splits is None:
         return split_rows(rows, group.size)
     found = lengths("splits", splits, group.size)

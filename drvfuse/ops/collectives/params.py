@@ -10,7 +10,7 @@ from .kernels import PUSH
 
 
 class Call(ctypes.Structure):
-    """`struct Call` of cu/sync/workspace.cuh: what every collective gets."""
+    """`struct Call` of cu/sync/workspace.cuh, which every collective's parameters begin with."""
 
     _fields_ = (
         ("sources", ctypes.c_uint64 * workspace.MAX_RANKS),
@@ -144,7 +144,7 @@ class FusedNodesParams(FusedParams):
 
 
 def parameters(op: str, algo: str, multimem: bool = False) -> type[AllreduceParams] | type[FusedParams]:
-    """The first argument of a kernel."""
+    """The type of a kernel's first argument."""
     if op == "allreduce":
         return AllreduceMultimemParams if multimem else AllreducePushParams if algo in PUSH else AllreduceParams
     return FusedMultimemParams if multimem else FusedPushParams if algo in PUSH else FusedParams

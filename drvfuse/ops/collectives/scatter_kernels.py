@@ -13,15 +13,16 @@ from .params import Call, FusedParams, PushCall
 
 ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
-"""By which a rank sums its part: as an all-reduce sums the whole tensor by that algorithm."""
+"""The algorithm of an all-reduce that sums a whole tensor as a reduce-scatter by this algorithm sums a part."""
 ROW_FORMS = FORMS | {"naive": "naive"}
-"""The same, as calls of the fused ops name them."""
+"""The same for the fused ops, whose calls name "naive" themselves."""
 
 
 class ScatterKernel(CollectiveKernel):
-    """The kernel of a reduce-scatter: that of the all-reduce of the same fields in every respect but its file and name.
+    """The kernel of a reduce-scatter. It differs from the kernel of an all-reduce with the same fields in file and
+    name.
 
-    `work` is what plans must know of the largest part, which is summed as by that all-reduce.
+    `work` describes the summing of the largest part, which is that of an all-reduce.
     """
 
     @property
