@@ -64,11 +64,13 @@ def _add_benchmarks(benchmarks: Any) -> None:
     for name, parents, text in (
         ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
         ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
-        ("gemv", [gpu, shapes, torch], "one token times a weight, with RMSNorm of its first columns"),
+        ("gemv", [gpu, shapes, torch], "a few rows times a weight, with RMSNorm of the first columns"),
         ("rmsnorm-fp8", [gpu, shapes, torch], "RMSNorm with quantisation of rows, on one device"),
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
-        benchmarks.add_parser(name, parents=[*parents, out], help=text)
+        parser = benchmarks.add_parser(name, parents=[*parents, out], help=text)
+        if name == "gemv":
+            parser.add_argument("--rows", type=_positive, default=1, help="of act (default: 1)")
     both = argparse.ArgumentParser(add_help=False)
     both.add_argument(
         "--shapes", nargs="+", metavar="MxN", help="rows x columns (default: 24, from 1x4096 to 2048x8192)"

@@ -79,7 +79,7 @@ def _driver(value: Any) -> Any:
 
 
 def _default_cache_dir() -> str:
-    """`drvfuse` in `XDG_CACHE_HOME`, or else in `~/.cache`"""
+    """The folder `drvfuse` in `XDG_CACHE_HOME`, by default in `~/.cache`."""
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drvfuse")
 
 
@@ -183,7 +183,7 @@ _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("drv
 
 
 def get(name: str) -> Any:
-    """Value of a setting now: the innermost `override`, else the environment, else the default.
+    """The current value of a setting: that of the innermost `override`, else of the environment, else the default.
 
     Raises ArgumentError if the environment variable cannot be read as the setting's type.
     """
@@ -192,7 +192,7 @@ def get(name: str) -> Any:
 
 
 def environment(name: str) -> Any:
-    """Value of a setting without regard to `override`: that of the environment, else the default."""
+    """The value of a setting without `override`: that of the environment, else the default."""
     setting = SETTINGS[name]
     variable = _VARIABLES[name]
     text = os.environ.get(variable)
@@ -212,7 +212,7 @@ def _parse(argument: str, setting: Setting, value: Any) -> Any:
 def override(**values: object) -> Iterator[None]:
     """Set settings for the duration of a `with` block, in this thread or task.
 
-    Values are what the environment variable would hold, or that in its own type. Raises ArgumentError, and sets
+    A value is the text of the environment variable, or a value of the setting's type. Raises ArgumentError, and sets
     nothing, for an unknown name or a value that the setting cannot have.
     """
     checked = {}

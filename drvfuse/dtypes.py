@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
-"""What `get` takes for an element type: a DType, a name, or what numpy takes, such as `ml_dtypes.bfloat16`."""
+"""The values that `get` takes for an element type: a DType, a name, or a numpy type such as `ml_dtypes.bfloat16`."""
 
 
 @dataclass(frozen=True, eq=False)
 class DType:
     """An element type. `dlpack` is DLPack's (type code, bits); `fp8_max` the largest finite value of an FP8 type.
 
-    float8_e8m0fnu holds scales: powers of two. An element of float4_e2m1fn_x2 is a byte of two FP4 numbers, the first
-    in the low four bits, as in torch; numpy has no such type, and shows these bytes as uint8. `lanes` is that 2.
+    The values of float8_e8m0fnu are powers of two, for scales. An element of float4_e2m1fn_x2 is a byte of two FP4
+    numbers, the first in the low four bits, as in torch; numpy has no such type, and shows these bytes as uint8.
+    `lanes` is the number of values in an element, 2 for this type and 1 for all others.
 
-    It equals whatever `get` takes for it (its name, numpy's or ml_dtypes' type), and nothing else. Its hash is that of
-    its name. numpy takes it where it takes a dtype: `np.dtype(array.dtype)`.
+    A DType is equal to every value for which `get` returns it (its name, numpy's or ml_dtypes' type), and to no other.
+    Its hash is that of its name. numpy accepts it as a dtype: `np.dtype(array.dtype)`.
     """
 
     name: str
@@ -51,7 +52,7 @@ class DType:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """`numpy` by the name under which numpy asks for it."""
+        """The same as `numpy`, under the name by which numpy converts an object to a dtype."""
         return self.numpy
 
     def __eq__(self, other: object) -> bool:
@@ -127,7 +128,7 @@ def name_of(dtype: object) -> str:
 
 
 def fp8(value: object, argument: str = "dtype") -> DType:
-    """The FP8 DType that is named so, by COAT's "E4M3" and "E5M2" too; else ArgumentError naming `argument`."""
+    """The FP8 DType of that name, which may be COAT's "E4M3" or "E5M2". Raises ArgumentError, naming `argument`."""
     name = name_of(value).lower()
     name = {"e4m3": FP8[0], "e5m2": FP8[1]}.get(name, name)
     if name not in FP8:
@@ -135,9 +136,9 @@ def fp8(value: object, argument: str = "dtype") -> DType:
     return get(name)
 
 
-def from_dlpack(code: int, bits: int, lanes: int) -> DType:
+def from_dlpack(code: int, bits: int, lanes: int, argument: str = "DLPack dtype") -> DType:
     """The DType for DLPack's (code, bits, lanes)."""
     for dtype in _TABLE.values():
         if (*dtype.dlpack, dtype.lanes) == (code, bits, lanes):
             return dtype
-    raise ArgumentError("DLPack dtype", (code, bits, lanes), "one of " + ", ".join(_TABLE))
+    raise ArgumentError(argument, f"DLPack's (code, bits, lanes) {code, bits, lanes}", "one of " + ", ".join(_TABLE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception that drvfuse raises, all derived from `DrvfuseError`, and how their texts call a wrong argument."""
+"""The exceptions that drvfuse raises, all derived from `DrvfuseError`, and checks of arguments that raise them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FLOAT32 = struct.Struct("f")
 
 
 class DrvfuseError(Exception):
-    """Base of all errors raised by drvfuse. Each can be copied and pickled: type, text and fields stay as they are."""
+    """The base of all errors of drvfuse. Copies and pickles of an error keep its type, text and fields."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), *self.args), self.__dict__
 
 
 def _restored(kind: type[DrvfuseError], *args: Any) -> DrvfuseError:
-    """An error of that kind and text. What `__init__` was given is among the fields, which come with the state."""
+    """An error of that kind and text. Its fields are restored with its state, so `__init__` is not called."""
     return kind.__new__(kind, *args)
 
 
@@ -33,8 +33,8 @@ class DriverUnavailable(DrvfuseError):
 class DriverError(DrvfuseError):
     """A driver call failed.
 
-    `call` and `args_text` are the function and its arguments, `code` and `name` the CUresult,
-    `explanation` the driver's own text plus what usually causes it, `calls` the calls made before it, oldest first.
+    `call` and `args_text` are the function and its arguments, and `code` and `name` the CUresult. `explanation` is the
+    driver's own text with the usual causes, and `calls` are the calls before the failed one, oldest first.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class DriverError(DrvfuseError):
 class MulticastError(DriverError):
     """A call of a multicast object's set-up failed. Everything that the set-up had made on any rank is undone.
 
-    `rank` is the rank of the group whose call it was, the same in the error of every rank; None where no group set the
-    object up. The other fields are those of `DriverError`; `explanation` begins with what the code means for multicast.
+    `rank` is the rank of the group whose call failed; it is the same in the errors of all ranks, and None if no group
+    made the object. The other fields are those of `DriverError`; `explanation` begins with the meaning of the code for
+    multicast.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class MulticastError(DriverError):
 
 
 class CompileError(DrvfuseError):
-    """NVRTC refused a source. `name` is the program, `log` the compiler's log with the lines it speaks of."""
+    """NVRTC refused a source. `name` is the program, `log` the compiler's log with the source lines that it names."""
 
     def __init__(self, name: str, log: str) -> None:
         self.name, self.log = name, log
@@ -91,7 +92,7 @@ class ArgumentError(DrvfuseError, ValueError):
 
 
 def kind_of(value: object) -> str:
-    """What an argument of a wrong type was, for `ArgumentError.got`: "an int", "a list", "None"."""
+    """The kind of a value with an article, for `ArgumentError.got`: "an int", "a list", "None"."""
     if value is None:
         return "None"
     name = type(value).__name__
@@ -106,7 +107,7 @@ def require_kind(argument: str, value: object, kind: type, expected: str) -> Non
 
 
 def require_integer(argument: str, value: Any, expected: str, least: int | None = None, most: int | None = None) -> int:
-    """`value` as an int within bounds, of any type but bool; else ArgumentError."""
+    """`value` as an int within bounds. Raises ArgumentError for other values, and for a bool."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
@@ -122,8 +123,8 @@ def any_of(names: Sequence[str]) -> str:
 def require_real(
     argument: str, value: Any, *, least: float = -math.inf, positive: bool = False, finite: bool = True
 ) -> float:
-    """`value` rounded to float32: a number, not NaN, at least `least`, above 0 and finite where asked; else
-    ArgumentError."""
+    """`value` rounded to float32. Raises ArgumentError for a value that is no number, NaN, or less than `least`, and,
+    if `positive` or `finite` ask for it, for one that is not above 0 or not finite."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         number = float(value)
         try:
@@ -138,7 +139,7 @@ def require_real(
 
 
 class LaunchError(DrvfuseError):
-    """A kernel cannot be launched as asked (grid, block, attribute, concurrent use)."""
+    """A kernel cannot be launched in this way (grid, block, attribute, concurrent use)."""
 
 
 class Unsupported(DrvfuseError):
@@ -156,14 +157,15 @@ class ClosedError(DrvfuseError):
 class BarrierTimeout(DrvfuseError):
     """A rank waited for a peer longer than the `spin_timeout` setting and gave up.
 
-    `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`. In a
-    call of a push algorithm it waited for the 16-byte word `word` of its slots, which is None elsewhere. `call` says
-    which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
-    one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
-    All results of that call and of every later one are undefined on every rank until `group.reset()`, which the first
-    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead). With
-    ranks in several processes all of them call it. `ended` says of each rank whose process has ended how it did; such a
-    group cannot be reset.
+    Block `block` of `rank` waited for `peer` in the phase `phase`; the flag had to reach `expected`, and its value was
+    `seen`. In a push algorithm the block waited for the 16-byte word `word` of its slots; otherwise `word` is None.
+    `call` names the call, counted from 1 since the group was made: "call 17 of the group, allreduce one_stage of 4 x
+    (128, 4096) bfloat16". If the call cannot be identified, it is a range of calls.
+
+    All results of that call and of all later calls are undefined on every rank until `group.reset()`. If all ranks are
+    in one process, the next call resets the group by itself; in a graph capture it raises CaptureError instead. If the
+    ranks are in several processes, all of them must call `group.reset()`. `ended` has each rank whose process has
+    ended, with how it ended; such a group cannot be reset.
     """
 
     def __init__(
@@ -197,7 +199,7 @@ class BarrierTimeout(DrvfuseError):
 class ExchangeError(DrvfuseError):
     """The engine that exchanges partial sums between nodes failed, or could not connect the ranks.
 
-    `rank` is the local rank that noticed, `engine` the engine's name.
+    `rank` is the local rank on which the failure was found, and `engine` is the engine's name.
     """
 
     def __init__(self, rank: int, engine: str, problem: str) -> None:
@@ -208,9 +210,9 @@ class ExchangeError(DrvfuseError):
 class ExchangeTimeout(ExchangeError):
     """An exchange between nodes took longer than the `spin_timeout` setting, and was aborted.
 
-    `rank` of node `node` waited for some of the ranks `peers`, those with its place in the other nodes; the engine does
-    not tell for which. All results of that call and of every later one are undefined on every rank until
-    `group.reset()`, which connects the engine anew: graphs that hold exchanges must be captured again.
+    `rank` of node `node` waited for one or more of the ranks `peers`, which have the same number inside the other
+    nodes; the engine does not tell for which. All results of that call and of all later calls are undefined on every
+    rank until `group.reset()`, which connects the engine again. Graphs that hold exchanges must then be captured again.
     """
 
     def __init__(self, rank: int, node: int, peers: Sequence[int], engine: str, seconds: float) -> None:
@@ -227,9 +229,10 @@ class ExchangeTimeout(ExchangeError):
 class GridTimeout(BarrierTimeout):
     """Blocks of an op on one device did not meet within the `spin_timeout` setting, or two launches met instead.
 
-    `block` waited for what block `peer` should have left in the workspace, of the launch numbered `expected`, and found
-    `seen`. The results of that launch, and of every later one with that workspace until it is zeroed, are undefined.
-    The next call zeroes a workspace of drvfuse's own; whoever passed one zeroes it. A `finish_counter` is zero again.
+    `block` waited until block `peer` had stored a word with the launch number `expected` in the workspace, and last
+    read the launch number `seen`. The results of that launch, and of all later launches with the workspace until it is
+    zeroed, are undefined. The next call zeroes a workspace of drvfuse; a workspace that was passed as an argument must
+    be zeroed by the caller. A `finish_counter` is zero again.
     """
 
     _REASONS = {
@@ -254,9 +257,9 @@ class GridTimeout(BarrierTimeout):
 
 
 class CallMismatch(DrvfuseError):
-    """Two ranks of a group made different calls where each had to make the same one.
+    """Two ranks of a group made different calls, where all ranks had to make the same call.
 
-    `call` is the call of `rank` and `peer_call` that of `peer`, in words. All results since that call are undefined on
+    `call` describes the call of `rank`, and `peer_call` that of `peer`. All results since that call are undefined on
     every rank until `group.reset()`.
     """
 
@@ -271,8 +274,8 @@ class CallMismatch(DrvfuseError):
 class GroupError(DrvfuseError):
     """A step that all ranks of a group take together failed; every rank that took part in it raises this.
 
-    `what` is the step in words. `rank` is the lowest rank that failed, None where no single one did, and `failure` what
-    it said. Ranks are those of the group that took the step.
+    `what` describes the step. `rank` is the lowest rank that failed, None if no single rank did, and `failure` is its
+    message. Ranks are those of the group that took the step.
     """
 
     def __init__(self, what: str, rank: int | None, failure: str) -> None:
@@ -282,10 +285,10 @@ class GroupError(DrvfuseError):
 
 
 class GroupTimeout(GroupError):
-    """Ranks did not come to a step within its time-out.
+    """Ranks did not take part in a step within its time-out.
 
-    `missing` are the ranks that did not come, in order; `waiting` says of every rank what it waits for, or what is
-    known of it; `seconds` is the time-out.
+    `missing` are these ranks, in order. `waiting` says for every rank what it waits for, or what is known about it.
+    `seconds` is the time-out.
     """
 
     def __init__(self, what: str, missing: Sequence[int], waiting: Mapping[int, str], seconds: float) -> None:
@@ -297,9 +300,9 @@ class GroupTimeout(GroupError):
 
 
 class RankEnded(GroupError):
-    """A rank that a step needs has ended. `how` says how: its process has ended, or it has closed the group.
+    """A rank that a step needs has ended. `how` says whether its process has ended or it has closed the group.
 
-    `rank` is that rank; None where it is not of this group, but serves the group's store.
+    `rank` is that rank. It is None if the process that serves the boards has ended and has no rank in this group.
     """
 
     def __init__(self, what: str, rank: int | None, how: str) -> None:
@@ -310,7 +313,7 @@ class RankEnded(GroupError):
 
 
 class GroupMismatch(GroupError):
-    """Ranks disagree on something that must be equal on all of them. `values` says what each rank had."""
+    """Ranks differ in a value that must be equal on all ranks. `values` has the value of each rank."""
 
     def __init__(self, what: str, values: Mapping[int, str]) -> None:
         self.values = dict(values)

@@ -4,7 +4,7 @@
 torch multiplies, and drvfuse sums over the ranks, adds the residual, norms and quantises in one launch. The group finds
 its ranks by what torchrun sets. The op runs on torch's current stream, and is captured with torch's kernels.
 
-    torchrun --nproc-per-node 2 examples/torch_decode.py
+    torchrun --nproc-per-node 2 examples/torch_decode.py        # a process per GPU: any number up to 8
 
 Output:
 

@@ -50,7 +50,8 @@ def driver() -> str:
 
 @pytest.fixture(autouse=True)
 def own_kernels_compile_without_warnings() -> Iterator[None]:
-    """Fails the test that first compiles a kernel of ours with a warning, which users would see on their terminals."""
+    """Fail the test that first compiles a kernel of drvfuse with a warning, which users would see on their
+    terminals."""
     logger, warned = logging.getLogger("drvfuse.compile"), []
 
     class Warned(logging.Handler):
@@ -86,7 +87,8 @@ def refused() -> Callable[..., None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def collections_of_garbage_are_quick() -> None:
-    """What is there when a module begins, test items and compiled kernels above all, no later collection looks at."""
+    """Freeze all objects that exist when a module begins, mostly test items and compiled kernels, so that later garbage
+    collections skip them."""
     gc.collect()
     gc.freeze()
 
@@ -107,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """`counted_calls(driver, call)`: the driver functions that `call()` calls, those that no record has included."""
+    """`counted_calls(driver, call)`: names of all driver functions that `call()` calls, unrecorded ones included."""
 
     def count(driver: Any, call: Callable[[], object]) -> list[str]:
         made: list[str] = []
@@ -117,7 +119,7 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return function(*args[0])
 
         def known() -> list[str]:
-            """The functions that the driver has been asked for, which it keeps with the sink that it had then."""
+            """The names of functions that the driver has cached together with its sink."""
             return [name for name in vars(driver) if name.startswith("cu") or name in ("capture_status", "launch")]
 
         with monkeypatch.context() as patch:

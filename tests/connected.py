@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def together(calls: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T]:
-    """The results of all calls, each in a thread of its own. Raises the first error, with the others as notes."""
+    """Run each call in a thread of its own and return the results. Raises the first error, with the others as notes."""
     results: list[Any] = [None] * len(calls)
     errors: dict[int, BaseException] = {}
 
@@ -47,7 +47,7 @@ def together(calls: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T]
 
 
 def outcomes(calls: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T | BaseException]:
-    """What each call returns or raises, each in a thread of its own."""
+    """Run each call in a thread of its own and return its result or the exception that it raised."""
 
     def caught(call: Callable[[], T]) -> T | BaseException:
         try:
@@ -80,7 +80,7 @@ class Ranks:
         return self.groups
 
     def open(self, rank: int, devices: Sequence[int] | None = None, **options: Any) -> df.Group:
-        """That rank's part in `connect`."""
+        """Open the group of one rank, as `connect` does for all."""
         own = {name: value[rank] if isinstance(value, list) else value for name, value in options.items()}
         payload, blocks = own.get("workspace_bytes", 1 << 16), own.get("max_blocks", 4)
 

@@ -40,7 +40,7 @@ class LocalBoards:
         return iter(self._boards)
 
     def end(self, rank: int) -> None:
-        """Close the connection of that rank without a word, as the kernel does for a process that was killed."""
+        """Close the connection of a rank without a message, as the kernel does for a killed process."""
         self._connections[rank].sever()
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class ProcessPool:
     def run(
         self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 60, **options: Any
     ) -> list[Any]:
-        """What the function returned in each rank. Raises RankFailed if it did not in all of them."""
+        """The results of the function by rank. Raises RankFailed if it did not return on all ranks."""
         with self.job(size, function, *args, **options) as job:
             outcomes = job.outcomes(timeout)
         bad = [rank for rank, found in enumerate(outcomes) if isinstance(found, (BaseException, Died))]
@@ -198,7 +198,7 @@ class ProcessPool:
 
 
 def serve_pool(fd: int) -> None:
-    """Run what comes through the pipe until it ends."""
+    """Run the functions that arrive through the pipe until it is closed."""
     pipe = Connection(fd)
     while True:
         try:

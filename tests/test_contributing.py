@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.emulated
-def test_the_example_op_works_as_written(tmp_path: Path) -> None:
+def test_the_example_op_of_the_page_works(tmp_path: Path) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     blocks = r"`((?:drvfuse|tests)/[\w/]+\.(?:py|cu))`:\n\n```(?:python|cpp)\n((?:#|//) SPDX.*?)```"
     files = dict(re.findall(blocks, text, re.DOTALL))
@@ -38,7 +38,7 @@ def test_the_example_op_works_as_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_example_opcode_is_the_one_in_the_tree() -> None:
+def test_the_example_opcode_of_the_page_is_the_one_in_the_tree() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     ((path, handler),) = re.findall(r"`(drvfuse/[\w/]+\.py)`:\n\n```python\n(@opcode.*?)```", page, re.DOTALL)
     assert handler in (ROOT / path).read_text()

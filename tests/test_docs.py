@@ -59,7 +59,7 @@ def test_the_files_that_docstrings_and_comments_name_exist() -> None:
     assert not missing
 
 
-def test_the_version_has_one_source_and_a_place_in_the_changelog() -> None:
+def test_the_version_has_one_source_and_a_section_in_the_changelog() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "drvfuse.__version__"}

@@ -58,13 +58,13 @@ def _refuse() -> None:
 
 
 @pytest.mark.emulated
-def test_a_worker_process_delivers_its_error() -> None:
+def test_errors_pass_from_a_worker_process_to_its_parent() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(ArgumentError) as caught:
         pool.submit(_refuse).result(timeout=100)
     assert (caught.value.argument, caught.value.expected) == ("index", "an int")
 
 
-def test_ranks_are_listed_as_runs() -> None:
+def test_lists_of_ranks_are_printed_as_ranges() -> None:
     assert [ranks_text(ranks) for ranks in ([2], [5, 2], [4, 2, 5, 6, 9], range(3), [0, 1])] == [
         "rank 2",
         "ranks 2 and 5",

@@ -27,8 +27,8 @@ def shown(path: Path) -> str:
     )
 
 
-def printed(path: Path, driver: str, *command: str) -> str:
-    environment = os.environ | {"DRVFUSE_DRIVER": driver}
+def printed(path: Path, driver: str, *command: str, **variables: str) -> str:
+    environment = os.environ | {"DRVFUSE_DRIVER": driver} | variables
     result = subprocess.run(
         [sys.executable, *command, str(path)], capture_output=True, text=True, env=environment, cwd=EXAMPLES.parent
     )
@@ -51,11 +51,13 @@ def test_an_example_prints_what_its_header_says(name: str, driver: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpus(2)
+@pytest.mark.parametrize("gpus", [1, *[pytest.param(n, marks=pytest.mark.gpus(n)) for n in (2, 4)]])
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_an_example_of_a_framework_prints_what_its_header_says(name: str, driver: str) -> None:
+def test_an_example_of_a_framework_prints_what_its_header_says(name: str, gpus: int, driver: str) -> None:
     if importlib.util.find_spec(FRAMEWORKS[name]) is None:
         pytest.skip(f"needs {FRAMEWORKS[name]}")
     path = EXAMPLES / f"{name}.py"
-    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2") if name.startswith("torch") else ()
-    assert printed(path, driver, *command).strip() == shown(path).strip()
+    command = ("-m", "torch.distributed.run", "--nproc-per-node", str(gpus)) if name.startswith("torch") else ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")[:gpus]
+    text = printed(path, driver, *command, CUDA_VISIBLE_DEVICES=",".join(visible))
+    assert text.strip() == shown(path).strip()

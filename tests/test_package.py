@@ -68,7 +68,7 @@ def _imported(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("room", ALLOWED)
-def test_dependencies_point_down(room: str) -> None:
+def test_imports_follow_the_layers_of_the_architecture(room: str) -> None:
     allowed = ALLOWED[room] | {room} | GROUND
     for module in MODULES:
         if _room(module) != room:
@@ -78,7 +78,7 @@ def test_dependencies_point_down(room: str) -> None:
             assert where in allowed or (module, where) in DOORS, f"{module} imports {other}"
 
 
-def test_every_folder_is_a_room_that_says_what_it_is_for() -> None:
+def test_every_folder_has_a_docstring_that_states_its_purpose() -> None:
     for folder in {path.parent for path in MODULES.values()} - {ROOT}:
         name = ".".join(folder.relative_to(ROOT).parts)
         assert _room(name) or name == "ops", f"docs/architecture.md does not name {name}"
@@ -86,12 +86,12 @@ def test_every_folder_is_a_room_that_says_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GROUND))
-def test_the_ground_floor_imports_nothing_above(name: str) -> None:
+def test_the_lowest_layer_imports_nothing_of_the_package(name: str) -> None:
     assert _imported(name) <= GROUND
 
 
 @pytest.mark.parametrize("room", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference"))
-def test_a_room_has_one_public_class_of_a_name(room: str) -> None:  # the emulator has an object for each
+def test_public_class_names_are_unique_in_a_folder(room: str) -> None:  # the emulator has an object for each
     # handle, and the references of several ops return one of a name
     found = [
         node.name
@@ -113,7 +113,7 @@ def test_importing_loads_no_driver_and_nothing_heavy() -> None:
 
 
 def _listed(module: ModuleType) -> set[str]:
-    """The names that a type checker finds in a module: those that its text imports `as` themselves."""
+    """The names that a type checker finds in a module: those that it imports with `as` under the same name."""
     path = Path(module.__file__ or "")
     nodes = ast.parse((path.with_suffix(".pyi") if path.name == "__init__.py" else path).read_text()).body
     aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -121,7 +121,7 @@ def _listed(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [df, df.emu, df.coat], ids=lambda module: module.__name__)
-def test_every_view_of_a_public_module_has_the_same_names(module: ModuleType) -> None:
+def test_modules_and_their_stubs_have_the_same_names(module: ModuleType) -> None:
     names = _listed(module)
     assert names and set(getattr(module, "__all__", names)) == names
     for name in names:
@@ -169,7 +169,7 @@ def test_public_signatures_have_types() -> None:
     assert checked > 100
 
 
-def test_coats_functions_are_in_one_place() -> None:
+def test_functions_of_coat_are_public_in_one_module() -> None:
     assert len([name for name in dir(df.coat) if name.startswith("fp8_")]) == 12
     assert not [name for name in df.__all__ if name.startswith("fp8_")]
     code = "import drvfuse.coat; print(drvfuse.coat.fp8_division.__name__)"
@@ -186,7 +186,7 @@ def test_settings_come_from_scope_then_environment_then_default(monkeypatch: pyt
     assert config.get("spin_timeout") == 2.5
 
 
-def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_settings_are_argument_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRVFUSE_SPIN_TIMEOUT", "-1")
     with pytest.raises(errors.ArgumentError, match="DRVFUSE_SPIN_TIMEOUT"):
         config.get("spin_timeout")
@@ -205,7 +205,7 @@ def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, "None"),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_called_by_its_type_and_article(value: object, shown: str) -> None:
+def test_an_argument_error_names_the_type_of_the_argument(value: object, shown: str) -> None:
     with pytest.raises(errors.ArgumentError, match=f"^where is {shown}; it must be a Group or a Device"):
         df.Trace(value)  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
 
 
 @pytest.mark.parametrize("name", dtypes.NAMES)
-def test_a_dtype_equals_what_names_it_and_nothing_else(name: str) -> None:
+def test_a_dtype_equals_its_names_and_nothing_else(name: str) -> None:
     dtype = dtypes.get(name)
     of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has none
     for same in (name, *of_numpy, pickle.loads(pickle.dumps(dtype))):

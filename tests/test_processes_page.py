@@ -41,32 +41,32 @@ def program(tmp_path):
 
 @pytest.fixture
 def served():
-    """Variables for ranks that another launcher starts."""
+    """Environment variables for ranks that another launcher starts."""
     with Machine(devices=2, served=True) as machine, Server(machine) as server:
         yield {"DRVFUSE_DRIVER": "emu", "DRVFUSE_EMU_MACHINE": server.address}
         assert not machine.reports
 
 
 @pytest.mark.emulated
-def test_drvfuse_run(program):
+def test_the_program_of_the_page_works_under_drvfuse_run(program):
     assert "drvfuse run -n 4 --driver emu rank.py" in PAGE
     lines(4, [sys.executable, "-m", "drvfuse", "run", "-n", "4", "--driver", "emu", program])
 
 
 @pytest.mark.emulated
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="needs mpiexec (pip install mpich)")
-def test_mpiexec(program, served):
+def test_the_program_of_the_page_works_under_mpiexec(program, served):
     lines(2, [MPIEXEC, "-n", "2", sys.executable, program], **served)
 
 
 @pytest.mark.emulated
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_torchrun(program, served):
+def test_the_program_of_the_page_works_under_torchrun(program, served):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     lines(2, [*torchrun, program], **served)
 
 
-def test_the_protocol_of_stores_is_the_one_that_is_checked():
+def test_the_store_protocol_of_the_page_is_the_type_that_mypy_checks():
     from drvfuse.bootstrap.stores import Store
 
     names: dict[str, type] = {}

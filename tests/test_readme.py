@@ -23,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.emulated
-def test_python_blocks_run(tmp_path: Path) -> None:
+def test_python_code_of_the_readme_runs(tmp_path: Path) -> None:
     assert PYTHON_BLOCKS
     for number, block in enumerate(PYTHON_BLOCKS):
         script = tmp_path / f"block{number}.py"
@@ -83,7 +83,7 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     assert checks == {(op, algo): 0 for op in ops for algo in algos}
 
 
-def test_the_readmes_figures_are_those_of_the_measurements() -> None:
+def test_figures_of_the_readme_are_those_of_the_measurements() -> None:
     measured = set(re.findall(r"[\d.]+", (ROOT / "docs" / "performance.md").read_text()))
     (section,) = re.findall(r"## How fast it is\n(.*?)\n## ", README.read_text(), re.DOTALL)
     figures = re.findall(r"([\d.]+) us", section)

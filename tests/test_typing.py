@@ -130,10 +130,10 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]
 
 
 @pytest.mark.parametrize("name", ["use", "names"])
-def test_a_program_that_is_right_passes_strict_checks(complaints: dict[str, list[int]], name: str) -> None:
+def test_a_correct_program_passes_strict_type_checks(complaints: dict[str, list[int]], name: str) -> None:
     assert complaints[name] == []
 
 
-def test_every_misuse_is_seen(complaints: dict[str, list[int]]) -> None:
+def test_type_checkers_report_every_misuse(complaints: dict[str, list[int]]) -> None:
     lines = MISUSE.splitlines()
     assert complaints["misuse"] == [n for n, line in enumerate(lines, 1) if line.startswith(("df.", "coat."))]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of the GEMV with partial RMSNorm, compared with kernels that only read the weights, and with torch.
 
-One token, bfloat16; the weights are rotated over copies that L2 does not hold. "read" is the fastest of some kernels
-that load the same bytes and compute nothing. Of drvfuse's figures "none" has no normed column, "normed" those that the
-shape says, "all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with
+bfloat16, one row of act unless told otherwise; the weights are rotated over copies that L2 does not hold. "read" is the
+fastest of some kernels that load the same bytes and compute nothing. Of drvfuse's figures "none" has no normed column,
+"normed" those that the shape says, "all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with
 `PDLLevel.OVERLAP_AT_BEGINNING`; "traced" is "normed" with a trace. "FP8 weight" is "normed" with a float8_e4m3fn weight
 and a scale for each of its rows, and "FP8 act" that with a float8_e4m3fn act and a scale for each group of 128 columns.
 """
@@ -71,11 +71,11 @@ class Bench:
         bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)
         return self._device.array(bits & np.uint16(0xBFF7))  # all finite, as FP8 too
 
-    def measure(self, n: int, k: int, n_normed: int) -> dict[str, Any]:
-        """All figures of one shape, in microseconds per call."""
+    def measure(self, n: int, k: int, n_normed: int, rows: int = 1) -> dict[str, Any]:
+        """All figures of one shape and that many rows of act, in microseconds per call. Torch's are of one row."""
 
         def ours(n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, **dtypes: str) -> float:
-            return self._time(self.calls(n, k, n_normed, level, trace, **dtypes))
+            return self._time(self.calls(n, k, n_normed, level, trace, rows=rows, **dtypes))
 
         times = {
             "none": ours(0),
@@ -91,7 +91,15 @@ class Bench:
             from .gemv_torch import torch_us
 
             times |= dict(zip(PEERS, torch_us(n, k, n_normed, EPSILON, _ROTATED_BYTES), strict=True))
-        return {"n": n, "k": k, "n_normed": n_normed, "bytes": 2 * n * k, "read": self.read(n, k), **times}
+        return {
+            "n": n,
+            "k": k,
+            "n_normed": n_normed,
+            "rows": rows,
+            "bytes": 2 * n * k,
+            "read": self.read(n, k),
+            **times,
+        }
 
     def weights(self, n: int, k: int, dtype: str = "bfloat16") -> list[Array]:
         """Weights that share no memory; each begins at a multiple of 128 bytes."""
@@ -121,24 +129,25 @@ class Bench:
         level: PDLLevel = PDLLevel.OFF,
         trace: Trace | None = None,
         *,
+        rows: int = 1,
         act: str = "bfloat16",
         weight: str = "bfloat16",
     ) -> list[Callable[[], object]]:
         """A call of the op with each of the weights. FP8 weights have scales of rows, and an FP8 act of groups."""
         device, random = self._device, self._random
-        x = device.array(random.standard_normal(k).astype(dtypes.get(act).numpy))
+        x = device.array(random.standard_normal((rows, k)).astype(dtypes.get(act).numpy))
         gamma = device.array(random.standard_normal(n_normed).astype(dtypes.get("bfloat16").numpy))
         scales: dict[str, Any] = {}
-        for name, dtype, count in (("act_scales", act, -(-k // 128)), ("weight_scales", weight, n)):
+        for name, dtype, shape in (("act_scales", act, (rows, -(-k // 128))), ("weight_scales", weight, (n,))):
             if dtype == _FP8:
-                scales[name] = device.array(random.uniform(0.5, 2, count).astype(np.float32))
+                scales[name] = device.array(random.uniform(0.5, 2, shape).astype(np.float32))
         call = partial(
             gemv_partial_norm,
             **scales,
             n_normed=n_normed,
             eps=EPSILON,
-            normed_output=device.empty(n_normed, "bfloat16"),
-            unnormed_output=device.empty(n - n_normed, "bfloat16"),
+            normed_output=device.empty((rows, n_normed), "bfloat16"),
+            unnormed_output=device.empty((rows, n - n_normed), "bfloat16"),
             pdl_level=level,
             trace=trace,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL's all-gather, broadcast and all-to-all, in a process of `peer_worker`, with torch.
 
-A shape of the plan is (1, bytes of a rank's output). "NCCL windows" has inputs and outputs in symmetric windows.
+A shape of the plan is (1, bytes of a rank's output).
 """
 
 from __future__ import annotations
@@ -9,48 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .torch_graph import torch_times
+from . import nccl_sizes
 
 OPS = ("all_gather", "broadcast", "all_to_all")
-PEERS = ("NCCL", "NCCL windows")
-_kept: list[Any] = []
 
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:
     """Times of every shape, measured once the processes are connected."""
-    ranks, op = plan["ranks"], plan["op"]
-    for _, nbytes in plan["shapes"]:
-        own = nbytes // ranks if op == "all_gather" else nbytes
-        try:
-            inputs, output = _arrays(plan["peer"], own, nbytes, plan["sets"])
-            call = _CALLS[op]
-            _screen(op, call, inputs[0], output, rank, ranks)
-            for x in inputs:
-                x.random_(0, 256)
-            turns = -(-plan["calls"] // len(inputs)) * len(inputs)
-            us = torch_times(call, [(inputs[turn % len(inputs)], output) for turn in range(turns)])
-            write(rows=1, cols=nbytes, residual=False, us=us)
-        except Exception as error:  # this size has failed; if the device is lost, the others fail too
-            write(rows=1, cols=nbytes, residual=False, failed=failure(error))
+    nccl_sizes.measure(plan, write, failure, lambda nbytes: _made(rank, plan, nbytes))
 
 
-def _arrays(peer: str, own: int, nbytes: int, most: int) -> tuple[list[Any], Any]:
+def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], None], list[Any], Any]:
+    """The call with its random inputs and its output, once its bytes have been found right."""
     import torch
-    import torch.distributed as dist
 
+    from .move_calls import input_bytes
     from .moves import sets_of
 
-    sets = sets_of(own, most)
-    if peer == "NCCL":
-        made = [torch.empty(own, dtype=torch.uint8, device="cuda") for _ in range(sets)]
-        return made, torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    with torch.cuda.use_mem_pool(pool):
-        every = torch.empty(sets * own + nbytes, dtype=torch.uint8, device="cuda")
-    backend.register_mem_pool(pool, symm=True)
-    _kept.append(pool)
-    return list(every[: sets * own].view(sets, own)), every[sets * own :]
+    ranks, op = plan["ranks"], plan["op"]
+    own = input_bytes(op, ranks, nbytes)
+    inputs, output = nccl_sizes.buffers(plan["peer"], torch.uint8, sets_of(own, plan["sets"]), own, nbytes)
+    call = _CALLS[op]
+    _screen(op, call, inputs[0], output, rank, ranks)
+    for x in inputs:
+        x.random_(0, 256)
+    return call, inputs, output
 
 
 def _screen(op: str, call: Callable[[Any, Any], None], x: Any, output: Any, rank: int, ranks: int) -> None:

@@ -20,7 +20,7 @@ from .collective_calls import LEVELS
 from .floors import Links
 from .forms import FORMS
 from .move_calls import input_bytes
-from .move_worker import PEERS
+from .nccl_sizes import PEERS
 from .ops import calls_of
 from .settings import Settings
 from .sum_worker import columns_of

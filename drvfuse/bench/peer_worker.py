@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import move_worker, sum_worker
+from .nccl_sizes import window
 from .torch_graph import torch_times
 
 Reduce = Callable[[Any], Any]
@@ -159,17 +160,10 @@ def _nccl(elements: int, sets: int) -> tuple[list[Any], Reduce]:
 
 
 def _nccl_windows(elements: int, sets: int) -> tuple[list[Any], Reduce]:
-    """One array that holds all sets of inputs, registered as a symmetric window."""
+    """One array that holds all sets of inputs, in a symmetric window."""
     import torch
-    import torch.distributed as dist
 
-    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    with torch.cuda.use_mem_pool(pool):
-        (every,) = _empties(elements * sets, 1)
-    backend.register_mem_pool(pool, symm=True)
-    _kept.append(pool)
-    return list(every.view(sets, elements)), _all_reduce
+    return list(window(elements * sets, torch.bfloat16).view(sets, elements)), _all_reduce
 
 
 def _all_reduce(x: Any) -> Any:

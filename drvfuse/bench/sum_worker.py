@@ -2,8 +2,8 @@
 """NCCL's reduce-scatter, alone and with a compiled norm, and its all-reduces in a group call, in a process of
 `peer_worker`, with torch.
 
-A shape of the plan is (1, bytes of a rank's input, of bfloat16). "NCCL windows" has inputs and outputs in symmetric
-windows. The fused op is NCCL's reduce-scatter, then residual, RMSNorm and FP8 by row in one compiled kernel.
+A shape of the plan is (1, bytes of a rank's input, of bfloat16). The fused op is NCCL's reduce-scatter, then residual,
+RMSNorm and FP8 by row in one compiled kernel.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .torch_graph import torch_times
+from . import nccl_sizes
 
 OPS = ("allreduce_many", "reduce_scatter", "reduce_scatter_rmsnorm_fp8")
 EPSILON = 1e-6
-_kept: list[Any] = []
 
 
 def columns_of(nbytes: int, ranks: int) -> int:
@@ -30,38 +29,23 @@ def tensors_of(nbytes: int) -> int:
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:
     """Times of every shape, measured once the processes are connected."""
-    ranks, op = plan["ranks"], plan["op"]
-    for _, nbytes in plan["shapes"]:
-        try:
-            inputs, output = _arrays(plan["peer"], nbytes, ranks, plan["sets"])
-            call = _call(op, nbytes, ranks)
-            _screen(op, call, inputs[0], output, rank, ranks)
-            for x in inputs:
-                x.normal_()
-            turns = -(-plan["calls"] // len(inputs)) * len(inputs)
-            us = torch_times(call, [(inputs[turn % len(inputs)], output) for turn in range(turns)])
-            write(rows=1, cols=nbytes, residual=False, us=us)
-        except Exception as error:  # this size has failed; if the device is lost, the others fail too
-            write(rows=1, cols=nbytes, residual=False, failed=failure(error))
+    nccl_sizes.measure(plan, write, failure, lambda nbytes: _made(rank, plan, nbytes))
 
 
-def _arrays(peer: str, nbytes: int, ranks: int, most: int) -> tuple[list[Any], Any]:
+def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], Any], list[Any], Any]:
+    """The call with its random inputs and its output, once its sums have been found right."""
     import torch
-    import torch.distributed as dist
 
     from .moves import sets_of
 
-    sets, count = sets_of(nbytes, most), nbytes // 2
-    if peer == "NCCL":
-        made = [torch.empty(count, dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
-        return made, torch.empty(count // ranks, dtype=torch.bfloat16, device="cuda")
-    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    with torch.cuda.use_mem_pool(pool):
-        every = torch.empty(sets * count + count // ranks, dtype=torch.bfloat16, device="cuda")
-    backend.register_mem_pool(pool, symm=True)
-    _kept.append(pool)
-    return list(every[: sets * count].view(sets, count)), every[sets * count :]
+    ranks, op, count = plan["ranks"], plan["op"], nbytes // 2
+    sets = sets_of(nbytes, plan["sets"])
+    inputs, output = nccl_sizes.buffers(plan["peer"], torch.bfloat16, sets, count, count // ranks)
+    call = _call(op, nbytes, ranks)
+    _screen(op, call, inputs[0], output, rank, ranks)
+    for x in inputs:
+        x.normal_()
+    return call, inputs, output
 
 
 def _screen(op: str, call: Callable[[Any, Any], Any], x: Any, output: Any, rank: int, ranks: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, fp8, gemv, moves, norm, push, scatter
+from . import differing, forms, fp8, gemv, moves, norm, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -30,6 +30,7 @@ CASES: dict[str, Case] = {
     "fused-layer": partial(form_of_rows, algo="push_two_shot", form="layer"),
     "fused-mxfp8": partial(form_of_rows, algo="two_stage", form="mxfp8"),
     "fused-nvfp4": partial(form_of_rows, algo="push_two_shot", form="nvfp4"),
+    "fused-forms": forms.fused,
     "allreduce-nodes": partial(repeated, op="allreduce", algo="two_stage", nodes=2),
     "fused-nodes": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", nodes=2),
     "push-changing": push.changing,
@@ -52,18 +53,21 @@ CASES: dict[str, Case] = {
     "fp8-groups": fp8.groups,
     "norm-rows": norm.rows,
     "norm-few": norm.few,
+    "norm-forms": norm.forms,
     "gemv": gemv.partial_norm,
+    "gemv-fp8": gemv.fp8,
     "moves": moves.moves,
     "moves-rounds": moves.moves_in_rounds,
     "moves-arranged": partial(moves.moves, ops=("arranged",)),
     "mixed": mixed,
-    "many-push_two_shot": partial(repeated, op="allreduce_many", algo="push_two_shot", side=False),
+    "many-push": forms.many,
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),
     "scatter-pull": partial(repeated, op="reduce_scatter", algo="pull"),
     "scatter-naive": partial(repeated, op="reduce_scatter", algo="naive"),
     "scatter-changing": scatter.changing_parts,
     "scatter-fused-push": partial(repeated, op="reduce_scatter_rmsnorm_fp8", algo="push"),
     "scatter-fused-pull": partial(repeated, op="reduce_scatter_rmsnorm_fp8", algo="pull"),
+    "scatter-fused-forms": forms.scattered,
     "scatter-fused-changing": partial(scatter.changing_parts, op="reduce_scatter_rmsnorm_fp8"),
     "calls-equal": differing.compared,
     "calls-differing": differing.differing,

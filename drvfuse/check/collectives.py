@@ -32,7 +32,7 @@ from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
-from .problems import EPSILON, MAIN, QUANTISATIONS, Problem, solved
+from .problems import EPSILON, MAIN, Problem, solved
 from .run import Run
 
 AMPLE, TIGHT = 256 << 10, 20 << 10
@@ -79,51 +79,44 @@ class Calls:
             kind = dtypes.get(first.residual.dtype)
             residuals = [rank.empty(problems[0].own(first.residual, rank.index).shape, kind) for rank in group]
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
-        options["use_multimem"] = problems[0].multimem
+        if problems[0].op.startswith("allreduce") and problems[0].op != "allreduce_many":
+            options["use_multimem"] = problems[0].multimem
         if problems[0].epilogue:
             options["epilogue"] = Epilogue("x * half + bias[col]", half=float32(0.5), bias=vectors)
-        self._produce, self._calls, self.outputs = [], [], []
+        self._produce, self._calls, self._written = [], [], []
         for number, problem in enumerate(problems):
             solution = solved(problem)
             sources = [rank.array(host) for rank, host in zip(group, solution.hosts, strict=True)]
             produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
-            kinds = [dtypes.get(array.dtype) for array in solution.outputs]
-            if problem.form == "nvfp4":
-                kinds[0] = dtypes.get(dtypes.FP4)
-            outputs = [
-                [rank.empty(problem.own(array, rank.index).shape, kind) for rank in group]
-                for array, kind in zip(solution.outputs, kinds, strict=True)
-            ]
+            if residuals is not None and solution.residual is not None:
+                for rank, launches, target in zip(group, produce, residuals, strict=True):
+                    launches.append(self._copying(rank.array(problem.own(solution.residual, rank.index)), target))
+            written = {
+                name: [rank.empty(solution.results[rank.index][name].shape, _dtype(problem, name)) for rank in group]
+                for name in solution.results[0]
+            }
+            outputs = written["outputs"]
             call: Prepared[Any]
             if problem.op == "reduce_scatter":
-                options.pop("use_multimem", None)
-                call = reduce_scatter.prepare(group, inputs, outputs[0], splits=problem.splits, **options)
+                call = reduce_scatter.prepare(group, inputs, outputs, splits=problem.splits, **options)
             elif problem.op == "allreduce_many":
-                options.pop("use_multimem", None)
-                call = allreduce_many.prepare(group, _cut(inputs), _cut(outputs[0]), **options)
+                call = allreduce_many.prepare(group, _cut(inputs), _cut(outputs), **options)
             elif problem.op == "allreduce":
-                call = allreduce.prepare(group, inputs, shared or outputs[0], **options)
+                call = allreduce.prepare(group, inputs, shared or outputs, **options)
                 if shared:
-                    self._after[number] = [self._copying(*pair) for pair in zip(shared, outputs[0], strict=True)]
+                    self._after[number] = [self._copying(*pair) for pair in zip(shared, outputs, strict=True)]
             else:
-                options |= {"outputs": outputs[0], "scales": outputs[1]}
-                if residuals is not None and solution.residual is not None:
-                    options |= {"residuals": residuals, "residual_outputs": outputs[2]}
-                    for rank, launches, target in zip(group, produce, residuals, strict=True):
-                        launches.append(self._copying(rank.array(problem.own(solution.residual, rank.index)), target))
+                more: dict[str, Any] = options | problem.options | written | {"residuals": residuals}
                 if problem.form == "layer":
-                    options |= {"norm": "layer", "betas": vectors, "normed_outputs": outputs[-1]}
-                elif problem.form:
-                    options["quantisation"] = QUANTISATIONS[problem.form]
+                    more["betas"] = vectors
                 if problem.op == "allreduce_rmsnorm_fp8":
-                    call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                    call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **more)
                 else:
-                    options.pop("use_multimem", None)
-                    options["splits"] = problem.splits
-                    call = reduce_scatter_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
+                    more["splits"] = problem.splits
+                    call = reduce_scatter_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **more)
             self._produce.append(produce)
             self._calls.append(call)
-            self.outputs.append(outputs)
+            self._written.append(written)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -152,12 +145,19 @@ class Calls:
 
     def compare(self) -> None:
         """Compare the results of all calls; the group has been synchronised."""
-        for problem, call, outputs in zip(self._problems, self._calls, self.outputs, strict=True):
-            for which, expected in zip(outputs, solved(problem).outputs, strict=True):
-                for rank, array in enumerate(which):
+        for problem, call, written in zip(self._problems, self._calls, self._written, strict=True):
+            for name, arrays in written.items():
+                for rank, array in enumerate(arrays):
                     what = f"{problem.op} {call.algo} {problem.shape} {problem.dtype}, call {problem.number}"
-                    own = problem.own(expected, rank)
-                    self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), own)
+                    expected = solved(problem).results[rank][name]
+                    self._run.compare(f"{what}, {name} of rank {rank}", array.numpy(), expected)
+
+
+def _dtype(problem: Problem, result: str) -> DType:
+    """The dtype of one of the results; of FP4 codes the reference has bytes."""
+    if result == "outputs" and problem.quantisation.dtype == dtypes.get(dtypes.FP4):
+        return dtypes.get(dtypes.FP4)
+    return dtypes.get(solved(problem).results[0][result].dtype)
 
 
 def _cut(arrays: Sequence[Array]) -> list[list[Array]]:

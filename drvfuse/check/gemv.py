@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from ..ops.call.options import PDLLevel
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
@@ -14,6 +17,7 @@ from .run import Run
 from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
+E4M3 = "float8_e4m3fn"
 ROWS, COLUMNS = 37, 12296  # shape of the weight: a block has more stages than are in flight
 NORMED = 27
 
@@ -42,3 +46,44 @@ def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], p
 def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:
     """One product in each step."""
     steps(run, _solved, _launch, pdl, sm_count=4)
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _solved_fp8(number: int) -> Step:
+    """Three rows of act, and a scale for each 128 columns of act and of the weight."""
+    act, weight = (random(number, (3, COLUMNS), E4M3), random(0, (ROWS, COLUMNS), E4M3))
+    of_act, of_weight = (
+        np.abs(random(number if rows == 3 else 0, (rows, -(-COLUMNS // 128)), "float32")) for rows in (3, ROWS)
+    )
+    gamma = random(0, (NORMED,), "bfloat16")
+    scales: dict[str, Any] = {"act_scales": of_act, "weight_scales": of_weight}
+    found = gemv_reference.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON, **scales)
+    return Step((act, of_act), found._asdict(), (weight, of_weight, gamma))
+
+
+def _launch_fp8(
+    act: Array,
+    of_act: Array,
+    weight: Array,
+    of_weight: Array,
+    gamma: Array,
+    out: Mapping[str, Array],
+    pdl_level: PDLLevel,
+) -> None:
+    gemv_partial_norm(
+        act,
+        weight,
+        gamma,
+        n_normed=NORMED,
+        eps=EPSILON,
+        act_scales=of_act,
+        weight_scales=of_weight,
+        normed_output=out["normed"],
+        unnormed_output=out["unnormed"],
+        pdl_level=pdl_level,
+    )
+
+
+def fp8(run: Run) -> None:
+    """Products of FP8 with group scales."""
+    steps(run, _solved_fp8, _launch_fp8, None, sm_count=4)

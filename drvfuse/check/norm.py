@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
+from .. import dtypes
 from ..ops.call.options import PDLLevel
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
 from ..plans.quantisation import Quantisation
 from ..reference.rows import rmsnorm_fp8 as reference
-from ..runtime.array import Array
+from ..runtime.array import Array, view
+from .problems import FORMS, HEAD, QUANTISATIONS, Problem
 from .run import Run
 from .steps import STEPS, Step, random, steps
 
@@ -59,3 +62,35 @@ def rows(run: Run, pdl: PDLLevel | None = None) -> None:
 def few(run: Run, pdl: PDLLevel | None = None) -> None:
     """Few rows: each is held by a cluster."""
     steps(run, functools.partial(_solved, shape=FEW_SHAPE), _launch, pdl, sm_count=FEW_MULTIPROCESSORS)
+
+
+@functools.lru_cache(maxsize=2 * STEPS)
+def _solved_form(number: int, form: str) -> Step:
+    columns = HEAD if form == "heads" else SHAPE[1]
+    kind = "float32" if form in ("float32", "layer") else "bfloat16"
+    x, residual = random(2 * number, SHAPE, "bfloat16"), random(2 * number + 1, SHAPE, kind)
+    gamma = random(0, (columns,), kind)
+    beta: dict[str, Any] = {"beta": gamma} if form == "layer" else {}
+    found = reference(x, gamma, EPSILON, residual=residual, **beta, **_options(form))
+    results = {"output": found.output, "scales": found.scales, "residual_output": found.residual}
+    return Step((x, residual), {name: each for name, each in results.items() if each is not None}, (gamma,))
+
+
+def _options(form: str) -> dict[str, Any]:
+    return Problem("rmsnorm_fp8", 1, SHAPE, form=form).options
+
+
+def forms(run: Run) -> None:
+    """Each seed runs one of the forms of the fused ops."""
+    form = FORMS[run.seed % len(FORMS)]
+    made = QUANTISATIONS.get(form)
+
+    def launch(x: Array, residual: Array, gamma: Array, out: Mapping[str, Array], pdl_level: PDLLevel) -> None:
+        given: dict[str, Any] = dict(out)
+        if made is not None and made.dtype == dtypes.get(dtypes.FP4):  # which the reference has as bytes
+            codes = out["output"]
+            given["output"] = view(codes.ptr, codes.shape, made.dtype, codes.device, owner=codes)
+        options = _options(form) | ({"beta": gamma} if form == "layer" else {})
+        rmsnorm_fp8(x, gamma, epsilon=EPSILON, residual=residual, pdl_level=pdl_level, **options, **given)
+
+    steps(run, functools.partial(_solved_form, form=form), launch, None, sm_count=MULTIPROCESSORS)

@@ -11,16 +11,26 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes, reference
-from ..plans.quantisation import Quantisation
+from ..plans.quantisation import E8M0, Quantisation
 from ..plans.scatter import split_rows
 
 Host = npt.NDArray[Any]
 
 EPSILON = 1e-6
-QUANTISATIONS = {"mxfp8": Quantisation.mxfp8(layout="tiles"), "nvfp4": Quantisation.nvfp4(0.125, layout="column")}
-FORMS = ("layer", *QUANTISATIONS)
-"""Forms of the fused op: "layer" is LayerNorm with beta, normed outputs and a float32 residual; the others are
-quantisations."""
+QUANTISATIONS = {
+    "mxfp8": Quantisation.mxfp8(layout="tiles"),
+    "nvfp4": Quantisation.nvfp4(0.125, layout="column"),
+    "static": Quantisation.static(0.25),
+    "row-e5m2": Quantisation.per_row("float8_e5m2", "bfloat16", 3.0),
+    "group-64": Quantisation.per_group(64, layout="column"),
+    "group-128-e8m0": Quantisation.per_group(128, scales=E8M0, layout="tiles"),
+    "mxfp8-rows": Quantisation.mxfp8("float8_e5m2"),
+    "nvfp4-tiles": Quantisation.nvfp4(0.125, layout="tiles"),
+}
+FORMS = (*QUANTISATIONS, "layer", "heads", "float32")
+"""Forms of the fused ops: the quantisations; "layer" is LayerNorm with beta, normed outputs and a float32 residual;
+"heads" has heads of `HEAD` columns, and "float32" gamma and residual of float32."""
+HEAD = 128
 MAIN = (32, 1024)
 
 
@@ -50,23 +60,34 @@ class Problem:
         """Whether the results are sums, not normalised rows."""
         return "rmsnorm" not in self.op
 
-    def own(self, result: Host, rank: int) -> Host:
-        """The part of a result of all rows that a rank gets."""
+    def own(self, of_all_rows: Host, rank: int) -> Host:
+        """The rows that a rank gets."""
         if not self.op.startswith("reduce_scatter"):
-            return result
+            return of_all_rows
         rows = self.splits or split_rows(self.shape[0], self.ranks)
-        return result[sum(rows[:rank]) : sum(rows[: rank + 1])]
+        return of_all_rows[sum(rows[:rank]) : sum(rows[: rank + 1])]
+
+    @property
+    def quantisation(self) -> Quantisation:
+        return QUANTISATIONS.get(self.form, Quantisation.per_row())
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those arguments of a fused op that its form asks for and that are no arrays."""
+        found: dict[str, Any] = {"quantisation": self.quantisation}
+        found |= {"norm": "layer"} if self.form == "layer" else {}
+        return found | ({"head_columns": HEAD} if self.form == "heads" else {})
 
 
 class Solution(NamedTuple):
     """The inputs and results of a problem. `hosts` has one input for each rank. `vector` is gamma, beta or the bias of
-    the epilogue; it is the same for all problems of a shape. `outputs` are the results of all rows (see `Problem.own`);
-    with the form "layer" the normed rows come last."""
+    the epilogue; it is the same for all problems of a shape. `residual` has all rows. `results[r]` are those of rank r,
+    by the names of the op's arguments for them, such as "scales"."""
 
     hosts: list[Host]
     vector: Host
     residual: Host | None
-    outputs: list[Host]
+    results: list[dict[str, Host]]
 
 
 @functools.lru_cache(maxsize=128)
@@ -88,22 +109,39 @@ def solved(problem: Problem) -> Solution:
         hosts = [(signs * (1 + rank)).astype(np.float32).astype(element) for rank in range(problem.ranks)]
     vector = values(np.random.default_rng(problem.shape), problem.shape[1])
     order: dict[str, Any] = {"multimem": problem.multimem, "nodes": problem.nodes}
+    ranks = range(problem.ranks)
     if problem.reduces:
         added = vector.astype(np.float32)
         after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
-        return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, **order)])
+        total = reference.allreduce(hosts, epilogue=after, **order)
+        return Solution(hosts, vector, None, [{"outputs": problem.own(total, rank)} for rank in ranks])
     residual = values(own, *problem.shape) if problem.residual else None
-    if problem.form == "layer":
-        residual = None if residual is None else residual.astype(np.float32) * np.float32(1.1)
-        order |= {"norm": "layer", "beta": vector}
-    elif problem.form == "nvfp4":
+    if residual is not None and problem.form in ("layer", "float32"):
+        residual = residual.astype(np.float32) * np.float32(1.1)
+    if problem.form == "nvfp4":
         vector = np.ones_like(vector)
-    quantisation = QUANTISATIONS.get(problem.form)
-    found = reference.allreduce_rmsnorm_fp8(
-        hosts, vector, EPSILON, residual=residual, quantisation=quantisation, **order
+    elif problem.form == "heads":
+        vector = vector[:HEAD]
+    elif problem.form == "float32":
+        vector = vector.astype(np.float32) * np.float32(1.1)
+    of_rank = functools.partial(_normalised, problem, hosts, vector, residual, order)
+    results = (
+        [of_rank(rank) for rank in ranks] if problem.op.startswith("reduce_scatter") else [of_rank(0)] * len(ranks)
     )
-    outputs = [array for array in found if array is not None]
+    return Solution(hosts, vector, residual, results)
+
+
+def _normalised(
+    problem: Problem, hosts: list[Host], vector: Host, residual: Host | None, order: dict[str, Any], rank: int
+) -> dict[str, Host]:
+    """The results of a rank's rows."""
+    rows = [problem.own(host, rank) for host in hosts]
+    options = problem.options | order | {"residual": None if residual is None else problem.own(residual, rank)}
     if problem.form == "layer":
-        plain = {"residual": residual, "quantisation": Quantisation.none(), **order}
-        outputs.append(reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, **plain).output)
-    return Solution(hosts, vector, residual, outputs)
+        options["beta"] = vector
+    found = reference.allreduce_rmsnorm_fp8(rows, vector, EPSILON, **options)
+    results = {"outputs": found.output, "scales": found.scales, "residual_outputs": found.residual}
+    if problem.form == "layer":
+        options["quantisation"] = Quantisation.none()
+        results["normed_outputs"] = reference.allreduce_rmsnorm_fp8(rows, vector, EPSILON, **options).output
+    return {name: array for name, array in results.items() if array is not None}

@@ -108,10 +108,14 @@ def _rmsnorm_fp8(arguments: argparse.Namespace) -> Started:
 
 
 def _gemv(arguments: argparse.Namespace) -> Started:
+    if arguments.rows > 8:
+        raise ArgumentError("--rows", arguments.rows, "from 1 to 8")
+    if arguments.torch and arguments.rows > 1:
+        raise Unsupported("--torch times torch's versions with one row of act")
     shapes, gpu = _shapes(arguments, gemv_shape, gemv.SHAPES), _gpu(arguments)
     bench = gemv.Bench(gpu, arguments.torch)
-    note = f"{gpu.name}: microseconds per call, bfloat16, one token; read: a kernel that only reads"
-    return note, (bench.measure(*shape) for shape in shapes)
+    note = f"{gpu.name}: microseconds per call, bfloat16, {arguments.rows} rows of act; read: a kernel that only reads"
+    return note, (bench.measure(*shape, arguments.rows) for shape in shapes)
 
 
 def _on_group(arguments: argparse.Namespace, measure: Callable[[Group], Iterator[dict[str, Any]]]) -> Started:

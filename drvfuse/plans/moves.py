@@ -22,7 +22,6 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-PULL_PACKS = 8  # packs that a thread has in flight: cu/collectives/move.cu
 _BLOCKS_OF_OWN = 8  # of so many blocks one copies what stays, if the grid has as many: cu/collectives/move.cu
 _KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
@@ -188,12 +187,17 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     )
 
 
-def barrier_shape(work: MoveWork, max_blocks: int) -> LaunchShape:
-    """Grid and block of the kernels that meet at barriers: a thread has `PULL_PACKS` packs in flight."""
+def packs_in_flight(staged: bool, arranged: bool) -> int:
+    """The packs that a thread of put and pull has in flight: as many as leave registers to arrange scales."""
+    return 4 if staged and arranged else 8
+
+
+def barrier_shape(work: MoveWork, max_blocks: int, staged: bool) -> LaunchShape:
+    """Grid and block of the kernels that meet at barriers."""
     packs = max(work.most, work.most_own)
     threads = 256 if packs <= 256 * 64 else MAX_THREADS
     blocks = min(max(1, ceil_div(packs, threads)), max_blocks, MAX_BLOCKS)
-    return LaunchShape(blocks, threads, PULL_PACKS)
+    return LaunchShape(blocks, threads, packs_in_flight(staged, work.arrangement is not None))
 
 
 def staged_chunk(work: MoveWork, algo: str, payload_bytes: int) -> int:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops in numpy, with every rounding that the kernels make: what tests and users compare results with, bit for bit.
+"""The ops in numpy, with every rounding of the kernels. Tests and users compare results with them bit for bit.
 
-The collectives take a list with one numpy array per rank. Where every rank gets the same result they return that, and
-else a list with the result of each rank; `df.allreduce_many` is `allreduce` of each tensor. `rmsnorm_fp8` and the
-modules `gemv` and `coat_...` have the ops on one device. `bits` makes arrays of any dtype comparable bit for bit.
-Nothing here needs a driver.
+The collectives take a list with one numpy array for each rank. If all ranks get the same result, they return that,
+otherwise a list with the result of each rank; `df.allreduce_many` is `allreduce` of each tensor. `rmsnorm_fp8` and the
+modules `gemv` and `coat_...` have the ops on one device. `bits` views arrays of any dtype as unsigned integers, for
+comparison bit for bit. Nothing here needs a driver.
 """
 
 from . import coat_groups as coat_groups

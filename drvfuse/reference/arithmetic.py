@@ -46,7 +46,7 @@ def round_to(values: NDArray, dtype: DTypeLike) -> NDArray:
 
 
 def butterfly(values: Floats) -> Floats:
-    """The sum over the last axis, of 32 values, as a warp computes it by xor 16, 8, 4, 2, 1."""
+    """The sum of the 32 values of the last axis, in the order of a warp's butterfly by xor 16, 8, 4, 2, 1."""
     width = values.shape[-1]
     while width > 1:
         width //= 2
@@ -55,7 +55,7 @@ def butterfly(values: Floats) -> Floats:
 
 
 def in_order(values: Floats, axis: int = -1) -> Floats:
-    """The sum over an axis, from +0 and its first element to its last."""
+    """The sum over an axis, which begins at +0 and adds the elements in order."""
     total = np.zeros(np.delete(values.shape, axis), np.float32)
     for each in np.moveaxis(values, axis, 0):
         total += each
@@ -65,7 +65,7 @@ def in_order(values: Floats, axis: int = -1) -> Floats:
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     """a * b + c with one rounding, of float32 values.
 
-    The float64 product is exact; the float64 sum is rounded to odd, after which rounding to float32 is right.
+    The float64 product is exact. The float64 sum is rounded to odd, so its rounding to float32 is the right one.
     """
     with np.errstate(all="ignore"):
         product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FP8 ops with group scales as results in numpy, with every rounding of the kernels and in their order.
+"""COAT's FP8 ops whose results have group scales, in numpy, with every rounding of the kernels and in their order.
 
-The approximate instructions are correctly rounded here, as the emulated driver has them. A GPU's may differ by an ulp
-or two: with its own as `Arithmetic`, all bits of the results are the GPU's.
+The approximate instructions are correctly rounded here, as on the emulated driver. A GPU's may differ by an ulp or two.
+With an `Arithmetic` that has the GPU's own instructions, all bits of the results are the GPU's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Quantised(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The sum in bfloat16, and quantised."""
+    """The sum in bfloat16, and the quantised sum."""
 
     total: NDArray
     x: NDArray
@@ -87,7 +87,7 @@ def fp8_rmsnorm_pg2pg_forward(
     rstd: Floats | None = None,
     arithmetic: Arithmetic = EXACT,
 ) -> Normalised:
-    """RMSNorm with group scales in and out. `rstd` is a GPU's, or computed here if None."""
+    """RMSNorm of x with group scales, whose result has group scales. `rstd` may be given by a GPU; None computes it."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

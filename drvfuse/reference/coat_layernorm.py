@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """COAT's FP8 LayerNorm in numpy, with every rounding of the kernels and in their order.
 
-As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and a GPU's own results can be given instead.
+As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and results of a GPU can be passed instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .coat_rmsnorm import (
 
 
 class Forward(NamedTuple):
-    """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
+    """The results of the forward pass. `qy_t` has shape (N, M) for 2-D input or with transpose_output_2d, else (B, N,
+    S). `s_y` is a 0-d bfloat16 array."""
 
     qy: NDArray
     s_y: NDArray
@@ -68,7 +69,7 @@ def fp8_layernorm_forward(
     rstd: Floats | None = None,
     reciprocal: SupportsFloat | None = None,
 ) -> Forward:
-    """The forward, with w and b or with neither. s_y is NaN if all y of some row are NaN; other NaNs are ignored."""
+    """The forward pass, with w and b or with neither. s_y is NaN if all y of a row are NaN; other NaNs are ignored."""
     values = dequantise(x, s_x, QB)
     mean = row_mean(x, s_x, QB) if mean is None else mean
     rstd = row_rstd(x, s_x, QB, eps, mean) if rstd is None else rstd

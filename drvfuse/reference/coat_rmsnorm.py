@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """COAT's FP8 RMSNorm in numpy, with every rounding of the kernels and in their order.
 
-Real value = stored FP8 x group scale. The approximate instructions (`sqrt.approx`, `div.full`, `rcp.approx`) are taken
-as correctly rounded, as the emulated driver has them; a GPU's may differ by an ulp or two, so `rstd` and `reciprocal`
-can be given as the GPU has them, and then all other bits are exact.
+The real value of an element is its FP8 value times its group scale. The approximate instructions (`sqrt.approx`,
+`div.full`, `rcp.approx`) are correctly rounded here, as on the emulated driver. A GPU's may differ by an ulp or two, so
+`rstd` and `reciprocal` can be passed as the GPU computes them; then all bits are those of the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SCALE_FLOOR = np.float32(1e-10)
 
 
 class Forward(NamedTuple):
-    """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
+    """The results of the forward pass. `qy_t` has shape (N, M) for 2-D input or with transpose_output_2d, else (B, N,
+    S). `s_y` is a 0-d bfloat16 array."""
 
     qy: NDArray
     s_y: NDArray
@@ -61,7 +62,7 @@ def pack_scales(s_x: NDArray, QB: int, columns: int, packs: int) -> Floats:
 
 
 def segment_tree(packs: Floats) -> Floats:
-    """The sum of each row of pack sums [rows, packs]: a butterfly over each segment of 32, the segments in order."""
+    """The sum of each row of pack sums [rows, packs]: by butterfly in each segment of 32, then in order."""
     return in_order(butterfly(packs.reshape(len(packs), packs.shape[1] // 32, 32)))
 
 
@@ -77,13 +78,13 @@ def row_rstd(x: NDArray, s_x: NDArray, QB: int, eps: float) -> Floats:
 
 
 def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> NDArray:
-    """bf16((maximum + 1e-10) / fp8_max), 0-d."""
+    """bf16((maximum + 1e-10) / fp8_max), as a 0-d array."""
     limit = np.float32(dtypes.get(fp8).fp8_max or 0)
     return round_to(np.asarray((np.float32(maximum) + SCALE_FLOOR) / limit), "bfloat16").reshape(())
 
 
 def tensor_scale(y: Floats, fp8: DTypeLike) -> NDArray:
-    """The scale of fp32 rows: NaN if all elements of some row are NaN; other NaNs are ignored."""
+    """The scale of fp32 rows. It is NaN if all elements of a row are NaN; other NaNs are ignored."""
     empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
     numbers = np.abs(y[~np.isnan(y)])
     return scale_of(np.float32(np.nan) if empty else numbers.max(initial=np.float32(0)), fp8)
@@ -114,7 +115,7 @@ def fp8_rmsnorm_forward(
     rstd: Floats | None = None,
     reciprocal: SupportsFloat | None = None,
 ) -> Forward:
-    """The forward. s_y is NaN if all y of some row are NaN; other NaNs do not enter the maximum."""
+    """The forward pass. s_y is NaN if all y of a row are NaN; other NaNs do not enter the maximum."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)
@@ -137,11 +138,11 @@ def add_gradients(gradients: Sequence[NDArray]) -> NDArray:
 def fp8_rmsnorm_backward(
     x: NDArray, s_x: NDArray, g: NDArray | Sequence[NDArray], w: NDArray, v: Floats, QB: int
 ) -> tuple[NDArray, NDArray]:
-    """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
+    """(dx, dw): dx is bfloat16 in x's shape, dw has w's dtype.
 
-    The numbers of rows and columns alone order the sums, by `BackwardShape`. Segment s has the rows s, s + segments,
-    ...; team t of it every teams-th from its t-th on. The teams are added in turn, then strand i adds segments i,
-    i + strands, ..., and the strands are added in turn.
+    Only the numbers of rows and columns determine the order of the sums (`BackwardShape`). Segment s has the rows s,
+    s + segments, ... Team t of a segment has every teams-th of these rows, from the t-th on. The teams of a segment are
+    added in order, then strand i adds segments i, i + strands, ..., and the strands are added in order.
     """
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)
@@ -159,7 +160,7 @@ def fp8_rmsnorm_backward(
 
 
 def column_sums(a: Floats, b: Floats, shape: BackwardShape) -> Floats:
-    """The sums of a * b over the rows, in the order of the backward kernel."""
+    """The sum of a * b over the rows for each column, in the order of the backward kernel."""
     teams, segments, strands = shape.teams, shape.segments, shape.strands
     rows, columns = a.shape
     with np.errstate(all="ignore"):
@@ -173,7 +174,7 @@ def column_sums(a: Floats, b: Floats, shape: BackwardShape) -> Floats:
 
 
 def backward_mean(products: Floats, shape: BackwardShape) -> Floats:
-    """The mean of each row [rows, 1], as the backward kernel adds it."""
+    """The mean of each row [rows, 1], in the backward kernel's order of additions."""
     with np.errstate(all="ignore"):
         return (_row_sum(products, shape.team_warps) * (np.float32(1) / np.float32(products.shape[1])))[:, None]
 

@@ -38,8 +38,8 @@ def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
 def sum_ranks(inputs: Sequence[NDArray], nodes: int | Sequence[int] = 1) -> Floats:
     """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape.
 
-    Over several nodes each node's sum is that of its ranks, and the sum is +0 + node 0 + node 1 + ... `nodes` is how
-    many of equal size the ranks form, in their order, or the number of each rank's node.
+    Over several nodes the ranks of each node are added first, and the sum is +0 + node 0 + node 1 + ... `nodes` is the
+    number of nodes of equal size that the ranks form, in their order, or a list with the node of each rank.
     """
     if not isinstance(nodes, int) or nodes != 1:
         return sum_ranks([sum_ranks(of_node) for of_node in _by_node(inputs, nodes)])
@@ -77,12 +77,12 @@ def allreduce(
 
     `epilogue` maps the fp32 sums, in the inputs' shape, to the values to round; it should compute in float32.
 
-    `multimem`: as the call with `use_multimem=True`, which rounds the sums to the inputs' dtype before the epilogue. It
-    adds the ranks in an order that is not specified, so its bits are these where every order gives the same sum;
-    `sum_bounds` gives the range of other sums.
+    `multimem` gives the result of a call with `use_multimem=True`, which rounds the sums to the inputs' dtype before
+    the epilogue. The switch adds the ranks in an unspecified order, so the bits agree only if every order gives the
+    same sum; `sum_bounds` gives the range of all sums.
 
-    `nodes`: the nodes of a group over several nodes, as in `sum_ranks`. These are the bits of `node_order="fixed"`;
-    those of "engine" are another sum within `sum_bounds`.
+    `nodes` are the nodes of a group over several nodes, as in `sum_ranks`. The bits are those of `node_order="fixed"`;
+    "engine" may give any sum within `sum_bounds`.
     """
     total = _sums(inputs, multimem, nodes)
     if epilogue is not None:
@@ -97,16 +97,16 @@ def _sums(inputs: Sequence[NDArray], multimem: bool, nodes: int | Sequence[int])
 
 
 def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
-    """The least and the largest sum of finite `inputs` that fp32 additions in any order give, in the inputs' dtype.
+    """The least and the largest sum of finite `inputs` that fp32 additions in any order can give, in the inputs' dtype.
 
-    n - 1 additions, in a row or as a tree, each with a relative error of at most u = 2**-24, are off by at most
-    g sum|x| before the rounding to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24.
-    The rounding is monotone.
+    Each of the n - 1 additions, in a sequence or as a tree, has a relative error of at most u = 2**-24. So before the
+    rounding to the dtype the error is at most g sum|x|, with g = (n-1)u / (1 - (n-1)u), which is (n-1) 2**-24 to first
+    order. The rounding is monotone.
     """
     sum_ranks(inputs)  # checks that the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
     steps = (len(inputs) - 1) * 2.0**-24
-    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(axis=0)  # 2**-53: of this sum itself
+    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(axis=0)  # 2**-53: its own error
     with np.errstate(over="ignore"):
         low, high = ((values.sum(axis=0) + sign * slack).astype(np.float32) for sign in (-1, 1))
     return round_to(low, inputs[0].dtype), round_to(high, inputs[0].dtype)
@@ -131,18 +131,19 @@ def allreduce_rmsnorm_fp8(
 ) -> Normalised:
     """Sum of the ranks' inputs [..., columns], plus residual, norm and quantisation of each row.
 
-    Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
-    rounded to the residual's dtype, which is the inputs' or float32. `norms.normalise` has `norm`, gamma and `beta`.
-    `out_dtype` is an FP8 dtype or the inputs' (no quantisation), which gives what the op's `normed_outputs` are.
+    Without a residual the norm reads the fp32 sum. With a residual it reads `residual` of the result: the sum plus the
+    residual, rounded to the residual's dtype, which is that of the inputs or float32. `norms.normalise` describes
+    `norm`, gamma and `beta`. `out_dtype` is an FP8 dtype or that of the inputs; then nothing is quantised, and the
+    result is that of the op's `normed_outputs`.
 
-    `head_columns`: the last dimension is split into heads of so many columns, each of which is a row of its own; gamma
-    and `beta` have that many, and there is a scale for each head, in a last dimension of their own.
+    With `head_columns` the last dimension is split into heads of that number of columns, and each head is normalised as
+    a row. gamma and `beta` have that number of elements, and the scales have one more dimension, for the heads.
 
-    `quantisation`: in place of `out_dtype`, `scales_dtype` and `scale_ub`, which mean one per row.
+    `quantisation` replaces `out_dtype`, `scales_dtype` and `scale_ub`, which stand for one scale per row.
 
-    `multimem`, `nodes`: see `allreduce`; here too sums by multimem are rounded to the inputs' dtype first.
+    `multimem` and `nodes` are those of `allreduce`; sums by multimem are rounded to the inputs' dtype first.
 
-    No rows give empty results. Rows without columns have no mean and are refused, here as by the op.
+    Inputs without rows give empty results. Rows without columns are refused, as by the op, since they have no mean.
     """
     total = _sums(inputs, multimem, nodes)
     shape = total.shape

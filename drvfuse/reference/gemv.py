@@ -19,7 +19,7 @@ GROUP = 32
 
 
 class Normed(NamedTuple):
-    """[..., n_normed] and [..., N - n_normed], in the output's dtype."""
+    """The results: `normed` [..., n_normed] and `unnormed` [..., N - n_normed], in the dtype of the outputs."""
 
     normed: NDArray
     unnormed: NDArray
@@ -30,11 +30,11 @@ def row_products(
 ) -> Floats:
     """act [M, K] . weight [N, K]^T as float32 sums [M, N], in the kernel's order.
 
-    A pack is 16 bytes of a row of the weight. Products are added in order inside a pack, by fma where both types have
-    16 bits or fewer; the sum of a pack is multiplied by the scales of its columns, if scales are of groups, first the
-    weight's, then act's; 32 packs are a group and added by butterfly; lane l adds groups l, l + 32, ... in order; and
-    the 32 lanes are added by butterfly. Every sum begins at +0. Scales of rows, or of all, come last: the weight's,
-    then act's.
+    A pack is 16 bytes of a row of the weight. Products are added in order inside a pack, by fma if both types have at
+    most 16 bits. If scales belong to groups of columns, the sum of a pack is multiplied by the scale of its columns,
+    first the weight's, then act's. 32 packs are added by butterfly; lane l adds the sums l, l + 32, ... of these in
+    order; and the 32 lanes are added by butterfly. Every sum begins at +0. Scales of rows, or of a whole array, are
+    applied last, the weight's, then act's.
     """
     size = dtypes.get(weight.dtype).itemsize
     width = PACK_BYTES // size
@@ -52,7 +52,7 @@ def row_products(
     count = padded // width
 
     def of_packs(scales: NDArray, columns: int) -> Floats:
-        """The scale of each pack [rows, packs], where each scale is that of a group of the given number of columns."""
+        """The scale of each pack [rows, packs]; each scale belongs to a group of `columns` columns."""
         repeated = np.repeat(scales.astype(np.float32), columns // width, axis=1)[:, :count]
         result = np.zeros((scales.shape[0], count), np.float32)
         result[:, : repeated.shape[1]] = repeated
@@ -100,13 +100,13 @@ def gemv_partial_norm(
     epilogue: Callable[[Floats], NDArray] | None = None,
     out_dtype: DTypeLike | None = None,
 ) -> Normed:
-    """What `drvfuse.gemv_partial_norm` returns; the norm reads the float32 values. act is [K] or [M, K].
+    """The results of `drvfuse.gemv_partial_norm`, whose norm reads the float32 values. act is [K] or [M, K].
 
-    `epilogue` maps the float32 sums [M, N] with the bias to y; it should compute in float32.
+    `epilogue` maps the float32 sums [M, N], to which the bias is added, to y; it should compute in float32.
     """
     target = out_dtype or ("bfloat16" if dtypes.get(act.dtype).fp8_max is not None else act.dtype)
     lead = act.shape[:-1]
-    if act_scales is not None and act_scales.ndim:  # of groups with as many axes as act, else of rows
+    if act_scales is not None and act_scales.ndim:  # scales of groups have as many axes as act, scales of rows fewer
         act_scales = act_scales.reshape(-1, *act_scales.shape[len(lead) :])
     y = row_products(act.reshape(-1, act.shape[-1]), weight, weight_scales, act_scales)
     with np.errstate(all="ignore"):

@@ -25,9 +25,9 @@ def all_gather(
 def all_gather(
     inputs: Sequence[Host], scales: Sequence[Host] | None = None, quantisation: Quantisation | None = None
 ) -> Host | tuple[Host, Host]:
-    """What every rank has: the ranks' rows, one behind the other, and with `scales` (rows, scales).
+    """The result on every rank: the rows of all ranks, in the order of the ranks; with `scales` it is (rows, scales).
 
-    Scales have a row for each row, or the layout of `quantisation`, which then is that of the scales of all rows.
+    Scales have one row for each row of the inputs, or the layout of `quantisation`. The result has the same layout.
     """
     rows = np.concatenate(inputs)
     if scales is None:
@@ -43,14 +43,15 @@ def all_gather(
 
 
 def broadcast(inputs: Sequence[Host], root: int = 0) -> Host:
-    """What every rank has: the root's array."""
+    """The result on every rank: the root's array."""
     if root not in range(len(inputs)):
         raise ArgumentError("root", repr(root), f"a rank, 0 to {len(inputs) - 1}")
     return inputs[root].copy()
 
 
 def all_to_all(inputs: Sequence[Host], splits: Sequence[Sequence[int]] | None = None) -> list[Host]:
-    """What each rank has: from every rank the rows for it. `splits[i][j]` rows go from i to j; None: equally many."""
+    """The result on each rank: the rows that all ranks send to it. Rank i sends `splits[i][j]` rows to rank j; None
+    stands for equal numbers of rows."""
     ranks = len(inputs)
     if splits is None:
         if any(len(values) % ranks for values in inputs):

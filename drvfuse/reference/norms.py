@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The norm of rows as the fused kernels compute it, bit for bit.
 
-Every sum over a row has one tree, that of `row_sum`. Each operation is one of float32, rounded once, in this order:
+Every sum over a row has the order of `row_sum`. All operations are in float32, each is rounded once, and they are:
 
 - "rms": f = 1 / sqrt(row_sum(x * x) / columns + epsilon), y = (x * g) * f.
 - "layer": mean = row_sum(x) / columns and d = x - mean; f = 1 / sqrt(row_sum(d * d) / columns + epsilon);
-  y = (d * g) * f, and y + beta where there is a beta.
+  y = (d * g) * f; then beta is added, if there is one.
 
 g is gamma + weight_offset.
 """
@@ -28,10 +28,10 @@ NORMS = ("rms", "layer")
 
 
 class Norm(NamedTuple):
-    """`y` [rows, columns] in float32, and the `maxima` [rows] of its magnitudes by which a row is quantised.
+    """`y` [rows, columns] in float32, and for each row the maximum of |y| by which it is quantised, `maxima` [rows].
 
-    Without beta the maximum is max|x * g| * f, with d for x in the norm "layer". That is max|y|, as rounding is
-    monotone, but where f is infinite and an element is 0.
+    Without beta the maximum is computed as max|x * g| * f (with d in place of x in the norm "layer"). It is max|y|,
+    since rounding is monotone, unless f is infinite and an element is 0.
     """
 
     y: Floats
@@ -41,9 +41,9 @@ class Norm(NamedTuple):
 def row_sum(rows: Floats, dtype: DTypeLike) -> Floats:
     """The sum of each row of `rows` [rows, columns], in the order that the kernels define.
 
-    `dtype` is the input's: its size says how many elements a 16-byte pack holds. Elements are added in order inside a
-    pack; aligned groups of 32 packs by butterfly; lane l adds the sums of groups l, l + 32, ... in order; and the 32
-    lanes are added by butterfly. Every sum begins at +0.
+    `dtype` is the dtype of the input: a pack has as many elements as 16 bytes hold. Elements are added in order inside
+    a pack, and the packs of an aligned group of 32 by butterfly. Lane l adds the sums of groups l, l + 32, ... in
+    order, and the 32 lanes are added by butterfly. Every sum begins at +0.
     """
     width = _PACK_BYTES // dtypes.get(dtype).itemsize
     count, columns = rows.shape
@@ -75,8 +75,8 @@ def normalise(
 ) -> Norm:
     """The norm of float32 `x` [rows, columns], whose rows are summed as those of inputs of `dtype`.
 
-    `gamma` and `beta` [columns] are of any dtype that float32 holds. ArgumentError for another norm than "rms" and
-    "layer", and for a beta with "rms".
+    `gamma` and `beta` [columns] may have any dtype that converts to float32 exactly. Raises ArgumentError for another
+    norm than "rms" and "layer", and for a beta with "rms".
     """
     if norm not in NORMS:
         raise ArgumentError("norm", repr(norm), '"rms" or "layer"')

@@ -21,7 +21,7 @@ _MANTISSA_OF_MAX = 0x600000  # 448 and 57344 are 1.75 times a power of two
 
 
 class Quantised(NamedTuple):
-    """Codes and scales as an op writes them; `scales` is None where none are written."""
+    """Codes and scales as an op writes them; `scales` is None if the op writes none."""
 
     output: NDArray
     scales: NDArray | None
@@ -30,10 +30,10 @@ class Quantised(NamedTuple):
 def quantisation(
     maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
 ) -> tuple[NDArray, Floats]:
-    """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
+    """(scales in `scales_dtype`, multipliers in float32) for rows whose largest magnitudes are `maxima`.
 
-    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
-    infinite or NaN. A NaN maximum gives a NaN scale.
+    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`. The multiplier is its inverse, or 0 if the inverse
+    is infinite or NaN. A NaN maximum gives a NaN scale.
     """
     fp8 = dtypes.get(out_dtype)
     largest = round_to(maxima, scales_dtype).astype(np.float32)
@@ -50,10 +50,10 @@ _of_rows = quantisation  # an alias that no parameter shadows
 def quantise(
     y: NDArray, quantisation: Quantisation, in_dtype: DTypeLike = "float32", maxima: Floats | None = None
 ) -> Quantised:
-    """`y` [..., columns], read as float32, quantised. `in_dtype` is what y is rounded to where nothing is quantised.
+    """Quantise `y` [..., columns], which is read as float32. Without quantisation y is rounded to `in_dtype`.
 
-    `maxima` are the largest magnitudes of rows [...] where they are known from elsewhere, as from `norms.normalise`;
-    else they are those of y. Those of groups always are.
+    `maxima` are the largest magnitudes of rows [...], if the caller knows them, as from `norms.normalise`; None takes
+    those of y. The largest magnitudes of groups are always those of y.
     """
     y = np.asarray(y, np.float32)
     source = dtypes.get(in_dtype)
@@ -77,7 +77,7 @@ def quantise(
 
 
 def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisation) -> Floats:
-    """The float32 values that codes and scales stand for, each product rounded once."""
+    """The float32 values of codes times their scales, each product rounded once."""
     codes = unpack_fp4(output) if quantisation.dtype == FP4 else np.asarray(output).astype(np.float32)
     if quantisation.kind in ("none", "static"):
         return codes * np.float32(quantisation.scale)
@@ -90,7 +90,7 @@ def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisati
 
 
 def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Floats]:
-    """(scales, what to multiply by) of groups with these largest magnitudes."""
+    """(scales, multipliers) of groups with these largest magnitudes."""
     target, kind = quantisation.dtype, quantisation.scales
     assert target is not None and kind is not None
     if target == FP4:
@@ -107,8 +107,8 @@ def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Flo
 
 
 def _e8m0(limit: Floats, target: DType) -> NDArray:
-    """The least power of two that is not below limit / fp8_max, from 2^-127 on: for a float that is its exponent, plus
-    one where its mantissa exceeds that of fp8_max.
+    """The least power of two, from 2^-127 on, that is at least limit / fp8_max. Its exponent is the difference of the
+    exponents, plus one if the mantissa of `limit` exceeds that of fp8_max.
     """
     exponent_of_max = math.frexp(target.fp8_max or 0)[1] - 1
     stored = bits(np.asarray(limit, np.float32)).astype(np.int64)
@@ -124,7 +124,8 @@ def _inverse(scales: Floats) -> Floats:
 
 
 def pack_fp4(values: Floats) -> NDArray:
-    """float32 `values` [..., columns] as e2m1 codes, two to a byte: the nearest, ties to even, saturated; NaN as +6."""
+    """float32 `values` [..., columns] as e2m1 codes, two in each byte: rounded to nearest even and saturated; NaN is
+    +6."""
     import ml_dtypes
 
     within = np.where(np.isnan(values), _E2M1_MAX, np.clip(values, -_E2M1_MAX, _E2M1_MAX))
@@ -142,7 +143,7 @@ def unpack_fp4(packed: NDArray) -> Floats:
 
 
 def arrange(scales: NDArray, quantisation: Quantisation) -> NDArray:
-    """Scales [..., groups] in the layout of the quantisation, padding being 0."""
+    """Scales [..., groups] in the layout of the quantisation, with padding of 0."""
     if quantisation.layout == "row":
         return scales
     rows, groups = math.prod(scales.shape[:-1]), scales.shape[-1]
@@ -154,7 +155,7 @@ def arrange(scales: NDArray, quantisation: Quantisation) -> NDArray:
 
 
 def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Sequence[int], columns: int) -> NDArray:
-    """The scales [*rows_shape, groups] that an op has written in the layout of the quantisation."""
+    """Scales [*rows_shape, groups] from `scales`, which an op has written in the layout of the quantisation."""
     rows, groups = math.prod(rows_shape), quantisation.groups(columns)
     if scales.shape != (shape := quantisation.scales_shape(rows_shape, columns)):
         raise ArgumentError("scales", f"of shape {scales.shape}", f"of shape {shape}")

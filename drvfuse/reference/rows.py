@@ -38,7 +38,7 @@ def rmsnorm_fp8(
 ) -> NormedRows:
     """Residual, norm and quantisation of rows [..., columns], with the arguments of the op.
 
-    As `allreduce_rmsnorm_fp8` of one rank: x begins with the sum of +0 and the inputs, so a -0 becomes +0.
+    The result is that of `allreduce_rmsnorm_fp8` with one rank: +0 is added to the inputs first, so a -0 becomes +0.
     """
     shape = inputs.shape
     if not shape or not shape[-1]:

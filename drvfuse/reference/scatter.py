@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce-scatter in numpy: each rank's part of what the all-reduce gives, bit for bit."""
+"""Reduce-scatter in numpy, bit for bit: each rank's part of the result of the all-reduce."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def reduce_scatter(
     dtype: DTypeLike | None = None,
     epilogue: Callable[[Floats], NDArray] | None = None,
 ) -> list[NDArray]:
-    """For each rank its rows of `allreduce(inputs, dtype, epilogue)`.
+    """For each rank, its rows of `allreduce(inputs, dtype, epilogue)`.
 
-    `splits` are the rows, along dimension 0, of each rank; None: as equal as possible, the first ranks with one more.
+    `splits` are the numbers of rows, along dimension 0, of the ranks. With None they are as equal as possible, and the
+    first ranks have one row more.
     """
     total = allreduce(inputs, dtype, epilogue)
     if not total.ndim:
@@ -61,9 +62,10 @@ def reduce_scatter_rmsnorm_fp8(
     head_columns: int | None = None,
     quantisation: Quantisation | None = None,
 ) -> list[Normalised]:
-    """For each rank its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns], whose leading dimensions are one.
+    """For each rank, its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns]; all leading dimensions count as
+    rows.
 
-    `residuals[i]` [rows of rank i, columns] is rank i's.
+    `residuals[i]` [rows of rank i, columns] is the residual of rank i.
     """
     shape = np.shape(inputs[0])
     counts = _rows(math.prod(shape[:-1]), len(inputs), splits)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import ArgumentError
 from .array import Array
+from .device import Device
 from .driver import Driver
 from .lifetime import retire
 from .stream import LEGACY, Stream
@@ -130,6 +132,10 @@ def export(
         raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
     if copy:
         raise BufferError("drvfuse does not export copies")
+    if stream is None and array.device.driver.name == "emu":
+        # torch 2.13 loses its own error for an unknown device, and raises SystemError.
+        why = "a consumer that can use it passes stream=; .numpy() copies it to the host"
+        raise BufferError(f"{array!r} is in the memory of an emulated device, which other libraries cannot use: {why}")
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
@@ -185,24 +191,27 @@ class Description:
         return all(n == 1 or s == e for n, s, e in zip(self.shape, self.strides, expected, strict=True))
 
 
-def read(capsule: Any) -> Description:
-    """The description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
+def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
+    """The description of a capsule that has not been consumed, for errors that of `argument`.
+
+    The memory lives as long as the capsule object does.
+    """
     for versioned, name in _NAMES.items():
         if _is_valid(capsule, name):
             kind: Any = _ManagedVersioned if versioned else _Managed
             managed = kind.from_address(_get_pointer(capsule, name))
             break
     else:
-        raise ArgumentError("DLPack capsule", repr(capsule), "an unconsumed dltensor or dltensor_versioned")
+        raise ArgumentError(argument, repr(capsule), "an unconsumed dltensor or dltensor_versioned")
     if versioned and managed.major != VERSION[0]:
-        raise ArgumentError("DLPack capsule", f"of version {managed.major}.{managed.minor}", "of version 1")
+        raise ArgumentError(argument, f"of DLPack version {managed.major}.{managed.minor}", "of version 1")
     tensor = managed.tensor
     count = tensor.ndim
     return Description(
         ptr=(tensor.data or 0) + tensor.byte_offset,
         shape=tuple(tensor.shape[:count]),
         strides=tuple(tensor.strides[:count]) if tensor.strides else None,
-        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, f"{argument}.dtype"),
         device_type=tensor.device.type,
         device_index=tensor.device.index,
         read_only=bool(versioned and managed.flags & _READ_ONLY),
@@ -224,6 +233,11 @@ class _ExchangeApi(ctypes.Structure):
 _CurrentStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
+def library_of(obj: Any) -> str:
+    """The package that defines the type of an array, such as "torch"."""
+    return type(obj).__module__.partition(".")[0]
+
+
 def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
     """The handle of the current stream of the framework of `obj`; None if the framework does not tell it."""
     capsule = getattr(type(obj), "__dlpack_c_exchange_api__", None)
@@ -233,9 +247,20 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
             handle = ctypes.c_void_p()
             if _CurrentStream(table.current_work_stream)(device_type, device_index, ctypes.byref(handle)) == 0:
                 return handle.value or 0
-    package = type(obj).__module__.partition(".")[0]
-    if package == "torch":
+    library = library_of(obj)
+    if library == "torch":
         return int(sys.modules["torch"].cuda.current_stream(device_index).cuda_stream)
-    if package == "cupy":
+    if library == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream(device_index).ptr)
     return None
+
+
+def on_device(obj: Any, where: Device) -> AbstractContextManager[object]:
+    """A context manager that makes `where` the current device of `obj`'s library, where alone torch exports tensors.
+
+    torch restores its own current device lazily, so a current context of the driver does not always tell it.
+    """
+    if library_of(obj) == "torch":
+        current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)
+        return current
+    return where.use()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign arrays and pointers: conversion to `Array`, and which devices can read their memory."""
+"""Arrays of other libraries, taken as drvfuse's own over the same memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 
 from .. import dtypes
-from ..errors import ArgumentError, kind_of
+from ..errors import ArgumentError, CaptureError, DrvfuseError, kind_of
 from . import dlpack
 from .array import Array, view
 from .device import Device, device
 from .dlpack import Description
 from .driver import Driver
+from .reach import is_virtual, owner_index
 from .stream import Stream
-from .vmm import granularity
 
 
 class SupportsDLPack(Protocol):
@@ -40,9 +40,9 @@ class SupportsCudaArrayInterface(Protocol):
 ArrayLike = Array | SupportsDLPack | SupportsCudaArrayInterface
 """A device array: drvfuse's own, or that of another library."""
 
-_DEVICE_MEMORY = 2
 _INTERFACE_VERSION = 3
-_INVALID_VALUE, _NOT_SUPPORTED = 1, 801
+_IMMUTABLE = ("jax", "jaxlib")
+"""Packages whose arrays are never written, though their DLPack does not say so."""
 
 
 def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
@@ -125,12 +125,24 @@ def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
 def refuse_host(obj: Any, argument: str) -> None:
     """Raise ArgumentError for an array in host memory, which no driver takes; needs no driver itself."""
     host = hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple))
-    if host or (hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) == dlpack.CPU):
+    if host or (hasattr(obj, "__dlpack_device__") and _asked(argument, obj.__dlpack_device__)[0] == dlpack.CPU):
         raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
 
 
+def _asked(argument: str, export: Callable[..., Any], **options: Any) -> Any:
+    """What a library's method returns. Its refusal becomes an ArgumentError: tensors that need gradients, arrays that
+    are sharded over devices, dtypes that its DLPack does not name."""
+    try:
+        return export(**options)
+    except DrvfuseError:
+        raise
+    except (BufferError, RuntimeError, ValueError) as error:
+        expected = "an array that its library exports; drvfuse.view takes any device memory by its address"
+        raise ArgumentError(argument, f"refused by its library ({error})", expected) from error
+
+
 def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
-    kind, index = (int(n) for n in obj.__dlpack_device__())
+    kind, index = (int(n) for n in _asked(argument, obj.__dlpack_device__))
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
         what = "host memory" if kind in (dlpack.CPU, dlpack.CUDA_HOST) else "memory"
         shown = f"{what} on DLPack device type {kind}"
@@ -138,12 +150,20 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     where = _device(driver, index, argument)
     handle = dlpack.current_stream(obj, kind, index)
     producer = where.stream if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
+    if handle is None and producer.capture_id() is not None:
+        raise CaptureError(
+            f"{argument} would be waited for on {producer!r}, which is being captured: its library does not tell a "
+            "stream. Prepare the call before the capture, and launch it there"
+        )
     order = -1 if handle is not None else producer.handle  # -1: no synchronisation
-    try:
-        capsule = obj.__dlpack__(stream=order, max_version=dlpack.VERSION)
-    except TypeError:  # a producer that is older than DLPack 1.0
-        capsule = obj.__dlpack__(stream=order)
-    description = dlpack.read(capsule)
+    with dlpack.on_device(obj, where):
+        try:
+            capsule = _asked(argument, obj.__dlpack__, stream=order, max_version=dlpack.VERSION)
+        except TypeError:  # a producer that is older than DLPack 1.0
+            capsule = _asked(argument, obj.__dlpack__, stream=order)
+    description = dlpack.read(capsule, argument)
+    if dlpack.library_of(obj) in _IMMUTABLE:
+        description = replace(description, read_only=True)
     return description, where, producer, (obj, capsule)
 
 
@@ -173,7 +193,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
         raise ArgumentError(f"{said}['data']", repr(interface["data"]), "(address, read-only)") from None
     index = 0
     if ptr and 0 not in shape:
-        index = _owner_index(driver, ptr, argument)
+        index = owner_index(driver, ptr, argument)
     where = _device(driver, index, argument)
     description = Description(ptr, shape, strides, dtype, dlpack.CUDA, index, bool(read_only))
     handle = interface.get("stream")
@@ -237,7 +257,7 @@ def _checked(
     if 0 not in found.shape:
         if not found.ptr:
             raise ArgumentError(argument, f"of shape {found.shape} at address 0", "in device memory")
-        index = _owner_index(where.driver, found.ptr, argument)
+        index = owner_index(where.driver, found.ptr, argument)
         if index != where.index:
             raise ArgumentError(argument, f"memory of device {index}", f"on device {where.index}, as it says itself")
         if found.ptr % found.dtype.itemsize:
@@ -253,87 +273,8 @@ def _check_range(found: Description, where: Device, argument: str) -> None:
     base, nbytes = (int(value) for value in values) if not code else (0, 0)
     end = found.ptr + math.prod(found.shape) * found.dtype.itemsize
     # An array in virtual memory may extend into the next mapping.
-    if nbytes and end > base + nbytes and not _is_virtual(where.driver, found.ptr):
+    if nbytes and end > base + nbytes and not is_virtual(where.driver, found.ptr):
         shown = f"{end - found.ptr} bytes at {found.ptr:#x}"
         raise ArgumentError(
             argument, shown, f"inside its allocation, which ends {end - base - nbytes} bytes before that"
         )
-
-
-def _attribute(driver: Driver, name: str, ptr: int) -> int | None:
-    """A pointer attribute as an int; None if the driver does not know the pointer or the attribute."""
-    member = getattr(driver.types.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
-    code, *values = driver.result("cuPointerGetAttribute", member, ptr)
-    if int(code) in (_INVALID_VALUE, _NOT_SUPPORTED):
-        return None
-    if code:
-        raise driver.error("cuPointerGetAttribute", (member, ptr), code)
-    return int(values[0])
-
-
-def _owner_index(driver: Driver, ptr: int, argument: str) -> int:
-    """Index of the device that holds `ptr`; ArgumentError if it is host memory or unknown to the driver."""
-    if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
-        raise ArgumentError(argument, f"{ptr:#x}, not device memory", f"device memory of the {driver.name} driver")
-    return driver.pointer_device(ptr) or 0
-
-
-def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
-    """True if kernels of `reader` can read `nbytes` bytes at `ptr`, which may belong to any device of its driver.
-
-    For memory of a pool the access settings of the pool decide, for virtual memory those of every mapping in the range,
-    and for memory of cuMemAlloc peer access between the primary contexts (`reader.enable_peer`). Host memory, and
-    memory that the driver does not know, counts as not readable.
-    """
-    return _reached_by(ptr, nbytes, reader, _peer_enabled)
-
-
-def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
-    """True if cuMemcpyDtoDAsync in the context of `copier` takes `nbytes` bytes at `ptr` of any device.
-
-    The rules are those of `readable_by`, but memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync takes all
-    memory.)
-    """
-    return _reached_by(ptr, nbytes, copier, lambda *_: True)
-
-
-def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
-    return reader.peer_enabled(holder) and _attribute(reader.driver, "CONTEXT", ptr) == int(holder.context)
-
-
-def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
-    """Whether `user` can access the range. For cuMemAlloc memory of another device it is `plain(ptr, holder, user)`."""
-    if nbytes == 0:
-        return True
-    driver = user.driver
-    with user.use():
-        if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
-            return False
-        owner = driver.pointer_device(ptr)
-        if owner is None:
-            return False
-        location = driver.types.CUmemLocation()
-        location.type = driver.types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = user.index
-        pool = _attribute(driver, "MEMPOOL_HANDLE", ptr)
-        if pool:
-            return owner == user.index or _allows(driver, "cuMemPoolGetAccess", pool, location)
-        holder = device(owner, driver=driver)
-        if _is_virtual(driver, ptr):
-            step = granularity(holder)
-            places = [ptr, *range(ptr // step * step + step, ptr + nbytes, step)]
-            return all(_allows(driver, "cuMemGetAccess", location, place) for place in places)
-        return owner == user.index or plain(ptr, holder, user)
-
-
-def _allows(driver: Driver, query: str, *args: Any) -> bool:
-    code, *values = driver.result(query, *args)
-    return not code and bool(int(values[0]) & 1)
-
-
-def _is_virtual(driver: Driver, ptr: int) -> bool:
-    code, *values = driver.result("cuMemRetainAllocationHandle", ptr)
-    if code:
-        return False
-    driver.cuMemRelease(values[0])
-    return True

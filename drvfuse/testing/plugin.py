@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options, the mark `emu` and fixtures of pytest for tests on emulated GPUs. docs/testing.md is the user's page.
+"""Options, the mark `emu` and fixtures of pytest for tests on emulated GPUs. docs/testing.md describes them for users.
 
-pytest imports this module in every run where drvfuse is installed, so it imports nothing of the emulator: fixtures do.
-Without the mark and the fixtures no hook does anything.
+pytest imports this module in every run if drvfuse is installed, so only the fixtures import the emulator. Without the
+mark and the fixtures no hook does anything.
 
-A test that asks for one of the fixtures gets a machine of its own (`emu_machine`). One that has the mark and asks for
-none gets `emu_cuda`: it is written for cuda-python, or for drvfuse's default driver. Of several seeds each is a test of
-its own, by a parameter of the fixture `emu_seed`, so that choosing, repeating and distributing tests works as usual.
-What the machine has reported and the test has not expected fails the test where its function ends, or, if it comes
-later, its teardown.
+A test that uses one of the fixtures gets its own machine (`emu_machine`). A test that has the mark and uses no fixture
+gets `emu_cuda`, since it is written for cuda-python or for drvfuse's default driver. With several seeds the fixture
+`emu_seed` is parametrised, so that selecting, repeating and distributing tests works as usual. A report that the test
+has not expected fails the test at the end of its function; a later report fails its teardown.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def _keep_as_written(pluginmanager: pytest.PytestPluginManager) -> None:
     """Let pytest import drvfuse's modules as they are.
 
-    pytest rewrites the `assert` statements of all modules of a distribution that has a plugin. Here that takes seconds
-    and gains nothing. It has no public switch; should the private one go, tests only start more slowly.
+    pytest rewrites the `assert` statements of all modules of a distribution that has a plugin. For drvfuse that takes
+    seconds and is useless. pytest has only a private switch for it; without the switch tests start more slowly.
     """
     marked = getattr(getattr(pluginmanager, "rewrite_hook", None), "_must_rewrite", None)
     if isinstance(marked, set):
@@ -101,7 +100,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def marked_options(item: Any) -> dict[str, Any]:
-    """The options of the marks `emu` of a test, its class and its module; for each option the closest mark counts."""
+    """The options of the marks `emu` of a test, its class and its module; the closest mark decides each option."""
     found: dict[str, Any] = {}
     for mark in item.iter_markers("emu"):
         unknown = [name for name in mark.kwargs if name not in OPTIONS]
@@ -179,8 +178,8 @@ def emu_driver(emu_machine: Machine) -> Any:
 
 @pytest.fixture
 def emu_cuda(emu_machine: Machine) -> Iterator[Any]:
-    """`cuda.bindings.driver`, which is that of `emu_machine` during the test, as are `.runtime` and `.nvrtc` beside it.
-    It is drvfuse's default driver too.
+    """`cuda.bindings.driver`, which uses `emu_machine` during the test, as `cuda.bindings.runtime` and `.nvrtc` do. The
+    machine is also drvfuse's default driver.
     """
     from .. import config, emu
 
@@ -192,7 +191,7 @@ def emu_cuda(emu_machine: Machine) -> Iterator[Any]:
 
 @pytest.fixture
 def emu_reports(request: pytest.FixtureRequest, emu_machine: Machine) -> Reports:
-    """What `emu_machine` has reported; `emu_reports.expect(kind)` takes one that the test is to provoke."""
+    """The reports of `emu_machine`. `emu_reports.expect(kind)` takes a report that the test provokes on purpose."""
     return request.node.stash[_RUN].reports
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a test on a machine of its own: what the machine has found, and how the run is repeated."""
+"""One run of a test on its own machine: the reports of the machine, and the command that repeats the run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .. import emu
 from ..emu import Machine, Report
 
 SHOWN = 20
-"""How many reports are shown with a failure; the others are counted."""
+"""The number of reports that are shown with a failure; further ones are only counted."""
 
 
 class Reports:
-    """What a machine has reported during a test, as the test sees it."""
+    """The reports of a machine during a test."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -32,14 +32,14 @@ class Reports:
 
     @property
     def unexpected(self) -> list[Report]:
-        """The reports for which the test will fail: those not yet expected. Refused calls do not count, as their result
-        has told the program.
+        """The reports for which the test will fail: those that it has not expected. Refused calls do not count, since
+        the program got their error codes.
         """
         return [r for r in self.all if r.finding and not any(r is e for e in self._expected)]
 
     def expect(self, kind: str | None = None, match: str | None = None) -> Report:
-        """Take the oldest report of a kind whose text the regular expression `match` finds something in: the test no
-        longer fails for it. The test fails if there is none.
+        """Take the oldest report of a kind in whose text the regular expression `match` is found. The test does not
+        fail for this report. It fails if there is no such report.
         """
         __tracebackhide__ = True
         there = [r for r in self.all if not any(r is e for e in self._expected)]
@@ -54,7 +54,7 @@ class Reports:
 
 
 class Run:
-    """A test's machine, made of the options of its mark. `race`: the detector's profile where these say nothing."""
+    """A test's machine, with the options of its mark. `race` is the detector's profile if the mark has none."""
 
     def __init__(self, item: pytest.Item, seed: int, options: Mapping[str, Any], race: str | None) -> None:
         self._replay = _replay(item)

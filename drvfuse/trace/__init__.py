@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of when the blocks of kernels did what: buffers, clocks, and the evaluation of the records."""
+"""Traces of the phases of kernels' blocks: buffers, clocks, and the evaluation of the records."""

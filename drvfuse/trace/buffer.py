@@ -27,9 +27,9 @@ DEFAULT_BYTES = 4 << 20
 
 @dataclass(eq=False)
 class Section:
-    """The part of a device's buffer that one prepared launch writes; it must be kept as long as that may run.
+    """The part of a device's buffer that one prepared launch writes. It must be kept as long as the launch may run.
 
-    `launch` numbers the launches of a trace; those of one call on all ranks share a number.
+    `launch` is the number of the launch in its trace; the launches of one call on all ranks have the same number.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Section:
     blocks: int
     phases: int  # the most phases of a block
     rounds: int  # rounds of waits of a block
-    peers: int  # waited for in a round
+    peers: int  # peers that a block waits for in a round
     offset: int  # in bytes
     array: Array = field(repr=False)  # the whole buffer
 
@@ -53,7 +53,7 @@ class Section:
 
     @property
     def capacity(self) -> int:
-        """The capacity of a block's part, which is among the kernel's definitions (`layout.defines`)."""
+        """The number of words for which the kernel is compiled (`layout.defines`)."""
         return layout.capacity(self.words)
 
     @property
@@ -63,13 +63,14 @@ class Section:
 
 
 class Trace:
-    """Records of when the blocks of traced launches were in which phase, on the ranks of a group or on one device.
+    """Records of the phases of the blocks of traced launches, on the ranks of a group or on one device.
 
-    It is passed to an op as `trace=`, any number of ops and calls sharing it. Every prepared call has its part of the
-    buffer, of `nbytes` on each device, until `clear()` finds that the call is gone; launching it again overwrites what
-    the launch before wrote. A call that finds too little room raises ArgumentError before it launches anything.
+    Pass it to an op as `trace=`; any number of ops and calls may share it. It has a buffer of `nbytes` on each device.
+    Every prepared call has a part of the buffer, until the call is dropped and then `clear()` is called. Each launch of
+    the call overwrites the records of its previous launch. A call raises ArgumentError before it launches anything if
+    the buffer has too little room.
 
-    Made outside of captures: it allocates, and waits until its buffers are zeroed.
+    A Trace cannot be made in a capture: it allocates memory, and waits until its buffers are zeroed.
     """
 
     def __init__(self, where: Group | Device, *, nbytes: int = DEFAULT_BYTES) -> None:
@@ -107,11 +108,12 @@ class Trace:
         peers: int = 0,
         writers: int = 1,
     ) -> list[Section]:
-        """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `phases` phases.
+        """For ops: reserve room for a launch of `kernel` on each of `devices`, with `blocks` blocks.
 
-        A block waits `rounds` times for `peers` peers. It has `writers` sets of words, one for each thread that notes.
+        A block has up to `phases` phases, and waits `rounds` times for `peers` peers. `writers` of its threads write
+        records, each into its own words.
 
-        Raises ArgumentError, having reserved nothing, where a block or all of them are too much.
+        Raises ArgumentError, and reserves nothing, if one block or all blocks need too many words.
         """
         positions = [self._position(device) for device in devices]
         words = layout.block_words(phases, rounds * peers)
@@ -157,7 +159,7 @@ class Trace:
         )
 
     def clear(self) -> None:
-        """Forget all records, and the calls that nobody can launch again. Waits for launches that write to the buffers.
+        """Delete all records, and free the parts of calls that were dropped. Waits for launches that write records.
 
         Raises CaptureError while a stream of a device is being captured.
         """
@@ -169,22 +171,22 @@ class Trace:
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
-        """The clocks of the ranks, in their order, as `records` measured them last; measured now if it has not."""
+        """The clocks of the ranks, in their order, as `records` measured them last, or as measured now."""
         if self._clocks is None:
             self._clocks = clocks.measure(self.devices, self._readable)
         return self._clocks
 
     def records(self) -> npt.NDArray[np.void]:
-        """What has been recorded, as an array of `decode.RECORD`, in the order of launch, rank, block and time.
+        """The records, as an array of `decode.RECORD`, ordered by launch, rank, block and time.
 
-        Waits for the launches that write to the buffers. One record is one phase of a block: `rank`, `launch`,
-        `kernel`, `block`, `sm`, `role`, `peer` (the rank waited for, else -1), `start` and `end` in cycles of the SM's
-        clock from the block's entry on, `start_ns` and `end_ns` in nanoseconds since the first entry on any rank, by
-        the clock of the first rank. The record of role "block" is the whole block. Waits lie inside a "barrier"; all
-        other phases follow each other without gaps.
+        Waits for the launches that write records. One record is one phase of a block: `rank`, `launch`, `kernel`,
+        `block`, `sm`, `role`, `peer` (the rank that the block waited for, else -1), `start` and `end` in cycles of the
+        SM's clock since the block's entry, `start_ns` and `end_ns` in nanoseconds since the first entry on any rank, by
+        the clock of the first rank. The record of role "block" is the whole block. Records of waits lie inside a
+        "barrier"; all other phases follow each other without gaps.
 
-        The clocks are measured at each call, by small kernels on the devices' own streams, as the timers of two devices
-        drift apart by some microseconds a second. Raises CaptureError while a stream of a device is being captured.
+        Each call measures the clocks by small kernels on the devices' own streams, since the timers of two devices
+        drift apart by some microseconds per second. Raises CaptureError while a stream of a device is being captured.
         """
         with self._outside_captures("read"):
             words = [array.numpy() for array in self._arrays]
@@ -193,7 +195,7 @@ class Trace:
 
     @contextlib.contextmanager
     def _outside_captures(self, what: str) -> Iterator[None]:
-        """A block whose CaptureError names the trace rather than one of its arrays."""
+        """A block in which a CaptureError about an array of the trace becomes one about the trace."""
         try:
             yield
         except CaptureError as error:
@@ -209,15 +211,15 @@ class Trace:
         write(path, self.records(), self._by_rank())
 
     def summary(self) -> str:
-        """The records in tables: time by phase, the slowest block, who waited for whom. Needs rich (extra `cli`)."""
+        """Tables of the records: time by phase, the slowest block, the waits for peers. Needs rich (extra `cli`)."""
         from .summary import summary
 
         return summary(self.records(), self._by_rank())
 
     def plot(self, path: str | Path) -> None:
-        """Write a timeline, with a row per block, to an image file of the format that its suffix names.
+        """Write a timeline, with a row for each block, to an image file. The suffix of `path` selects the format.
 
-        Needs matplotlib (extra `plot`), else raises Unsupported; ArgumentError for a suffix that it does not know.
+        Raises Unsupported without matplotlib (extra `plot`), and ArgumentError for a suffix that matplotlib lacks.
         """
         from .plot import plot
 

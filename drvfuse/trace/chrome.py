@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records as a Chrome trace: the JSON that chrome://tracing and ui.perfetto.dev open.
 
-One process per rank, one thread per block, both numbered from 1: Perfetto has its own use for 0. The slices of a block
-nest: the block, its phases, and in the phase "barrier" the waits for each peer. Times are in microseconds since the
-first entry, rounded to whole nanoseconds as Perfetto does, so that slices that touch do not overlap there.
+Each rank is a process and each block a thread, both numbered from 1, since Perfetto reserves 0. The slices of a block
+are nested: the block, its phases, and in the phase "barrier" the waits for each peer. Times are in microseconds since
+the first entry. They are rounded to whole nanoseconds, as Perfetto does, so that adjacent slices do not overlap there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def write(path: str | Path, records: np.ndarray[Any, Any], clocks: Mapping[int, 
 
 
 def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> dict[str, Any]:
-    """The trace of some records as the object that goes into the file."""
+    """The object that the file of these records contains."""
     lanes = _Lanes()
     events: list[dict[str, Any]] = []
     starts, ends = (np.rint(records[name]).astype(np.int64) for name in ("start_ns", "end_ns"))
-    # By start, the longer first: so a slice comes after the one that it nests in.
+    # Ordered by start, then by length: a slice comes after the slice that contains it.
     for number in np.lexsort((records["role"] != BLOCK, -ends, starts)):
         events.append(_slice(records[number], int(starts[number]), int(ends[number]), lanes))
     return {
@@ -49,7 +49,7 @@ def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> 
 
 
 class _Lanes:
-    """One thread of the trace per block; where launches overlap, blocks of one index get threads of their own."""
+    """The threads of the trace: one for each block. If launches overlap, blocks with one index have several threads."""
 
     def __init__(self) -> None:
         self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its threads is free

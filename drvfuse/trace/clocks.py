@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clocks of devices: how fine and how fast they are, and how far the global timers of several are apart."""
+"""The clocks of devices: their resolution and rate, and the offsets between the global timers of several devices."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ POLLS = 1 << 20  # a second or more over NVLink or PCIe
 class Clock:
     """The clocks of one device.
 
-    `resolution_ns`: the step of the global timer, which places blocks in time. `cycles_per_ns`: the rate of the SMs'
-    clocks, which measure inside a block. `offset_ns`: the global timer minus that of the first rank, true to
-    +- `error_ns`; infinite if the two devices could not be compared.
+    `resolution_ns` is the step of the global timer, which gives the time of a block's entry. `cycles_per_ns` is the
+    rate of the SMs' clocks, which give times inside a block. `offset_ns` is the global timer minus that of the first
+    rank, with an error of at most `error_ns`, which is infinite if the two devices could not be compared.
     """
 
     resolution_ns: float
@@ -41,7 +41,7 @@ class Clock:
 
 
 VIRTUAL = Clock(resolution_ns=0.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
-"""The clocks of emulated devices: one engine counts for all of them, in cycles of a nanosecond."""
+"""The clocks of emulated devices, which share one counter, in cycles of one nanosecond."""
 
 
 def kernels(device: Device) -> Module:
@@ -50,7 +50,7 @@ def kernels(device: Device) -> Module:
 
 
 def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
-    """The clocks of `devices`, compared with the first one's where they are `readable` by each other.
+    """The clocks of `devices`. If the devices are `readable` by each other, they are compared with the first one.
 
     Runs small kernels on the devices' own streams, one after the other, and waits for them.
     """
@@ -97,10 +97,11 @@ def _apart(kernel: Kernel, first: Device, second: Device) -> tuple[float, float]
 
 
 def bounds(sent: np.ndarray, heard: np.ndarray, answered: np.ndarray) -> tuple[float, float]:
-    """(offset, largest error) of a timer that was read `answered`, each time between `sent` and `heard` of another.
+    """(offset, largest error) of one timer to another. In each round the first was read (`answered`) between two
+    readings (`sent` and `heard`) of the other.
 
-    Every round bounds the offset from both sides, and the narrowest bounds hold. To the error comes half of the two
-    timers' steps, as a reading may be a step early.
+    Every round gives a lower and an upper bound of the offset, and the narrowest bounds are used. Half of the sum of
+    the two timers' steps is added to the error, since a reading may be up to one step early.
     """
     low, high = int((answered - heard).max()), int((answered - sent).min())
     return (low + high) / 2, abs(high - low) / 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the words that traced kernels wrote to records on one time axis."""
+"""Converts the words of traced kernels to records on one time axis."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ RECORD = np.dtype(
         "formats": ["<i4", "<i4", "<U48", "<i4", "<i4", "<U12", "<i4", "<i8", "<i8", "<f8", "<f8"],
     }
 )
-"""See `Trace.records`."""
+"""The fields of a record, as `Trace.records` describes them."""
 
 BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
 _WAIT, _BARRIER, _FINISH = (layout.ROLES.index(role) for role in ("wait", "barrier", "finish"))
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
-_LONG = 1000  # a block of so many ticks of the timer gives the rate of its SM's clock better than a calibration
+_LONG = 1000  # a block that takes more ticks of the timer gives the rate of its SM's clock better than a calibration
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:
@@ -72,7 +72,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
     end = np.hstack([end, length[:, None]])
     lapped = np.hstack([lapped, ran[:, None]])
 
-    # Round r of the waits belongs to the barrier that is number r among the block's phases.
+    # Round r of the waits belongs to the r-th barrier among the block's phases.
     barrier = role == _BARRIER
     number = np.cumsum(barrier, axis=1) - 1
     began = np.full((section.blocks, section.rounds), -1, np.int64)
@@ -107,20 +107,20 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
 
 
 def _cycles(words: Array, entry: Array) -> Array:
-    """The difference from the entry's clock or timer to that of `words`, whose upper bits have other uses."""
+    """The times in the low bits of `words`, minus the time of the entry."""
     return ((words - entry) & _CLOCK).astype(np.int64)
 
 
 def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
     """(The time of each block's entry, in ns after its reading of the global timer; cycles per ns.)
 
-    A reading is up to a tick early. That of the exit, `length` cycles later, narrows down where in its tick the entry
-    was; the middle of what is possible is taken.
+    A reading may be up to one tick early. The reading at the exit, `length` cycles later, bounds the position of the
+    entry inside its tick; the middle of the possible interval is taken.
     """
     tick = clock.resolution_ns
     took = _cycles(table[:, 2], table[:, 0])
     long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
-    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the entry by the exit's reading
+    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the entry as computed from the exit
     low, high = np.maximum(back, 0.0), np.minimum(back, 0.0) + tick
     return np.where(low <= high, (low + high) / 2, tick / 2), rate

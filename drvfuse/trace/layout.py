@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a traced kernel lays out what it writes: cu/trace/trace.cuh says what the words mean."""
+"""The layout of the words that a traced kernel writes; cu/trace/trace.cuh says what they mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROLES = (
     ),
     *("apply_load", "apply_reduce", "apply_store", "finish"),
 )
-"""Names of `enum class TraceRole`, in its order."""
+"""The names of `enum class TraceRole`, in the order of the enum."""
 
 HEADER_WORDS = 4
 WORD_BYTES = 8
@@ -38,18 +38,19 @@ class TraceParams(ctypes.Structure):
 
 
 def block_words(phases: int, waits: int) -> int:
-    """Words of a block with up to `phases` phases and `waits` waits: an even number.
+    """The number of words, which is even, for a block with up to `phases` phases and `waits` waits.
 
-    The last phase, "finish", is in the header; the word that it leaves tells if there were more phases.
+    The last phase, "finish", is in the header. The word that this saves shows whether there were too many phases.
     """
     return -(-(HEADER_WORDS + waits + phases) // 2) * 2
 
 
 def capacity(words: int) -> int:
-    """The words for which a kernel is compiled whose blocks need `words`: some sizes only, as each is a kernel."""
+    """The number of words for which a kernel is compiled if its blocks need `words`. There are few such numbers, since
+    each needs its own kernel."""
     return max(LEAST_WORDS, 1 << (words - 1).bit_length())
 
 
 def defines(capacity: int = LEAST_WORDS) -> dict[str, int]:
-    """The definitions with which a kernel is compiled to be traced."""
+    """The definitions that compile a kernel with tracing."""
     return {"DRVFUSE_TRACE": 1, "DRVFUSE_TRACE_HEADER": HEADER_WORDS, "DRVFUSE_TRACE_WORDS": capacity}

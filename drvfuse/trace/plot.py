@@ -18,16 +18,16 @@ from .decode import BLOCK
 if TYPE_CHECKING:
     from .clocks import Clock
 
-MOST_BLOCKS = 16  # blocks shown per rank, evenly chosen where there are more
+MOST_BLOCKS = 16  # blocks shown for each rank; of more blocks an even selection is shown
 _IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc", "receive": "#c8c8c8"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 
 
 def plot(path: str | Path, records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> None:
-    """Draw the phases of the ranks' blocks over time, with a mark where each peer that was waited for was seen.
+    """Draw the phases of the ranks' blocks over time. A mark shows when the wait for a peer ended.
 
-    `clocks` are those of the ranks. The format is that of the path's suffix. Before anything is written: Unsupported
-    without matplotlib, ArgumentError for a suffix that it does not know, or without records.
+    `clocks` are the clocks of the ranks. The suffix of `path` selects the format. Raises Unsupported without
+    matplotlib, and ArgumentError for an unknown suffix or without records, before anything is written.
     """
     check_image("path", path)
     figure = figure_class()
@@ -100,7 +100,7 @@ def _colors() -> dict[str, Any]:
 
 
 def check_image(argument: str, path: str | Path) -> None:
-    """ArgumentError if matplotlib writes no file that ends as `path` does, Unsupported without matplotlib."""
+    """Raise ArgumentError if matplotlib does not know the suffix of `path`, and Unsupported without matplotlib."""
     figure_class()
     from matplotlib.backend_bases import FigureCanvasBase
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a call from its records: time by phase, blocks, the ranks' skew, and who waited for whom.
+"""Statistics of records: time by phase, the blocks, the skew of the ranks, and the waits for peers.
 
-Launches of one kernel are taken together. All times are in microseconds.
+Each statistic is over all launches of one kernel. All times are in microseconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _WAIT = "wait"
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a kernel's blocks on one rank: the mean of a block's total and its share of the block's time; the
-    largest total, and the block that has it."""
+    """A phase of a kernel's blocks on one rank: the mean time of a block in the phase, its share of the block's time,
+    the largest time, and the block with the largest time."""
 
     rank: int
     role: str
@@ -32,9 +32,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Skew:
-    """When the blocks of one rank begin and end, after the first rank's first block, and which took longest.
+    """The times at which the blocks of one rank begin and end, and the block that took longest.
 
-    `first`, `last` and `end`: entry of the first and of the last block, and the last exit; medians over launches.
+    `first` and `last` are the entries of the first and the last block, and `end` is the last exit. They are relative to
+    the first entry of a block on any rank, and are medians over launches.
     """
 
     rank: int
@@ -48,8 +49,8 @@ class Skew:
 
 @dataclass(frozen=True)
 class Wait:
-    """How long blocks of `rank` waited until `peer` was there: mean and largest; and in which share of the blocks'
-    barriers it came last of all peers."""
+    """The mean and the largest time that blocks of `rank` waited for `peer`, and the share of the blocks' barriers in
+    which `peer` was the last of all peers."""
 
     rank: int
     peer: int
@@ -64,8 +65,8 @@ def kernels(records: Records) -> list[str]:
 
 
 def phases(records: Records) -> list[Phase]:
-    """The phases of the blocks of one kernel, by rank, in the order in which they begin. They add up to the blocks'
-    time, but for waits, which are part of barriers and left out."""
+    """The phases of the blocks of one kernel, by rank, in the order in which they begin. Waits are left out, since they
+    are parts of barriers; the other phases add up to the blocks' time."""
     found = []
     for rank in np.unique(records["rank"]).tolist():
         own = records[records["rank"] == rank]
@@ -105,11 +106,11 @@ def skews(records: Records) -> list[Skew]:
 
 
 def waits(records: Records) -> list[Wait]:
-    """Who waited for whom in the launches of one kernel; a rank's own flag is left out."""
+    """The waits of each rank for each peer in the launches of one kernel."""
     chosen = records[(records["role"] == _WAIT) & (records["peer"] != records["rank"])]
     if not chosen.size:
         return []
-    # Waits that begin together are those of one barrier of one block.
+    # Waits of a block that begin at the same time belong to one barrier.
     _, barrier = np.unique(chosen[["launch", "rank", "block", "start"]], return_inverse=True)
     latest = np.full(int(barrier.max()) + 1, -1, np.int64)
     np.maximum.at(latest, barrier, chosen["end"])

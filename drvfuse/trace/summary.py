@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as tables for the terminal, by rich."""
+"""Tables of records for the terminal, made by rich."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def summary(records: Records, clocks: Mapping[int, Clock], width: int = 100) -> 
 
 
 def show(console: Console, records: Records, clocks: Mapping[int, Clock]) -> None:
-    """Print, for each kernel: the time of the phases, the ranks' skew and slowest blocks, and who waited for whom."""
+    """Print for each kernel the time of its phases, the skew and the slowest block of each rank, and the waits."""
     if not records.size:
         console.print("nothing was recorded")
         return

@@ -108,12 +108,12 @@ def test_the_fused_op_is_timed_without_and_with_a_residual(command: Command) -> 
 
 
 @pytest.mark.parametrize("option", ["--residual", "--no-residual"])
-def test_one_kind_of_the_fused_op(command: Command, option: str) -> None:
+def test_an_option_restricts_the_fused_op_to_one_kind(command: Command, option: str) -> None:
     results, _ = command("allreduce-rmsnorm-fp8", "--shapes", "2x64", "--algos", "one_stage", option)
     assert [r["residual"] for r in results] == [option == "--residual"]
 
 
-def test_a_push_brings_the_bytes_to_the_next_rank() -> None:
+def test_the_push_floor_copies_the_bytes_to_the_next_rank() -> None:
     with df.emu.Machine(devices=3, sm_count=2) as machine, df.Group.local(3, driver=machine, max_blocks=2) as group:
         links = Links(group, 200)
         for index, source in enumerate(links._sources):
@@ -124,14 +124,14 @@ def test_a_push_brings_the_bytes_to_the_next_rank() -> None:
         assert not machine.reports
 
 
-def test_the_fewest_bytes_on_the_wire() -> None:
+def test_each_op_has_a_least_number_of_bytes_on_the_wire() -> None:
     assert [least_wire_bytes("allreduce", False, ranks, 1024) for ranks in (2, 3, 4)] == [1024, 1365, 1536]
     fused = "allreduce_rmsnorm_fp8"
     assert [least_wire_bytes(fused, False, ranks, 1024) for ranks in (2, 3, 4)] == [768, 1024, 1152]
     assert least_wire_bytes(fused, True, 4, 1024) == 1536
 
 
-def test_stored_times() -> None:
+def test_the_fastest_stored_peer_is_found_by_op_ranks_and_shape() -> None:
     shapes = stored_peers.shapes()
     assert len(shapes) == 24 and shapes[0] == (1, 4096) and shapes[-1] == (2048, 8192)
     assert stored_peers.fastest("allreduce", 2, 1, 4096, False) == ("FlashInfer one-shot", 2.51)
@@ -164,7 +164,7 @@ def _cells(result: dict[str, Any]) -> list[dict[str, str]]:
     return [dict(zip(collectives_report.HEAD, line, strict=True)) for line in collectives_report.lines(result)]
 
 
-def test_a_table_has_ratios_to_the_wire_the_fastest_peer_and_the_stored_one() -> None:
+def test_a_table_has_ratios_to_the_wire_time_the_fastest_peer_and_the_stored_time() -> None:
     off, early = _cells(_result(NCCL={"us": 60.0, "spread": 1.0}, NCCL_windows={"failed": "RuntimeError: no windows"}))
     assert (off["NCCL"], off["NCCL windows"], off["stored"], off["push"]) == (
         "60.00±1.00",
@@ -182,7 +182,7 @@ def test_a_table_has_ratios_to_the_wire_the_fastest_peer_and_the_stored_one() ->
     assert (off["adds"], early["adds"], early["NCCL"]) == ("", "29.00", "")
 
 
-def test_failures_and_geometric_means_are_told_below_the_table() -> None:
+def test_failures_and_geometric_means_are_printed_below_the_table() -> None:
     results = [_result(NCCL={"us": 60.0, "spread": 1.0}), _result(NCCL={"us": 15.0, "spread": 1.0})]
     results[1]["peers"]["torch one-shot"] = results[0]["peers"]["torch one-shot"] = {"failed": "ValueError: what"}
     notes = collectives_report.notes(results)
@@ -191,7 +191,7 @@ def test_failures_and_geometric_means_are_told_below_the_table() -> None:
     assert line.endswith("geometric mean 1.000, 0.50 to 2.00 over 2 shapes")
 
 
-def test_where_the_stored_peers_are_from_is_told_only_beside_times_of_theirs() -> None:
+def test_the_origin_of_stored_times_is_printed_only_where_they_are_shown() -> None:
     without = [{**_result(), "stored": None}]
     assert not any(note.startswith("stored: ") for note in collectives_report.notes(without))
     assert any(note.startswith("stored: ") for note in collectives_report.notes([*without, _result()]))

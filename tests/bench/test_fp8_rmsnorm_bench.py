@@ -26,7 +26,7 @@ def device() -> df.Device:
     return df.device(0, driver=df.emu.Machine(devices=1))
 
 
-def test_calls_take_turns_and_each_runs_as_often_as_the_others(device: df.Device) -> None:
+def test_timed_calls_alternate_and_run_equally_often(device: df.Device) -> None:
     counts = device.zeros(3, "uint32")
     kernel = df.compile('extern "C" __global__ void count(unsigned* n, int i) { n[i] += 1; }', driver=device.driver)[
         "count"
@@ -45,7 +45,7 @@ def test_the_copy_moves_every_byte(device: df.Device) -> None:
     assert (target.numpy() == host).all()
 
 
-def test_a_shape_gives_all_figures_and_the_floor_is_its_bytes(device: df.Device) -> None:
+def test_a_shape_gives_every_figure_and_its_floor_is_its_bytes_at_copy_speed(device: df.Device) -> None:
     result = fp8_rmsnorm.measure(device, 2, 64, bandwidth=2.0)
     assert result["forward_floor_us"] == (3 * 128 + 2 * 8 + 4 * 2) / 2
     assert result["backward_floor_us"] == (5 * 128 + 2 * 8 + 4 * 2 + 4 * 64) / 2
@@ -54,7 +54,7 @@ def test_a_shape_gives_all_figures_and_the_floor_is_its_bytes(device: df.Device)
     assert json.loads(json.dumps(result)) == result
 
 
-def test_its_inputs_are_what_a_group_quantiser_makes() -> None:
+def test_inputs_are_values_with_group_scales_of_a_quantiser() -> None:
     x, s_x, w, g = fp8_rmsnorm.inputs(3, 96)
     assert (x.shape, s_x.shape, w.shape, g.shape) == ((3, 96), (3, 6), (96,), (3, 96))
     values = coat_rmsnorm.dequantise(x, s_x, fp8_rmsnorm.QB)
@@ -64,12 +64,12 @@ def test_its_inputs_are_what_a_group_quantiser_makes() -> None:
 
 
 @pytest.mark.parametrize("shape", ["12", "0x16", "4x24", "axb", "4x16x2"])
-def test_a_bad_shape_is_named(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_shape_is_an_argument_error(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "fp8-rmsnorm", "--shape", shape]) == 2
     assert "--shape" in capsys.readouterr().err
 
 
-def test_without_a_gpu_it_says_so_and_never_times_the_emulated_driver() -> None:
+def test_without_a_gpu_the_benchmark_refuses_and_never_times_the_emulated_driver() -> None:
     code = (
         "import sys, drvfuse.runtime.driver as d, drvfuse.errors as e\n"
         "from drvfuse.__main__ import main\n"
@@ -85,7 +85,7 @@ def test_without_a_gpu_it_says_so_and_never_times_the_emulated_driver() -> None:
     assert "driver=emu" not in done.stderr  # which is no help here
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from drvfuse.cli import bench
 
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
@@ -101,7 +101,7 @@ def test_an_image_that_cannot_be_written_is_refused_before_anything_runs(capsys:
             assert f"{option} is '{name}'; it must be a file name that ends in" in capsys.readouterr().err
 
 
-def test_rows_not_positive_are_refused() -> None:
+def test_row_counts_that_are_not_positive_are_refused() -> None:
     from drvfuse.cli.bench import _fp8_shape
 
     assert _fp8_shape("8192X4096") == (8192, 4096)
@@ -109,7 +109,7 @@ def test_rows_not_positive_are_refused() -> None:
         _fp8_shape("4x24")
 
 
-def test_the_plot_is_a_picture_also_where_a_peer_has_no_figure(tmp_path: Path) -> None:
+def test_a_plot_is_written_even_if_a_peer_has_no_figure(tmp_path: Path) -> None:
     results = [
         {"rows": 4, "columns": 32, **{f"{way}_{what}": 2.0 for way in fp8_rmsnorm.WAYS for what in ("us", "floor_us")}}
     ]

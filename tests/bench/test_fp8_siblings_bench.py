@@ -22,7 +22,7 @@ def device() -> df.Device:
     return df.device(0, driver=df.emu.Machine(devices=1))
 
 
-def test_each_op_runs_and_its_floor_is_its_bytes(device: df.Device) -> None:
+def test_each_op_runs_and_its_floor_is_its_bytes_at_copy_speed(device: df.Device) -> None:
     rows, columns = 64, 512
     for name, (call, arrays), expected in zip(
         fp8_siblings.OPS, fp8_siblings._calls(device, rows, columns), ELEMENT, strict=True
@@ -34,7 +34,7 @@ def test_each_op_runs_and_its_floor_is_its_bytes(device: df.Device) -> None:
     device.stream.synchronize()
 
 
-def test_a_shape_gives_all_figures(device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_gives_every_figure(device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(fp8_siblings, "_ROTATED_BYTES", 4)
     chosen = [i for i, op in enumerate(fp8_siblings.OPS) if op in ("division, s_y given", "add")]
@@ -48,7 +48,7 @@ def test_a_shape_gives_all_figures(device: df.Device, monkeypatch: pytest.Monkey
     assert json.loads(json.dumps(result)) == result
 
 
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+def test_a_plot_is_written_as_a_picture(tmp_path: Path) -> None:
     figures = {op: {"us": 3.0, "spread": 0.1, "floor_us": 2.0} for op in fp8_siblings.OPS}
     fp8_siblings.plot([{"rows": 4, "columns": 32, **figures}], tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

@@ -16,7 +16,7 @@ from drvfuse.errors import ArgumentError
 pytestmark = pytest.mark.emulated
 
 
-def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemv, "_ROTATED_BYTES", 3 * 2 * 8 * 64 + 16)
     monkeypatch.setattr(gemv, "_READERS", gemv._READERS[:2])
     monkeypatch.setattr(gemv, "CALLS", 3)
@@ -26,7 +26,7 @@ def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         starts = [weight.ptr for weight in bench.weights(8, 64)]
         assert len(starts) == 3 and starts[1] - starts[0] == 2 * 8 * 64
         assert len(bench.weights(64, 64)) == 1  # more than were rotated so far
-        result = bench.measure(8, 64, 6)
+        result = bench.measure(8, 64, 6, rows=2)
         assert bench.read(3, 7) > 0  # copies of 42 bytes, in accesses of 16
         assert not machine.reports
     assert all(result[key] > 0 for key in ("read", *gemv.OURS))
@@ -34,7 +34,7 @@ def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-def test_shapes_that_are_asked_for() -> None:
+def test_options_select_the_measured_shapes() -> None:
     assert gemv_shape("2112x7168x1536") == (2112, 7168, 1536)
     assert gemv_shape("512X1024") == (512, 1024, 384)
     with pytest.raises(ArgumentError, match="must be of at most 8 normed columns"):
@@ -44,7 +44,7 @@ def test_shapes_that_are_asked_for() -> None:
             gemv_shape(wrong)
 
 
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+def test_a_plot_is_written_as_a_picture(tmp_path: Path) -> None:
     results = [{"k": k, "bytes": k << 20, "read": 2.0, **dict.fromkeys(gemv.OURS, 3.0)} for k in (1024, 2048)]
     results[0]["compiled"] = 4.0
     gemv.plot(results, tmp_path / "bench.png")

@@ -37,7 +37,7 @@ def test_more_gpus_than_there_are_is_refused(capsys):
 
 
 @pytest.mark.emulated
-def test_driver_calls_of_a_launch(counted_calls):
+def test_a_launch_makes_its_context_current_and_queries_each_stream_once(counted_calls):
     """A launch makes its context current and asks once for each stream whether it is captured, and nothing else."""
     with df.emu.Machine(devices=4) as machine, host.cases(get_driver(machine), 4) as cases:
         for case in cases:
@@ -54,8 +54,8 @@ def test_driver_calls_of_a_launch(counted_calls):
 
 
 @pytest.mark.emulated
-def test_python_calls_of_a_prepared_launch():
-    """What a prepared launch does besides the bare one, which is what it costs: at most so many calls of functions."""
+def test_a_prepared_launch_makes_few_python_calls():
+    """A prepared launch costs a bounded number of Python calls more than the bare launch."""
     emulator, own = Path(df.emu.__file__).parent, Path(df.__file__).parent
 
     def counted(call):

@@ -14,7 +14,7 @@ from drvfuse.bench import moves, peers
 pytestmark = pytest.mark.emulated
 
 
-def test_every_algorithm_is_timed_beside_the_wire(
+def test_every_algorithm_is_timed_beside_the_wire_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
@@ -34,11 +34,11 @@ def test_every_algorithm_is_timed_beside_the_wire(
     ]
 
 
-def test_what_a_rank_must_receive() -> None:
+def test_bytes_that_a_rank_must_receive() -> None:
     assert moves.wire_bytes("all_gather", 4, 4096) == moves.wire_bytes("all_to_all", 4, 4096) == 3072
     assert moves.wire_bytes("broadcast", 4, 4096) == 4096
 
 
-def test_a_peer_that_is_not_timed_in_a_chain_adds_nothing() -> None:
+def test_a_peer_without_chained_times_has_no_figures_of_chains() -> None:
     records = [{"us": [3.0, 9.0, 5.0]}, {"us": [4.0, 8.0, 5.0]}]
     assert peers._figures(records, "") == {"us": 5.0, "spread": 5.0}

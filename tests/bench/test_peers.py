@@ -29,7 +29,7 @@ def times(rows, scale=1.0):
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`play(script)`: what two processes that run the script after `_HEAD` give."""
+    """`play(script)`: the records of two processes that run `_HEAD` and then the script."""
     monkeypatch.setattr(peers, "_GRACE", 0.3)
 
     def run(script: str, seconds: float = 60.0) -> dict[peers.Key, peers.Figures]:
@@ -42,13 +42,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_the_slowest_rank_of_each_replay_counts(play) -> None:
+def test_the_time_of_a_replay_is_that_of_its_slowest_rank(play) -> None:
     found = play("for rows, _ in plan['shapes']: times(rows)")
     # ranks 0 and 1: 3, 9, 5 and 4, 8, 5
     assert found == {(rows, 64, False): {"us": 5.0, "spread": 5.0, "adds_us": 5.0} for rows in (2, 3)}
 
 
-def test_a_process_gets_the_settings_and_must_not_use_multicast(play) -> None:
+def test_a_peer_process_gets_the_settings_and_may_not_use_multicast(play) -> None:
     script = """
 vetoes = {name: os.environ.get(name) for name in %r}
 write(failed=json.dumps([plan["peer"], plan["calls"], plan["sets"], plan["weight_columns"], vetoes]))
@@ -58,12 +58,12 @@ write(failed=json.dumps([plan["peer"], plan["calls"], plan["sets"], plan["weight
     assert found[2, 64, False] == found[3, 64, False] == {"failed": expected}
 
 
-def test_a_shape_that_fails_leaves_the_others(play) -> None:
+def test_a_shape_that_fails_leaves_the_times_of_the_others(play) -> None:
     found = play("times(2); write(rows=3, cols=64, residual=False, failed='ValueError: no')")
     assert found[2, 64, False]["us"] == 5.0 and found[3, 64, False] == {"failed": "ValueError: no"}
 
 
-def test_a_rank_that_fails_ends_the_others_soon(play) -> None:
+def test_a_failing_rank_ends_the_other_ranks_soon(play) -> None:
     start = time.monotonic()
     found = play("times(2)\nif rank: raise ValueError('lost')\ntime.sleep(100)")
     assert time.monotonic() - start < 30
@@ -71,7 +71,7 @@ def test_a_rank_that_fails_ends_the_others_soon(play) -> None:
     assert found[3, 64, False] == {"failed": "a process ended with status 1: ValueError: lost"}
 
 
-def test_a_peer_that_hangs_is_ended_at_its_limit(play, tmp_path: Path) -> None:
+def test_a_peer_that_hangs_is_killed_at_its_time_limit(play, tmp_path: Path) -> None:
     script = f"open({str(tmp_path)!r} + '/pid' + str(rank), 'w').write(str(os.getpid()))\ntimes(2)\ntime.sleep(100)"
     start = time.monotonic()
     found = play(script, seconds=1.0)
@@ -83,12 +83,12 @@ def test_a_peer_that_hangs_is_ended_at_its_limit(play, tmp_path: Path) -> None:
                 os.kill(int(pid.read_text()), 0)
 
 
-def test_a_line_that_was_cut_off_is_no_times(play) -> None:
+def test_a_truncated_line_is_not_read_as_times(play) -> None:
     found = play("times(2); sink.write('{\"rows\": 3')")
     assert found[3, 64, False] == {"failed": "a process gave no times"}
 
 
-def test_a_worker_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_worker_reports_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the first line\nand more")
 

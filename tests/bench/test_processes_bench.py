@@ -17,7 +17,7 @@ from drvfuse.emu.serve.server import Server
 pytestmark = pytest.mark.emulated
 
 
-def test_a_row_for_each_op_and_algorithm(tmp_path):
+def test_the_table_has_a_row_for_each_op_and_algorithm(tmp_path):
     out = tmp_path / "out.json"
     options = ["--driver", "emu", "--op", "reduce-scatter", "all-gather", "--shape", "2x64", "--algos", "push"]
     options += ["--out", str(out)]
@@ -37,7 +37,7 @@ def test_a_row_for_each_op_and_algorithm(tmp_path):
     assert "ratio of the times with processes to those in one: median" in done.stdout
 
 
-def test_emulated_devices_must_be_shared(monkeypatch, capsys):
+def test_without_a_shared_emulated_machine_the_benchmark_is_refused(monkeypatch, capsys):
     monkeypatch.delenv("DRVFUSE_EMU_MACHINE", raising=False)
     assert main(["bench", "processes", "--driver", "emu"]) == 2
     assert "DRVFUSE_EMU_MACHINE" in capsys.readouterr().err

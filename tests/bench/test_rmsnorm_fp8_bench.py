@@ -17,7 +17,7 @@ pytestmark = pytest.mark.emulated
 ELEMENT = {"row": 3, "row, residual": 7, "group": 3 + 4 / 128, "MXFP8": 3 + 1 / 32, "NVFP4": 2.5 + 1 / 16}
 
 
-def test_a_shape_gives_all_figures_and_floors_are_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_gives_every_figure_and_floors_are_bytes_at_copy_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(rmsnorm_fp8, "_ROTATED_BYTES", 4)
     monkeypatch.setattr(rmsnorm_fp8, "FORMS", {name: rmsnorm_fp8.FORMS[name] for name in ("row", "NVFP4")})
@@ -41,7 +41,7 @@ def test_groups_that_do_not_divide_the_columns_are_left_out(monkeypatch: pytest.
     assert "row" in result and "group" not in result and len(rmsnorm_fp8.lines(result)) == 1
 
 
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+def test_a_plot_is_written_as_a_picture(tmp_path: Path) -> None:
     figures = {name: {"us": 3.0, "spread": 0.1, "floor_us": 2.0, "compiled_us": 4.0} for name in rmsnorm_fp8.FORMS}
     rmsnorm_fp8.plot([{"rows": 4, "columns": 32, **figures}], tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

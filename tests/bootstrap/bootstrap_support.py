@@ -11,7 +11,8 @@ from drvfuse.bootstrap.board import Board
 
 
 def each(boards: Sequence[Board], call: Callable[[Board], Any]) -> list[Any]:
-    """`call(board)` on a thread for each board. Returns its results in order, an error in place of one that raised."""
+    """Run `call(board)` on a thread for each board. Return the results in order; a call that raised has its
+    exception."""
 
     def caught(board: Board) -> Any:
         try:

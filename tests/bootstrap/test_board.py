@@ -39,7 +39,7 @@ def test_gather_gives_every_rank_the_values_of_all_in_rank_order(boards, rng):
         assert each(boards, lambda board: board.gather("sizes", values[board.rank])) == [values] * 4
 
 
-def test_a_board_of_one_rank_needs_nobody():
+def test_a_board_of_one_rank_completes_its_steps_alone():
     with LocalBoards(1) as (board,):
         assert board.gather("alone", b"x") == [b"x"]
         board.vote("alone", None)
@@ -57,7 +57,7 @@ def test_a_vote_raises_the_failure_of_the_lowest_rank_everywhere(boards):
         assert error.rank == 2  # a failure without words is one too
 
 
-def test_ranks_in_different_steps_are_all_told_and_go_on_together(boards):
+def test_ranks_in_different_steps_all_raise_and_the_next_step_succeeds(boards):
     steps = ["export", "export", "reset", "export"]
     for error in each(boards, lambda board: board.gather(steps[board.rank], b"")):
         assert type(error) is GroupMismatch
@@ -66,7 +66,7 @@ def test_ranks_in_different_steps_are_all_told_and_go_on_together(boards):
     assert each(boards, lambda board: board.gather("reset", b"r")) == [[b"r"] * 4] * 4
 
 
-def test_a_missing_rank_is_named_with_what_every_rank_waits_for(boards):
+def test_a_time_out_names_the_missing_rank_and_what_each_rank_waits_for(boards):
     each(boards, lambda board: board.gather("join", b""))
     start = time.monotonic()
     errors = each([boards[0], boards[3]], lambda board: board.gather("export the workspace", b"", timeout=0.2))
@@ -81,19 +81,19 @@ def test_a_missing_rank_is_named_with_what_every_rank_waits_for(boards):
         )
 
 
-def test_after_a_time_out_on_some_ranks_all_meet_in_the_next_step(boards):
+def test_after_a_time_out_on_some_ranks_the_next_step_succeeds_on_all(boards):
     errors = each([boards[0], boards[3]], lambda board: board.gather("export", b"", timeout=0.05))
     assert [type(error) for error in errors] == [GroupTimeout] * 2
     assert each(boards, lambda board: board.gather("reset", bytes([board.rank]))) == [[b"\0", b"\1", b"\2", b"\3"]] * 4
 
 
-def test_the_first_deadline_ends_the_step_of_all_that_wait(boards):
+def test_the_first_deadline_ends_the_step_for_all_waiting_ranks(boards):
     errors = each([boards[0], boards[1]], lambda board: board.gather("x", b"", timeout=0.1 if board.rank else 20))
     assert [(type(error), error.seconds, error.missing) for error in errors] == [(GroupTimeout, 0.1, (2, 3))] * 2
 
 
 @pytest.mark.parametrize("ended", [0, 2])
-def test_a_rank_that_ends_ends_every_step_at_once(boards, ended):
+def test_the_exit_of_a_rank_ends_every_step_at_once(boards, ended):
     others = [board for board in boards if board.rank != ended]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(each, others, lambda board: board.gather("export", b""))
@@ -107,7 +107,7 @@ def test_a_rank_that_ends_ends_every_step_at_once(boards, ended):
         assert board.ended == {ended: "its process has ended"}
 
 
-def test_a_rank_that_closes_is_seen_by_the_others_without_a_step(boards):
+def test_other_ranks_notice_a_closed_board_without_a_step(boards):
     assert [board.ended for board in boards] == [{}] * 4
     boards[1].close()
     boards[1].close()
@@ -121,7 +121,7 @@ def test_a_rank_that_closes_is_seen_by_the_others_without_a_step(boards):
     assert "closed" in repr(boards[1])
 
 
-def test_split_makes_boards_by_colour_key_and_rank(boards):
+def test_split_groups_ranks_by_colour_and_orders_them_by_key(boards):
     parts = each(boards, lambda board: board.split(board.rank % 2, -board.rank))
     assert [(part.rank, part.size, part.members) for part in parts] == [
         (1, 2, (2, 0)),
@@ -139,7 +139,7 @@ def test_a_rank_without_a_colour_gets_no_board(boards):
     assert parts[1] is None and [part.members for part in parts if part] == [(0, 2, 3)] * 3
 
 
-def test_parts_of_parts_work_and_outlive_the_board_they_came_from(boards):
+def test_nested_splits_work_and_outlive_their_parent_board(boards):
     halves = each(boards, lambda board: board.split(board.rank // 2))
     singles = each(halves, lambda half: half.split(half.rank))
     assert [single.members for single in singles] == [(0,), (1,), (2,), (3,)]
@@ -152,7 +152,7 @@ def test_parts_of_parts_work_and_outlive_the_board_they_came_from(boards):
     assert not any(half.ended for half in halves)
 
 
-def test_a_rank_that_waits_on_another_board_is_said_to_do_so(boards):
+def test_a_time_out_says_which_ranks_wait_on_another_board(boards):
     halves = each(boards, lambda board: board.split(board.rank // 2))
     with ThreadPoolExecutor(1) as pool:
         inside = pool.submit(each, [halves[3]], lambda half: half.gather("inner", b"", timeout=2))
@@ -163,7 +163,7 @@ def test_a_rank_that_waits_on_another_board_is_said_to_do_so(boards):
         assert error.missing == (0,) and error.waiting[1] == "inner"
 
 
-def test_death_is_seen_on_parts_with_their_own_ranks(boards):
+def test_the_exit_of_a_process_is_reported_on_splits_by_their_own_ranks(boards):
     halves = each(boards, lambda board: board.split(board.rank // 2))
     boards.end(3)
     with pytest.raises(RankEnded) as caught:
@@ -173,7 +173,7 @@ def test_death_is_seen_on_parts_with_their_own_ranks(boards):
     assert not halves[0].ended and 3 in boards[0].ended
 
 
-def test_an_interrupted_step_is_taken_back(boards, monkeypatch):
+def test_an_interrupted_step_is_withdrawn(boards, monkeypatch):
     connection = boards[0]._connection
     wait = connection._news.wait
 
@@ -188,7 +188,7 @@ def test_an_interrupted_step_is_taken_back(boards, monkeypatch):
     assert each(boards, lambda board: board.gather("second", b"new")) == [[b"new"] * 4] * 4
 
 
-def test_threads_that_share_a_board_take_turns(boards):
+def test_steps_of_threads_that_share_a_board_run_one_after_another(boards):
     def both(board: Board) -> list[list[bytes]]:
         with ThreadPoolExecutor(2) as pool:
             steps = [pool.submit(board.gather, "same", b"v") for _ in range(2)]
@@ -197,7 +197,7 @@ def test_threads_that_share_a_board_take_turns(boards):
     assert each(boards, both) == [[[b"v"] * 4] * 2] * 4
 
 
-def test_bad_arguments_are_named_and_nothing_is_sent(boards, refused):
+def test_bad_arguments_are_refused_before_anything_is_sent(boards, refused):
     refused(lambda: boards[0].gather("x", "text"), "value", "a str")
     refused(lambda: boards[0].gather("x", bytes((1 << 20) + 1)), "value", "1048577 bytes")
     refused(lambda: boards[0].gather(3, b""), "what", "an int")
@@ -209,7 +209,7 @@ def test_bad_arguments_are_named_and_nothing_is_sent(boards, refused):
     assert each(boards, lambda board: board.gather("x", b"")) == [[b""] * 4] * 4
 
 
-def test_closing_all_boards_ends_every_thread():
+def test_closing_all_boards_ends_their_threads():
     before = set(threading.enumerate())
     with LocalBoards(3) as boards:
         each(boards, lambda board: board.split(0))
@@ -217,7 +217,7 @@ def test_closing_all_boards_ends_every_thread():
 
 
 @pytest.mark.parametrize("outcome", ["values", "mismatch", "timeout", "ended", "board"])
-def test_rank_0_is_answered_last(outcome):
+def test_rank_0_gets_its_answer_after_all_other_ranks(outcome):
     answered: list[tuple[int, str]] = []
 
     def send(rank: int, message: dict, data: bytes) -> None:
@@ -237,7 +237,7 @@ def test_rank_0_is_answered_last(outcome):
     assert len(answered) >= 3
 
 
-def test_a_forked_child_closes_a_board_whatever_other_threads_held(boards):
+def test_a_forked_child_closes_its_board_even_if_another_thread_held_a_lock(boards):
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -47,7 +47,7 @@ def opened() -> set[str]:
 
 
 def contents(received: dict[int, list[int]]) -> dict[int, list[str]]:
-    """What the received descriptors refer to; closes them."""
+    """The texts in the memory of the received descriptors, which are then closed."""
     texts = {rank: [os.pread(one, 100, 0).decode() for one in its] for rank, its in received.items()}
     for its in received.values():
         for descriptor in its:
@@ -56,7 +56,7 @@ def contents(received: dict[int, list[int]]) -> dict[int, list[str]]:
     return texts
 
 
-def test_every_rank_gets_what_all_others_give_in_order(boards, files):
+def test_every_rank_gets_the_descriptors_of_all_others_in_rank_order(boards, files):
     received = each(boards, lambda board: share(board, files[board.rank]))
     assert [contents(its) for its in received] == [
         {other: [f"{other}/{number}" for number in range(4)] for other in range(3) if other != rank}
@@ -64,7 +64,7 @@ def test_every_rank_gets_what_all_others_give_in_order(boards, files):
     ]
 
 
-def test_each_rank_may_be_given_something_else(boards, files):
+def test_each_rank_may_be_sent_different_descriptors(boards, files):
     given = [{1: files[0][:1], 2: files[0][1:]}, {0: files[1]}, {}]
     received = each(boards, lambda board: share(board, given[board.rank]))
     assert [contents(its) for its in received] == [
@@ -74,13 +74,13 @@ def test_each_rank_may_be_given_something_else(boards, files):
     ]
 
 
-def test_one_descriptor_many_times_and_as_many_as_there_may_be(boards, files):
+def test_one_descriptor_may_be_sent_repeatedly_up_to_the_limit(boards, files):
     received = each(boards, lambda board: share(board, files[board.rank][:1] * 253))
     for rank, its in enumerate(received):
         assert contents(its) == {other: [f"{other}/0"] * 253 for other in range(3) if other != rank}
 
 
-def test_a_rank_alone_gets_nothing():
+def test_a_single_rank_exchanges_nothing():
     with LocalBoards(1) as (board,):
         assert share(board, [0]) == {}
 
@@ -100,7 +100,7 @@ def test_a_wrong_argument_of_one_rank_raises_on_all_before_anything_is_sent(boar
     assert [type(error) for error in errors] == [ArgumentError] * 3 and "at most 253" in str(errors[0])
 
 
-def test_ranks_of_different_hosts_are_told_before_anything_is_sent(boards, files, monkeypatch):
+def test_ranks_on_different_hosts_are_refused_before_anything_is_sent(boards, files, monkeypatch):
     hosts = iter(["a boot, net:[1]", "a boot, net:[1]", "another boot, net:[1]"])
     lock = threading.Lock()
 
@@ -118,7 +118,7 @@ def test_ranks_of_different_hosts_are_told_before_anything_is_sent(boards, files
 
 
 @pytest.mark.parametrize("step", ["_send", "_receive"])
-def test_a_failure_of_one_rank_closes_what_the_others_have(boards, files, monkeypatch, step):
+def test_a_failure_of_one_rank_closes_the_descriptors_of_the_others(boards, files, monkeypatch, step):
     real = getattr(descriptors, step)
 
     def failing(*arguments):
@@ -134,7 +134,7 @@ def test_a_failure_of_one_rank_closes_what_the_others_have(boards, files, monkey
     assert len(each(boards, lambda board: contents(share(board, files[board.rank])))) == 3
 
 
-def test_a_rank_that_has_no_socket_left_is_named_on_all_ranks(boards, files, monkeypatch):
+def test_all_ranks_name_the_rank_that_can_open_no_socket(boards, files, monkeypatch):
     def failing():
         if threading.current_thread() is failed:
             raise OSError(24, "Too many open files")
@@ -152,7 +152,7 @@ def test_a_rank_that_has_no_socket_left_is_named_on_all_ranks(boards, files, mon
         assert type(error) is GroupError and error.rank == 1 and "Too many open files" in error.failure
 
 
-def test_a_missing_or_ended_rank_leaves_nothing_open(boards, files):
+def test_a_missing_or_ended_rank_leaves_no_descriptor_open(boards, files):
     errors = each([boards[0], boards[2]], lambda board: share(board, files[board.rank], timeout=0.1))
     assert [(type(error), error.missing) for error in errors] == [(GroupTimeout, (1,))] * 2
     boards[1].close()
@@ -160,8 +160,8 @@ def test_a_missing_or_ended_rank_leaves_nothing_open(boards, files):
     assert [(type(error), error.rank) for error in errors] == [(RankEnded, 1)] * 2
 
 
-def test_strangers_are_ignored(boards, files, monkeypatch):
-    """Whoever finds the name, but not the token, may connect; its descriptors are closed."""
+def test_connections_of_other_programs_are_ignored(boards, files, monkeypatch):
+    """A process that knows the socket's name but not the token can connect, and its descriptors are closed."""
     send = descriptors._send
 
     def with_a_stranger(address, token, rank, given):
@@ -176,7 +176,7 @@ def test_strangers_are_ignored(boards, files, monkeypatch):
     assert received[0] == {rank: [f"{rank}/{number}" for number in range(4)] for rank in (1, 2)}
 
 
-def test_another_users_socket_is_refused(boards, files, monkeypatch):
+def test_a_socket_of_another_user_is_refused(boards, files, monkeypatch):
     monkeypatch.setattr(handshake, "same_user", lambda connected: False)
     for error in each(boards, lambda board: share(board, files[board.rank])):
         assert type(error) is GroupError and error.rank == 0 and "another user" in error.failure
@@ -196,7 +196,7 @@ RANK = textwrap.dedent("""
 """)
 
 
-def test_between_processes_memory_outlives_its_owners_descriptor():
+def test_memory_received_by_a_process_outlives_the_descriptor_of_its_owner():
     root = Path(__file__).resolve().parent.parent.parent
     common = {**os.environ, "PYTHONPATH": str(root), "WORLD_SIZE": "3", "MASTER_PORT": f"{os.getpid()}/descriptors"}
     ranks = [

@@ -43,35 +43,35 @@ ALL = {"torchrun": TORCHRUN, "Open MPI": OPEN_MPI, "PMI": MPICH, "Slurm": SLURM}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_launchers_variables_are_read(name):
+def test_rank_and_size_are_read_from_the_variables_of_each_launcher(name):
     place = find_place(environment=ALL[name])
     assert (place.rank, place.size, place.local_rank, place.local_size, place.launcher) == (3, 8, 1, 2, name)
     assert place.one_host is False and place.job
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_jobs_and_restarts_differ(name):
+def test_jobs_and_restarts_have_different_names(name):
     job = find_place(environment=ALL[name]).job
     for variable, value in job:
         assert find_place(environment={**ALL[name], variable: value + "1"}).job != job
     assert find_place(environment={**ALL[name], "HOME": "/elsewhere"}).job == job
 
 
-def test_a_restart_of_torchrun_is_another_job_though_its_run_id_is_none():
+def test_a_restart_of_torchrun_without_a_run_id_is_another_job():
     again = find_place(environment={**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.job != find_place(environment=TORCHRUN).job
 
 
-def test_the_launcher_next_to_the_process_counts():
+def test_the_innermost_launcher_decides():
     assert find_place(environment={**SLURM, **OPEN_MPI, "SLURM_PROCID": "0"}).launcher == "Open MPI"
     assert find_place(environment={**SLURM, **OPEN_MPI, **TORCHRUN}).launcher == "torchrun"
 
 
-def test_slurms_allocation_without_a_step_is_no_launcher(refused):
+def test_a_slurm_allocation_without_a_step_is_not_a_launcher(refused):
     refused(lambda: find_place(environment={"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}), "rank", "not given")
 
 
-def test_arguments_need_no_launcher_and_count_more():
+def test_arguments_override_the_variables_of_a_launcher():
     place = find_place(1, 2, environment={"MASTER_PORT": "5"})
     assert (place.rank, place.size, place.local_rank, place.one_host) == (1, 2, None, None)
     assert place.job == (("MASTER_PORT", "5"),) and place.launcher == ""
@@ -82,19 +82,19 @@ def test_arguments_need_no_launcher_and_count_more():
     assert find_place(size=4, environment=TORCHRUN).size == 4
 
 
-def test_all_ranks_on_one_host():
+def test_ranks_on_one_host_are_known_from_the_local_world_size():
     assert find_place(environment={**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}).one_host is True
     assert find_place(environment={key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE")}).one_host is None
 
 
-def test_a_job_that_nothing_names_has_no_name():
+def test_a_job_without_identifying_variables_has_no_name():
     assert find_place(environment={"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}).job == ()
     assert find_place(0, 2, environment={}).job == ()
     assert find_place(0, 2, environment={"MASTER_ADDR": "host"}).job == ()  # that of many jobs
     assert find_place(environment={"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "host"}).job == ()
 
 
-def test_mpichs_jobs_are_told_apart_by_who_made_their_sockets():
+def test_a_job_of_mpich_is_named_by_the_process_behind_its_socket():
     ours, theirs = socket.socketpair()
     variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(ours.fileno())}
     assert find_place(environment=variables).job == (("PMI_FD", f"process {os.getpid()}"),)
@@ -121,12 +121,12 @@ def test_mpichs_jobs_are_told_apart_by_who_made_their_sockets():
         ({"LOCAL_WORLD_SIZE": "few"}, "environment variable LOCAL_WORLD_SIZE", "'few'"),
     ],
 )
-def test_variables_that_are_missing_or_contradict_themselves_are_named(refused, change, argument, text):
+def test_missing_and_contradictory_variables_are_named_in_the_error(refused, change, argument, text):
     variables = {key: value for key, value in {**TORCHRUN, **change}.items() if value is not None}
     refused(lambda: find_place(environment=variables), argument, text)
 
 
-def test_bad_arguments_are_named(refused):
+def test_bad_arguments_are_argument_errors(refused):
     refused(lambda: find_place(environment={}), "rank", "OMPI_COMM_WORLD_RANK")
     refused(lambda: find_place(0, environment={}), "size", "not given")
     refused(lambda: find_place(2, 2, environment={}), "rank", "0 to 1")

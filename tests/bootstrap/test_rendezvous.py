@@ -30,14 +30,14 @@ ADVICE = "The ranks that are left can connect as a new group"
 
 @pytest.fixture
 def job(request, monkeypatch):
-    """`job(rank, size)`: the place of a rank of a job of this test's own."""
+    """`job(rank, size)`: the place of a rank in a job that belongs to this test."""
     monkeypatch.delenv("DRVFUSE_SECRET", raising=False)
     port = f"{os.getpid()}/{request.node.nodeid}"
     return lambda rank, size=3, **more: find_place(rank, size, environment={"MASTER_PORT": port, **more})
 
 
 def at_once(*calls):
-    """The results of the calls, each on a thread of its own; an error in place of one that raised."""
+    """Run each call on a thread of its own. Return the results; a call that raised has its exception."""
 
     def caught(call):
         try:
@@ -74,7 +74,7 @@ def test_ranks_of_a_job_find_each_other_in_any_order(job):
     close(boards)
 
 
-def test_groups_that_are_connected_one_after_another_do_not_mix(job):
+def test_groups_connected_one_after_another_stay_apart(job):
     first = at_once(*(lambda rank=rank: connect(job(rank), 10) for rank in range(3)))
     second = at_once(*(lambda rank=rank: connect(job(rank), 10) for rank in range(3)))
     for number, boards in enumerate((first, second)):
@@ -85,7 +85,7 @@ def test_groups_that_are_connected_one_after_another_do_not_mix(job):
     close(second)
 
 
-def test_jobs_at_once_do_not_mix(job):
+def test_simultaneous_jobs_stay_apart(job):
     places = [job(rank, RESTART="0") for rank in range(3)]
     others = [replace(place, job=(("MASTER_PORT", place.job[0][1] + "!"),)) for place in places]
     boards = at_once(*(lambda place=place: connect(place, 10) for place in places + others))
@@ -93,7 +93,7 @@ def test_jobs_at_once_do_not_mix(job):
     close(boards)
 
 
-def test_a_rank_that_never_comes_is_named_on_all_others(job):
+def test_all_other_ranks_name_a_rank_that_never_connects(job):
     start = time.monotonic()
     errors = at_once(*(lambda rank=rank: connect(job(rank), timeout=0.3) for rank in (0, 2)))
     assert time.monotonic() - start < 3
@@ -102,13 +102,13 @@ def test_a_rank_that_never_comes_is_named_on_all_others(job):
         assert error.waiting == {0: "join the group", 1: "it has not connected", 2: "join the group"}
 
 
-def test_a_missing_rank_0_is_named_by_each_rank(job):
+def test_each_rank_names_a_missing_rank_0(job):
     for error in at_once(*(lambda rank=rank: connect(job(rank), timeout=0.2) for rank in (1, 2))):
         assert type(error) is GroupTimeout and error.missing == (0,)
         assert "nobody listens on this host" in str(error) and "DRVFUSE_SECRET" in str(error)
 
 
-def test_ranks_may_try_again_after_one_was_late(job):
+def test_ranks_may_connect_again_after_a_time_out(job):
     errors = at_once(*(lambda rank=rank: connect(job(rank), timeout=0.2) for rank in (0, 2)))
     assert [type(error) for error in errors] == [GroupTimeout] * 2
     boards = at_once(*(lambda rank=rank: connect(job(rank), timeout=10) for rank in range(3)))
@@ -117,7 +117,7 @@ def test_ranks_may_try_again_after_one_was_late(job):
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_two_processes_of_one_rank_are_told(job, complete):
+def test_two_processes_with_the_same_rank_are_refused(job, complete):
     ranks = (0, 1, 2) if complete else (0, 1)
     with ThreadPoolExecutor(3) as pool:
         first = [pool.submit(connect, job(rank), 3) for rank in ranks]
@@ -136,7 +136,7 @@ def test_two_processes_of_one_rank_are_told(job, complete):
             assert [type(future.exception(5)) for future in first] == [GroupMismatch] * 2
 
 
-def test_two_processes_of_rank_0_are_told(job):
+def test_two_processes_with_rank_0_are_refused(job):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connect, job(0), 1)
         time.sleep(0.1)
@@ -145,7 +145,7 @@ def test_two_processes_of_rank_0_are_told(job):
         assert type(first.exception(5)) is GroupTimeout
 
 
-def test_sizes_that_differ_are_told_on_all_ranks(job):
+def test_different_world_sizes_are_refused_on_all_ranks(job):
     secret = Address("size-test", b"", f"drvfuse-test-{os.getpid()}")
     places = [job(0), job(1), job(2, 4)]
     errors = at_once(*(lambda p=p: join(p, secret, time.monotonic() + 5, 5) for p in places))
@@ -154,7 +154,7 @@ def test_sizes_that_differ_are_told_on_all_ranks(job):
     assert isinstance(errors[1], GroupError)  # the difference, or that rank 0 has gone with it
 
 
-def test_tcp_takes_those_who_know_the_secret(job):
+def test_ranks_with_the_secret_connect_by_tcp(job):
     port = free_port()
     addresses = [
         Address("tcp", b"0123456789abcdef", f"drvfuse-{os.getpid()}-{r}", (("127.0.0.1", port),)) for r in range(3)
@@ -174,7 +174,7 @@ def test_tcp_takes_those_who_know_the_secret(job):
     close(boards)
 
 
-def test_a_wrong_secret_is_told_on_both_sides(job):
+def test_a_wrong_secret_is_an_error_on_both_sides(job):
     address = Address("secret", b"0123456789abcdef", f"drvfuse-{os.getpid()}-s", (("127.0.0.1", free_port()),))
     wrong = replace(address, secret=b"fedcba9876543210", unix="elsewhere")
     first, second = at_once(
@@ -189,7 +189,7 @@ def test_a_wrong_secret_is_told_on_both_sides(job):
 
 
 def test_a_server_that_does_not_know_the_secret_is_refused(job):
-    """An impostor at the port of rank 0 answers any rank that it is welcome."""
+    """A program without the secret listens at the port of rank 0 and accepts every rank."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         address = Address("g", b"0123456789abcdef", "nowhere", (("127.0.0.1", listener.getsockname()[1]),))
         future = pool.submit(join, job(1, 2), address, time.monotonic() + 5, 5)
@@ -203,7 +203,7 @@ def test_a_server_that_does_not_know_the_secret_is_refused(job):
     assert type(error) is GroupMismatch and error.what == "DRVFUSE_SECRET"
 
 
-def test_strangers_and_garbage_do_not_disturb(job):
+def test_unknown_connections_and_garbage_do_not_disturb_a_rendezvous(job):
     address = Address("garbage", b"", f"drvfuse-garbage-{os.getpid()}", (("127.0.0.1", free_port()),))
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(join, job(0, 2), address, time.monotonic() + 10, 10)
@@ -234,14 +234,14 @@ def test_strangers_and_garbage_do_not_disturb(job):
     close(boards)
 
 
-def test_another_users_process_is_refused_by_both_ends(job, monkeypatch):
+def test_a_process_of_another_user_is_refused_by_both_ends(job, monkeypatch):
     monkeypatch.setattr(handshake, "same_user", lambda connected: False)
     errors = at_once(lambda: connect(job(0, 2), timeout=0.6), lambda: connect(job(1, 2), timeout=0.3))
     assert errors[0].waiting[1] == "it has not connected"
     assert "a process of another user listens on this host" in str(errors[1])
 
 
-def test_what_a_job_lacks_is_named_before_anything_is_opened(job, refused, monkeypatch):
+def test_missing_information_about_a_job_is_an_error_before_anything_is_opened(job, refused, monkeypatch):
     nameless = find_place(0, 2, environment={})
     refused(lambda: connect(nameless, 1), "environment variable MASTER_PORT", "store")
     several = replace(job(0, 4), local_size=2)
@@ -253,7 +253,7 @@ def test_what_a_job_lacks_is_named_before_anything_is_opened(job, refused, monke
     refused(lambda: meet(0, 3, timeout=-1), "timeout", "-1")
 
 
-def test_a_port_that_is_taken_is_named(job):
+def test_an_occupied_port_is_named_in_the_error(job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address("g", b"", f"drvfuse-port-{os.getpid()}", (("127.0.0.1", taken.getsockname()[1]),))
         with pytest.raises(ArgumentError, match="DRVFUSE_STORE_PORT"):
@@ -279,7 +279,7 @@ def in_use():
     return found
 
 
-def test_nothing_is_left_when_all_have_closed(job):
+def test_nothing_stays_open_after_all_ranks_have_closed(job):
     before = in_use()
     close(at_once(*(lambda rank=rank: connect(job(rank), 10) for rank in range(3))))
     deadline = time.monotonic() + 5
@@ -330,7 +330,7 @@ def start(ranks, size, port, *arguments):
     ],
     ids=["killed", "exits", "raises", "killed with a child that lives on"],
 )
-def test_a_process_that_ends_is_named_at_once_by_the_others(act, how):
+def test_the_others_name_a_process_that_ends_at_once(act, how):
     processes = start(range(3), 3, f"{os.getpid()}-{abs(hash(act))}", 1, act)
     begin = time.monotonic()
     outputs = [process.communicate(timeout=30)[0].splitlines() for process in processes if process is not processes[1]]
@@ -341,8 +341,8 @@ def test_a_process_that_ends_is_named_at_once_by_the_others(act, how):
 
 
 @pytest.mark.parametrize("child", [False, True])
-def test_rank_0_that_is_killed_is_named_too(child):
-    """Though it served the board, and though a child of it may live on with copies of its sockets."""
+def test_the_others_name_a_killed_rank_0_at_once(child):
+    """Rank 0 served the board, and a child process may still hold copies of its sockets."""
     act = "if not os.fork(): time.sleep(2); os._exit(0)\n" if child else ""
     processes = start(range(2), 2, f"{os.getpid()}-zero-{child}", 0, act + "os.kill(os.getpid(), 9)")
     output, begin = processes[1].stdout.readline(), time.monotonic()

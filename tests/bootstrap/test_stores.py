@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class OurStore:
-    """The documented Protocol, for threads."""
+    """A store that implements the documented Protocol for threads."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -43,7 +43,8 @@ class OurStore:
 
 
 class TorchStore:
-    """What torch documents: `wait` raises when keys do not come in time, `get` waits as long as `timeout`."""
+    """A store as torch documents it: `wait` raises if keys are missing after its time-out, `get` waits up to
+    `timeout`."""
 
     def __init__(self) -> None:
         self.inner, self.timeout = OurStore(), timedelta(seconds=300)
@@ -75,7 +76,7 @@ class TorchGroup:
 
 
 def meet_all(size: int, stores, timeout: float = 10, ranks=None, known: bool = True):
-    """Every rank's board, or the error that it got."""
+    """The board of every rank, or the exception that it raised."""
 
     def one(rank: int):
         try:
@@ -88,7 +89,7 @@ def meet_all(size: int, stores, timeout: float = 10, ranks=None, known: bool = T
 
 
 def speak(boards) -> None:
-    """Every rank hears every other one; then all close."""
+    """Every rank gathers the values of all ranks; then all boards are closed."""
     with ThreadPoolExecutor(len(boards)) as pool:
         values = list(pool.map(lambda board: board.gather("speak", bytes([board.rank])), boards))
     assert values == [[bytes([rank]) for rank in range(len(boards))]] * len(boards)
@@ -97,7 +98,7 @@ def speak(boards) -> None:
 
 
 @pytest.mark.parametrize("kind", [OurStore, TorchStore])
-def test_groups_one_after_another_by_one_store(kind):
+def test_several_groups_can_connect_by_one_store_in_turn(kind):
     store = kind()
     for _ in range(3):
         speak(meet_all(3, [store] * 3))
@@ -105,7 +106,7 @@ def test_groups_one_after_another_by_one_store(kind):
     assert value == b""  # neither an address nor a secret is left
 
 
-def test_a_process_group_knows_rank_and_size(refused):
+def test_a_process_group_supplies_rank_and_size(refused):
     store = TorchStore()
     groups = [TorchGroup(store, rank, 2) for rank in range(2)]
     speak(meet_all(2, groups, known=False))
@@ -116,7 +117,7 @@ def test_a_process_group_knows_rank_and_size(refused):
         meet(store=groups[0])
 
 
-def test_ranks_on_other_hosts_come_by_tcp(monkeypatch):
+def test_ranks_on_other_hosts_connect_by_tcp(monkeypatch):
     """Ranks that cannot see rank 0's Unix socket reach it at an address of its host, and must know the secret too."""
     hosts = {"test-0": "a host", "test-1": "another host"}
     monkeypatch.setattr(rendezvous.address, "host_identity", lambda: hosts[threading.current_thread().name])
@@ -136,12 +137,12 @@ def test_ranks_on_other_hosts_come_by_tcp(monkeypatch):
     speak(boards)
 
 
-def test_this_hosts_addresses_are_local():
+def test_addresses_of_this_host_are_recognised_as_local():
     assert all(is_local(one) for one in [*own_addresses(), "127.0.0.1", "localhost"]) and not is_local("192.0.2.1")
 
 
 @pytest.mark.parametrize("kind", [OurStore, TorchStore])
-def test_a_rank_that_does_not_come_is_named(kind):
+def test_a_missing_rank_is_named_in_the_error(kind):
     store = kind()
     for error in meet_all(3, [store] * 3, timeout=0.3, ranks=(0, 2)):
         assert type(error) is GroupTimeout and error.missing == (1,)
@@ -168,7 +169,7 @@ def test_a_store_that_loses_the_key_ends_in_a_time_out_that_says_so(kind):
         (b'{"group": 1}', "no notice of drvfuse"),
     ],
 )
-def test_a_store_that_holds_something_else_ends_in_a_time_out_that_says_so(value, text):
+def test_a_store_with_a_foreign_value_ends_in_a_time_out_that_says_so(value, text):
     class Wrong(OurStore):
         def get(self, key: str, timeout: float) -> bytes:
             return value
@@ -177,7 +178,7 @@ def test_a_store_that_holds_something_else_ends_in_a_time_out_that_says_so(value
         meet(1, 2, Wrong(), timeout=0.1)
 
 
-def test_a_store_that_raises_is_named_on_rank_0():
+def test_an_exception_of_a_store_is_raised_on_rank_0_with_its_name():
     class Broken(OurStore):
         def set(self, key: str, value: bytes) -> None:
             raise OSError("the disk is full")
@@ -186,9 +187,9 @@ def test_a_store_that_raises_is_named_on_rank_0():
         meet(0, 2, Broken(), timeout=5)
 
 
-def test_another_group_at_the_same_store_at_once_is_noticed():
+def test_two_groups_connecting_by_one_store_at_once_is_an_error():
     class Crossed(OurStore):
-        """Another rank 0 puts up its notice when this group's has been read."""
+        """Another rank 0 writes its notice to the store after the notice of this group has been read."""
 
         def get(self, key: str, timeout: float) -> bytes:
             value = super().get(key, timeout)
@@ -199,7 +200,7 @@ def test_another_group_at_the_same_store_at_once_is_noticed():
         assert type(error) is GroupError and "another group has been connected by the same store" in str(error)
 
 
-def test_what_is_no_store_is_refused(refused):
+def test_an_object_that_is_not_a_store_is_refused(refused):
     for wrong in (5, "redis://", {}, OurStore, object()):
         refused(lambda wrong=wrong: meet(0, 2, wrong), "store", "mpi4py communicator")
 
@@ -237,7 +238,7 @@ MPI_RANK = textwrap.dedent("""
     importlib.util.find_spec("mpi4py") is None or not (Path(sys.executable).parent / "mpiexec").exists(),
     reason="needs mpi4py and an mpiexec beside it (pip install mpi4py mpich)",
 )
-def test_mpi_communicators():
+def test_ranks_connect_by_an_mpi_communicator():
     mpiexec = Path(sys.executable).parent / "mpiexec"
     result = subprocess.run(
         [mpiexec, "-n", "3", sys.executable, "-c", MPI_RANK],
@@ -268,7 +269,7 @@ TORCH_RANK = textwrap.dedent("""
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_stores_and_groups_of_torch_under_torchrun(tmp_path):
+def test_ranks_of_torchrun_connect_by_stores_and_process_groups_of_torch(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(TORCH_RANK)
     result = subprocess.run(

@@ -7,8 +7,10 @@ import ast
 import inspect
 
 import drvfuse as df
-from drvfuse.check import collectives
+from drvfuse import dtypes
+from drvfuse.check import collectives, problems
 from drvfuse.check.cases import CASES
+from drvfuse.plans import quantisation
 
 MODULES = {inspect.getmodule(getattr(case, "func", case)) for case in CASES.values()}  # some are partial
 
@@ -32,3 +34,15 @@ def test_every_function_of_one_device_that_takes_a_run_is_a_case():
         if function.__module__ == module.__name__ and not name.startswith("_")
     }
     assert functions and functions <= set(CASES.values())
+
+
+def test_the_forms_of_norms_have_every_quantisation_every_layout_and_every_dtype_of_codes():
+    made = [*problems.QUANTISATIONS.values(), problems.Problem("", 1).quantisation]
+    every = {form[:3] for form in quantisation._FORMS if form[0] != "none"}
+    kinds = {(kind, group) for kind, _, group in every}
+    assert {(q.kind, q.group) for q in made} == kinds
+    assert {q.layout for q in made} == set(quantisation.LAYOUTS)
+    assert {str(q.dtype) for q in made} == {codes for _, codes, _ in every}
+    assert {q.scales for q in made} == {
+        None if scales is None else dtypes.get(scales) for *_, scales in quantisation._FORMS
+    }

@@ -44,7 +44,7 @@ def test_planted_fault_is_found_and_its_case_is_clean_without_it(name):
     assert verdict.unexpected == ()
 
 
-def test_what_is_overwritten_too_early_is_a_race_or_by_a_later_flag_an_ordered_read_of_wrong_data():
+def test_data_overwritten_too_early_is_a_race_or_an_ordered_read_of_wrong_data():
     mutant = MUTANTS["payload-not-doubled"]
     with mutant.planted():
         found = [{finding.kind for finding in explore("payload-not-doubled", mutant.case, seed)} for seed in (0, 1)]
@@ -58,13 +58,13 @@ def test_kernels_are_clean_by_the_model_of_ptx(name, seed):
 
 
 @pytest.mark.parametrize("fault", ["volatile-flag-load", "fence-before-relaxed-flag"])
-def test_what_hardware_orders_beyond_the_model_is_found_in_cases_only(fault):
+def test_orders_of_hardware_beyond_the_ptx_model_are_reported_by_the_strict_profile_only(fault):
     with faults.in_kernels(fault):
         assert explore("", direct_two_stage, 0) == []
         assert {finding.kind for finding in explore("", direct_two_stage, 0, "strict")} == {"race"}
 
 
-def test_json(capsys):
+def test_the_json_report_has_runs_failures_and_planted_faults(capsys):
     status, report = check(capsys, "--seeds", "2", "--only", "allreduce-t*", "--only", "rank-not-launched")
     assert status == 0
     assert report.pop("seconds") > 0
@@ -74,7 +74,7 @@ def test_json(capsys):
     assert report == expected
 
 
-def test_all_processes_together_find_what_one_finds():
+def test_several_jobs_find_what_one_job_finds():
     command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2", "--only", "*-two-streams", "--only", "two-*"]
     reports = []
     for jobs in ("1", "2"):
@@ -103,7 +103,7 @@ def test_a_failure_comes_with_the_command_that_repeats_it(capsys, monkeypatch):
     assert again["failures"] == [failure for failure in report["failures"] if failure["seed"] == last["seed"]]
 
 
-def test_the_terminal_names_what_failed(capsys, monkeypatch):
+def test_the_terminal_names_failed_cases_and_undetected_faults(capsys, monkeypatch):
     monkeypatch.setitem(cases.CASES, "broken", broken)
     monkeypatch.setitem(MUTANTS, "harmless", Mutant("harmless", "nothing", "nowhere", lambda run: None))
     status = main(["check", "--jobs", "1", "--seed", "1", "--only", "broken", "--only", "harmless"])
@@ -151,12 +151,12 @@ def test_bad_options_end_with_a_message_and_status_2(options):
     assert options[0] in last and options[1] in last
 
 
-def test_what_is_no_number_is_called_so():
+def test_an_option_that_is_not_an_integer_is_refused():
     result = subprocess.run([sys.executable, "-m", "drvfuse", "check", "--seeds", "x"], capture_output=True, text=True)
     assert result.stderr.splitlines()[-1] == "drvfuse check: error: argument --seeds: 'x' is not an integer"
 
 
-def test_a_fault_that_the_first_seed_does_not_show_is_hunted_further(capsys):
+def test_a_fault_that_the_first_seed_misses_is_tried_under_further_seeds(capsys):
     late = next(name for name in MUTANTS if hunt(MUTANTS[name], [0]).seed is None)
     status, report = check(capsys, "--seed", "0", "--only", late)
     assert status == 0 and report["mutants"][0]["caught"] and report["mutants"][0]["seed"] > 0
@@ -170,8 +170,8 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it(interruptible):
-    """Inside the block it could leave a lock of the pool taken, and the process would never exit."""
+def test_a_held_interrupt_takes_effect_at_the_end_of_its_block(interruptible):
+    """An interrupt inside the block could leave a lock of the pool taken, and the process would never exit."""
     steps = []
     with pytest.raises(KeyboardInterrupt):
         with _interrupts_held():
@@ -183,7 +183,7 @@ def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it(interrupt
         signal.raise_signal(signal.SIGINT)
 
 
-def test_interrupt_ends_it_at_once(interruptible):
+def test_an_interrupt_ends_the_check_at_once(interruptible):
     options = ["--only", "fused-*", "--jobs", "2"]
     # This compiles what the workers need, since nothing interrupts a compiler.
     assert main(["check", "--seeds", "1", *options]) == 0
@@ -203,7 +203,7 @@ def test_interrupt_ends_it_at_once(interruptible):
     assert output == "" and errors == "drvfuse check: interrupted\n"
 
 
-def test_a_killed_process_ends_it_with_a_message_and_status_2():
+def test_a_killed_worker_ends_the_check_with_a_message_and_status_2():
     command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", "--only", "fused-*", "--jobs", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -216,7 +216,7 @@ def test_a_killed_process_ends_it_with_a_message_and_status_2():
 
 
 def _wait_for_workers(pid: int) -> list[str]:
-    """The processes that a check with several jobs has started, as soon as there is one."""
+    """Wait until a check with several jobs has started a worker. Return the ids of its workers."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     while not (workers := [child for child in children.read_text().split() if _works(child)]):
         time.sleep(0.05)
@@ -224,7 +224,7 @@ def _wait_for_workers(pid: int) -> list[str]:
 
 
 def _works(pid: str) -> bool:
-    """Not so multiprocessing's tracker of resources, which is a child too."""
+    """True for a worker. The resource tracker of multiprocessing is a child process too."""
     try:
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
@@ -267,6 +267,6 @@ def test_the_page_names_every_case_and_the_number_of_faults():
     assert f"plants {len(MUTANTS)} known faults" in page
 
 
-def test_a_part_of_a_name_is_answered_with_the_pattern_for_it(capsys):
+def test_an_incomplete_name_is_refused_with_the_pattern_that_matches(capsys):
     assert main(["check", "--only", "layernorm"]) == 2
     assert "'*layernorm*', if you mean part of a name" in capsys.readouterr().err

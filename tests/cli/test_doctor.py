@@ -9,7 +9,7 @@ import drvfuse as df
 from drvfuse.cli import doctor
 
 
-def test_files_that_vanish_while_the_cache_is_counted_are_left_out(tmp_path, monkeypatch):
+def test_files_deleted_while_the_cache_is_counted_are_ignored(tmp_path, monkeypatch):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "one").write_bytes(b"12345")
     walk = os.walk

@@ -10,7 +10,7 @@ import pytest
 from drvfuse import __main__ as program
 
 
-def test_the_overview_has_every_command_once() -> None:
+def test_help_lists_every_command_once() -> None:
     parser = program._parser()
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     lines = parser.format_help().splitlines()
@@ -20,7 +20,7 @@ def test_the_overview_has_every_command_once() -> None:
     assert {name for names in program._GROUPS.values() for name in names} == set(commands.choices)
 
 
-def test_an_unknown_command_is_answered_with_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused_with_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         program.main(["benchmark"])
     error = capsys.readouterr().err

@@ -49,7 +49,8 @@ def start(tmp_path):
 
 @pytest.fixture
 def run(start):
-    """`run(...)` as `start`, to its end: exit status, lines of stdout, lines of stderr."""
+    """`run(...)` takes the arguments of `start` and waits. Returns the exit status and the lines of stdout and
+    stderr."""
 
     def complete(*arguments, **environment):
         process = start(*arguments, **environment)
@@ -104,7 +105,7 @@ def test_lines_of_ranks_are_not_mixed(run):
         assert lines == [f"[{rank}] {rank} {i} {'x' * 1000}" for i in range(300)]
 
 
-def test_ranks_meet(run):
+def test_ranks_started_by_run_connect_to_a_group(run):
     code = """
         from drvfuse.bootstrap.rendezvous import meet
         place, board = meet(timeout=20)
@@ -120,7 +121,7 @@ def test_ranks_meet(run):
     "act,status,how",
     [("sys.exit(7)", 7, "ended with exit status 7"), ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL")],
 )
-def test_the_first_failure_is_named_and_the_others_may_raise(run, act, status, how):
+def test_the_first_failure_is_named_and_other_ranks_may_still_raise(run, act, status, how):
     code = f"""
         if RANK == 1:
             time.sleep(0.3)
@@ -134,8 +135,8 @@ def test_the_first_failure_is_named_and_the_others_may_raise(run, act, status, h
     assert err == [f"drvfuse run: rank 1 {how}; the others have 5.5 s to end"]
 
 
-def test_ranks_that_do_not_end_are_ended():
-    """By SIGTERM after the grace, by SIGKILL if they do not heed it; a rank's own children get it too."""
+def test_ranks_that_do_not_exit_are_killed():
+    """Ranks get SIGTERM after the grace period and SIGKILL if they ignore it, and so do their child processes."""
     code = f"""
         import os, sys
         sys.path.insert(0, {str(ROOT)!r})
@@ -171,7 +172,7 @@ def pids_of(process, ranks):
     return pids
 
 
-def test_ctrl_c_is_passed_on_once(start):
+def test_ctrl_c_is_passed_to_the_ranks_once(start):
     code = """
         try:
             print(os.getpid())
@@ -189,7 +190,7 @@ def test_ctrl_c_is_passed_on_once(start):
     gone(pids)
 
 
-def test_a_second_ctrl_c_does_not_wait(start):
+def test_a_second_ctrl_c_kills_the_ranks(start):
     process = start(2, "signal.signal(signal.SIGINT, signal.SIG_IGN); print(os.getpid()); time.sleep(60)")
     pids = pids_of(process, 2)
     begin = time.monotonic()
@@ -217,7 +218,7 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(start):
     gone(pids)
 
 
-def test_a_reader_that_goes_away_ends_the_run(start):
+def test_a_closed_output_pipe_ends_the_run(start):
     process = start(2, "print(os.getpid())\nwhile True: print(); time.sleep(0.01)")
     pids = pids_of(process, 2)
     process.stdout.close()
@@ -227,7 +228,7 @@ def test_a_reader_that_goes_away_ends_the_run(start):
     gone(pids)
 
 
-def test_a_module_and_a_double_dash(tmp_path):
+def test_run_takes_a_module_and_a_double_dash(tmp_path):
     (tmp_path / "mod.py").write_text("import sys; print(__name__, sys.argv[1:])")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     for words in (["-m", "mod", "a", "-n", "3"], ["--", str(tmp_path / "mod.py"), "a", "-n", "3"]):
@@ -245,7 +246,7 @@ def test_a_module_and_a_double_dash(tmp_path):
         (["x.py"], "-n"),
     ],
 )
-def test_wrong_usage_starts_nothing(words, text):
+def test_wrong_usage_starts_no_process(words, text):
     result = subprocess.run(
         [sys.executable, "-m", "drvfuse", "run", *words], capture_output=True, text=True, timeout=60
     )
@@ -254,7 +255,7 @@ def test_wrong_usage_starts_nothing(words, text):
 
 @pytest.fixture
 def machine():
-    """A machine of two devices that this process serves, and its address."""
+    """A machine of two devices, served by this process, and its address."""
     with Machine(devices=2, served=True) as one, Server(one) as server:
         yield one, server.address
 
@@ -278,7 +279,7 @@ EMU = "--driver", "emu"
 
 
 @pytest.mark.emulated
-def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
+def test_a_machine_is_started_for_the_ranks_and_prints_its_findings(run):
     code = """
         import drvfuse as df
         from drvfuse.errors import DriverError
@@ -298,7 +299,7 @@ def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
 
 
 @pytest.mark.emulated
-def test_a_machine_that_is_killed_is_named(run):
+def test_a_killed_machine_is_named_in_the_error(run):
     code = """
         import drvfuse as df
         from pathlib import Path
@@ -315,7 +316,7 @@ def test_a_machine_that_is_killed_is_named(run):
 
 
 @pytest.mark.emulated
-def test_a_machine_that_does_not_start_is_said_to(run):
+def test_a_machine_that_fails_to_start_is_an_error(run):
     status, out, err = run(99, "print('started')", options=EMU)
     assert status == 2 and not out
     assert err[-1] == "drvfuse run: the emulated machine did not start: it ended with exit status 2"

@@ -61,7 +61,7 @@ def three(machine: df.emu.Machine) -> Iterator[Ranks]:
 
 
 def descriptors() -> list[str]:
-    """Of memory, those that are open in this process, but for the ends of pipes that the emulated driver keeps."""
+    """The open descriptors of memory of this process, without the pipes that the emulated driver keeps."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -149,7 +149,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
         ("exchange", "'mpi'"),
     ],
 )
-def test_what_must_be_equal_is_named_with_the_ranks_that_differ(name: str, other: Any) -> None:
+def test_options_that_must_agree_are_named_with_the_ranks_that_differ(name: str, other: Any) -> None:
     with pytest.raises(GroupMismatch) as caught:
         agree([record(gpu="a"), record(gpu="b", **{name: other}), record(gpu="c")])
     usual = getattr(record(), name)
@@ -157,13 +157,13 @@ def test_what_must_be_equal_is_named_with_the_ranks_that_differ(name: str, other
     assert f"ranks 0 and 2: {usual}; rank 1: {other}" in str(caught.value)
 
 
-def test_a_record_passes_as_json_also_to_another_version() -> None:
+def test_a_record_survives_json_and_one_of_another_version_is_refused() -> None:
     assert Record.decode(record(filling=((3, 2),)).encode()) == record(filling=((3, 2),))
     with pytest.raises(GroupMismatch, match="drvfuse's version"):
         agree([record(), Record.decode(b'{"version": "0.0.1", "gpu": "b", "color": "red"}')])
 
 
-def test_a_gpu_of_two_ranks_is_refused_naming_them() -> None:
+def test_a_gpu_used_by_two_ranks_is_refused_and_both_are_named() -> None:
     with pytest.raises(ArgumentError, match=r"one GPU \(a\) on ranks 0 and 2"):
         agree([record(gpu="a"), record(gpu="b"), record(gpu="a")])
 
@@ -182,20 +182,20 @@ def test_the_ranks_of_a_host_form_a_node() -> None:
     assert (found.of((1, 3)).gpus, len(found.of((1, 3)).members)) == (("1", "3"), 2)
 
 
-def test_a_group_that_fills_its_devices_is_disturbed_by_all_of_its_ranks_or_not_at_all() -> None:
+def test_a_new_group_takes_devices_from_all_ranks_of_a_filling_group_or_is_refused() -> None:
     assert agree([record(gpu="a", filling=((7, 2),)), record(gpu="b", filling=((7, 2),))]).disturbed == (7,)
     with pytest.raises(Unsupported, match="the devices of ranks 0 and 1 belong to an open group of 3 ranks"):
         agree([record(gpu="a", filling=((7, 3),)), record(gpu="b", filling=((7, 3),))])
 
 
-def test_the_group_has_the_number_of_rank_0_and_the_largest_granularity() -> None:
+def test_a_group_takes_its_number_from_rank_0_and_the_largest_granularity() -> None:
     agreed = agree([record(gpu="a", number=5), record(gpu="b", number=6, unit=1 << 22)])
     assert agreed.identity == (5, 2, True) and agreed.unit == 1 << 22
     assert not agree([record(gpu="a", max_blocks=4), record(gpu="b", max_blocks=4)]).identity.alone
     assert not agree([record(gpu="a"), record(gpu="b", alone=False)]).identity.alone
 
 
-def test_the_constants_of_tune_are_told_apart_by_their_file(tmp_path: Any) -> None:
+def test_tuned_constants_are_compared_by_their_file(tmp_path: Any) -> None:
     file = tmp_path / "tuning.json"
     with config.override(tuning=str(file)):
         assert agreement._tuning() == "built in"
@@ -203,7 +203,7 @@ def test_the_constants_of_tune_are_told_apart_by_their_file(tmp_path: Any) -> No
         assert re.fullmatch("[0-9a-f]{16}", agreement._tuning())
 
 
-def test_ranks_that_differ_all_raise_the_same(machine: df.emu.Machine, three: Ranks) -> None:
+def test_ranks_that_differ_all_raise_the_same_error(machine: df.emu.Machine, three: Ranks) -> None:
     before = machine.held()
     found = outcomes([lambda rank=rank: three.open(rank, workspace_bytes=[4096, 4096, 8192]) for rank in range(3)])
     assert all(isinstance(error, GroupMismatch) for error in found)
@@ -213,9 +213,7 @@ def test_ranks_that_differ_all_raise_the_same(machine: df.emu.Machine, three: Ra
     assert machine.held() == before
 
 
-def test_a_wrong_argument_of_one_rank_is_raised_there_and_named_elsewhere(
-    machine: df.emu.Machine, three: Ranks
-) -> None:
+def test_a_wrong_argument_is_raised_on_its_rank_and_named_on_the_others(machine: df.emu.Machine, three: Ranks) -> None:
     found = outcomes([lambda rank=rank: three.open(rank, [0, 9, 2]) for rank in range(3)])
     assert isinstance(found[1], ArgumentError)
     for error in found[0], found[2]:
@@ -223,7 +221,7 @@ def test_a_wrong_argument_of_one_rank_is_raised_there_and_named_elsewhere(
         assert "open the device failed on rank 1: ArgumentError: index is 9" in str(error)
 
 
-def test_a_gpu_that_another_rank_has_is_refused(three: Ranks) -> None:
+def test_a_gpu_of_another_rank_is_refused(three: Ranks) -> None:
     found = outcomes([lambda rank=rank: three.open(rank, [0, 1, 0]) for rank in range(3)])
     assert all(isinstance(error, ArgumentError) and "on ranks 0 and 2" in str(error) for error in found)
 
@@ -239,7 +237,9 @@ def test_a_device_without_access_to_another_rank_is_refused() -> None:
 
 @pytest.mark.parametrize("function", SET_UP)
 @pytest.mark.parametrize("failing", [0, 2])
-def test_a_failing_call_of_one_rank_leaves_nothing_on_any(machine: df.emu.Machine, function: str, failing: int) -> None:
+def test_a_failing_driver_call_of_one_rank_leaves_nothing_on_any_rank(
+    machine: df.emu.Machine, function: str, failing: int
+) -> None:
     for place in range(SET_UP[function]):
         ranks = Ranks(machine, 3)
         for rank in range(3):
@@ -260,13 +260,15 @@ def test_a_failing_call_of_one_rank_leaves_nothing_on_any(machine: df.emu.Machin
         ranks.close()
 
 
-def test_these_are_all_calls_of_a_set_up(machine: df.emu.Machine, three: Ranks, counted_calls: Any) -> None:
+def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
+    machine: df.emu.Machine, three: Ranks, counted_calls: Any
+) -> None:
     drivers = [df.device(rank, driver=three.processes[rank]).driver for rank in range(3)]
     made = counted_calls(drivers[1], three.connect)
     assert {name: made.count(name) for name in SET_UP} == SET_UP
 
 
-def test_a_rank_that_does_not_come_is_named_with_what_the_others_wait_for(machine: df.emu.Machine) -> None:
+def test_a_missing_rank_is_named_with_what_the_others_wait_for(machine: df.emu.Machine) -> None:
     ranks = Ranks(machine, 3, timeout=0.2)
     found = outcomes([lambda rank=rank: ranks.open(rank) for rank in (0, 2)])
     for error in found:
@@ -275,7 +277,7 @@ def test_a_rank_that_does_not_come_is_named_with_what_the_others_wait_for(machin
     ranks.close()
 
 
-def test_a_rank_that_ends_within_the_set_up_is_named(machine: df.emu.Machine, three: Ranks) -> None:
+def test_a_rank_that_exits_during_the_set_up_is_named(machine: df.emu.Machine, three: Ranks) -> None:
     original = three.processes[1].driver.cuMemExportToShareableHandle
 
     def end(*args: Any) -> Any:
@@ -290,7 +292,7 @@ def test_a_rank_that_ends_within_the_set_up_is_named(machine: df.emu.Machine, th
 
 
 def test_a_workspace_of_another_group_is_refused(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if descriptors had been mixed up: rank 2 signs with another group's number."""
+    """Rank 2 writes the number of another group into its workspace, as if descriptors had been mixed up."""
     numbers = iter(range(100, 200))
     real = agreement.agree
 
@@ -320,7 +322,7 @@ def test_symmetric_memory_of_other_sizes_is_refused_on_all_ranks_and_leaves_noth
     works(three)
 
 
-def test_a_closed_group_is_closed_for_its_rank_alone_and_ended_for_the_others(three: Ranks) -> None:
+def test_closing_a_group_on_one_rank_ends_it_on_the_others(three: Ranks) -> None:
     three.connect()
     works(three)
     three.groups[1].close()
@@ -344,7 +346,7 @@ def _until_ended(group: df.Group, rank: int) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_groups_are_closed_in_any_order_and_leave_nothing(machine: df.emu.Machine, order: tuple[int, ...]) -> None:
+def test_groups_can_be_closed_in_any_order_and_leave_nothing(machine: df.emu.Machine, order: tuple[int, ...]) -> None:
     ranks, held = Ranks(machine, 3), []
     for _ in range(2):
         ranks.connect()

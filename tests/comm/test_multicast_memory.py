@@ -47,7 +47,7 @@ def local(machine: df.emu.Machine, devices: int | list[int], **options: int) -> 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("nbytes", [1, UNIT, UNIT + 1, 5 * UNIT - 16])
-def test_a_buffer_has_an_address_for_each_rank_and_one_for_all(
+def test_a_multicast_buffer_has_an_address_per_rank_and_a_multicast_address(
     machine: df.emu.Machine, rng: np.random.Generator, ranks: int, nbytes: int
 ) -> None:
     with local(machine, list(range(ranks))[::-1]) as group:
@@ -67,10 +67,11 @@ def test_a_buffer_has_an_address_for_each_rank_and_one_for_all(
 
 
 @pytest.mark.parametrize("devices", [[1, 0], [3, 0, 2], [2, 3, 0, 1]], ids=len)
-def test_the_multicast_address_stands_for_every_ranks_part(
+def test_a_store_to_the_multicast_address_reaches_every_rank(
     machine: df.emu.Machine, rng: np.random.Generator, devices: list[int]
 ) -> None:
-    """At any place of any buffer: a reduction reads all ranks' parts, and a store writes them, and nothing else."""
+    """At any offset of any buffer, a reduction reads the parts of all ranks and a store writes them and nothing
+    else."""
     count = 64
     with local(machine, devices) as group:
         module = df.compile(SOURCE, driver=machine, arch=group[0].device.arch)
@@ -96,7 +97,7 @@ def test_the_multicast_address_stands_for_every_ranks_part(
     assert not machine.reports
 
 
-def test_a_set_up_that_leaves_a_rank_unbound_shows_in_the_first_access(
+def test_an_unbound_rank_is_found_at_the_first_multicast_access(
     machine: df.emu.Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = multicast.bind
@@ -111,8 +112,8 @@ def test_a_set_up_that_leaves_a_rank_unbound_shows_in_the_first_access(
         assert "the device(s) 2 of its team have bound no memory" in machine.reports[0].message
 
 
-def test_a_buffer_is_taken_back_in_reverse(machine: df.emu.Machine) -> None:
-    """The object goes before the memory that is bound to it."""
+def test_a_buffer_is_released_in_reverse_order_of_its_set_up(machine: df.emu.Machine) -> None:
+    """The multicast object is released before the memory that is bound to it."""
     with local(machine, 2) as group:
         group.symmetric(UNIT, multicast=True).close()
         names = [call.split("(")[0] for call in df.last_calls(11)]
@@ -120,7 +121,7 @@ def test_a_buffer_is_taken_back_in_reverse(machine: df.emu.Machine) -> None:
     assert names == [*part[:2], "cuMulticastUnbind", "cuMulticastUnbind", part[2], *part, *part]
 
 
-def test_memory_without_multicast_has_no_such_address_and_makes_no_such_call(
+def test_memory_without_multicast_has_no_multicast_address_and_makes_no_multicast_call(
     machine: df.emu.Machine, counted_calls: Callable[..., list[str]]
 ) -> None:
     with local(machine, 2) as group:
@@ -136,7 +137,7 @@ def test_memory_without_multicast_has_no_such_address_and_makes_no_such_call(
             assert not machine.held()["multicast"]
 
 
-def test_the_multicast_address_of_what_lies_at_one_offset(machine: df.emu.Machine) -> None:
+def test_multicast_at_gives_the_address_of_arrays_at_equal_offsets(machine: df.emu.Machine) -> None:
     with local(machine, 3) as group, local(machine, 3) as other:
         first, second = (group.symmetric(2 * UNIT, multicast=True) for _ in range(2))
         assert first.multicast_ptr is not None and second.multicast_ptr is not None
@@ -173,7 +174,7 @@ def test_a_closed_buffer_gives_no_addresses(machine: df.emu.Machine) -> None:
                     getattr(buffer, name)
 
 
-def test_a_collected_buffer_is_freed_at_the_next_flush(machine: df.emu.Machine) -> None:
+def test_a_garbage_collected_buffer_is_freed_at_the_next_flush(machine: df.emu.Machine) -> None:
     with local(machine, 2) as group:
         before = machine.held()
         group.symmetric(UNIT, multicast=True)
@@ -192,7 +193,7 @@ def test_a_buffer_outlives_its_group(machine: df.emu.Machine) -> None:
     assert machine.held()["multicast"] == machine.held()["physical"] == 0
 
 
-def test_the_staging_is_made_when_it_is_first_asked_for_and_goes_with_the_group(machine: df.emu.Machine) -> None:
+def test_staging_memory_is_made_at_its_first_use_and_freed_with_the_group(machine: df.emu.Machine) -> None:
     with local(machine, 2) as group:
         before = machine.held()
         assert before["multicast"] == 0
@@ -205,7 +206,7 @@ def test_the_staging_is_made_when_it_is_first_asked_for_and_goes_with_the_group(
     assert staging.closed and not any(machine.held()[kind] for kind in ("multicast", "binds", "physical"))
 
 
-def test_a_staging_that_cannot_be_made_can_be_made_later(machine: df.emu.Machine) -> None:
+def test_staging_memory_that_failed_once_can_be_made_later(machine: df.emu.Machine) -> None:
     with local(machine, 2) as group:
         before = machine.held()
         machine.inject(BIND, 401, device=1)
@@ -215,7 +216,7 @@ def test_a_staging_that_cannot_be_made_can_be_made_later(machine: df.emu.Machine
         assert group.multicast_staging().multicast_ptr is not None
 
 
-def test_nothing_is_made_during_a_capture(machine: df.emu.Machine) -> None:
+def test_no_multicast_memory_is_made_during_a_capture(machine: df.emu.Machine) -> None:
     with local(machine, 2) as group:
         before = machine.held()
         foreign = df.Stream(group[1].device)
@@ -231,7 +232,7 @@ def test_nothing_is_made_during_a_capture(machine: df.emu.Machine) -> None:
             assert group.multicast_staging([foreign]) is staging
 
 
-def test_groups_that_cannot_have_it(machine: df.emu.Machine) -> None:
+def test_groups_without_multicast_support_are_refused(machine: df.emu.Machine) -> None:
     def everything(group: df.Group) -> list[Callable[[], object]]:
         return [
             lambda: group.symmetric(UNIT, multicast=True),

@@ -22,7 +22,7 @@ EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run(seed: int, old: str = "", new: str = "") -> list[df.emu.Report]:
-    """What a machine of that seed finds in the example, with `old` replaced."""
+    """The kinds of reports of a machine with that seed for the example in which `old` is replaced by `new`."""
     assert old in EXAMPLE
     found: dict[str, df.emu.Machine] = {}
     code = EXAMPLE.replace(old, new).replace("race=True", f"race=True, seed={seed}")
@@ -32,7 +32,7 @@ def run(seed: int, old: str = "", new: str = "") -> list[df.emu.Report]:
         return list(machine.reports)
 
 
-def test_nothing_is_reported_under_many_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page_is_clean_under_many_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(20):
         assert run(seed) == []
         assert capsys.readouterr().out == "[True, True, True, True] []\n"
@@ -48,7 +48,7 @@ def test_nothing_is_reported_under_many_schedules(capsys: pytest.CaptureFixture[
     ],
     ids=["fence", "release", "acquire", "barrier"],
 )
-def test_without_a_part_of_its_order_it_is_reported(old: str, new: str, why: str) -> None:
+def test_leaving_out_any_part_of_its_memory_order_is_reported(old: str, new: str, why: str) -> None:
     reports = [report for seed in range(20) for report in run(seed, old, new)]
     assert reports and {report.kind for report in reports} <= {"race", "uninitialised"}
     assert all(why in report.message for report in reports)

@@ -54,7 +54,7 @@ def group(machine: df.emu.Machine) -> Iterator[df.Group]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays(machine: df.emu.Machine, group: df.Group) -> Iterator[None]:
-    """No test leaves anything allocated, and after each the group has multicast memory if it is asked for."""
+    """A group of three devices. After each test nothing is left allocated, and the group can make multicast memory."""
     before = machine.held()
     yield
     machine.injected.clear()
@@ -74,7 +74,7 @@ def own_machine() -> Iterator[df.emu.Machine]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between attempts, which take no time here."""
+    """The pauses between attempts, in seconds; the tests do not wait for them."""
     found: list[float] = []
     monkeypatch.setattr("drvfuse.comm.multicast.time.sleep", found.append)
     return found
@@ -86,7 +86,7 @@ def failure(group: df.Group) -> MulticastError:
     return caught.value
 
 
-def test_these_are_all_calls_of_a_set_up(
+def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
     machine: df.emu.Machine, group: df.Group, counted_calls: Callable[..., list[str]]
 ) -> None:
     group.symmetric(UNIT, multicast=True).close()  # the devices keep attributes that have been asked for
@@ -99,7 +99,7 @@ def test_these_are_all_calls_of_a_set_up(
 
 @pytest.mark.parametrize("function", RANKS)
 def test_a_failing_call_leaves_nothing_on_any_rank(machine: df.emu.Machine, group: df.Group, function: str) -> None:
-    """Each call of each rank with each code that stays: one typed error, which names call, rank and code."""
+    """Every driver call of every rank fails with every permanent code: one typed error names call, rank and code."""
     before = machine.held()
     for (place, rank), code in itertools.product(enumerate(RANKS[function]), (1, 2, 401, 800, 801, 999)):
         machine.inject(function, code, after=place)
@@ -112,7 +112,7 @@ def test_a_failing_call_leaves_nothing_on_any_rank(machine: df.emu.Machine, grou
 
 
 @pytest.mark.parametrize("function", RANKS)
-def test_not_ready_is_tried_again_by_all_ranks_and_not_for_ever(
+def test_a_set_up_that_is_not_ready_is_retried_by_all_ranks_a_bounded_number_of_times(
     machine: df.emu.Machine, group: df.Group, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multicast, "ATTEMPTS", 3)
@@ -132,10 +132,10 @@ def test_not_ready_is_tried_again_by_all_ranks_and_not_for_ever(
         assert machine.held() == before and not any(rule.left for rule in machine.injected)
 
 
-def test_a_team_that_is_late_is_formed(
+def test_a_set_up_waits_for_a_late_rank(
     group: df.Group, machine: df.emu.Machine, pauses: list[float], counted_calls: Callable[..., list[str]]
 ) -> None:
-    """Every attempt is a whole one: all ranks begin anew, with another object."""
+    """Every attempt is complete: all ranks begin again with a new multicast object."""
     machine.inject(BIND, 802, device=0, times=4)  # of rank 1
     buffers: list[df.SymmetricBuffer] = []
     counts = Counter(counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True))))
@@ -146,7 +146,7 @@ def test_a_team_that_is_late_is_formed(
     assert (counts[BIND], counts["cuMulticastUnbind"]) == (4 * 2 + 3, 4)
 
 
-def test_the_number_of_attempts_is_bounded_and_interrupts_end_them(
+def test_attempts_are_bounded_and_end_at_an_interrupt(
     machine: df.emu.Machine, group: df.Group, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.inject(BIND, 802, device=1, times=1000)
@@ -161,7 +161,7 @@ def test_the_number_of_attempts_is_bounded_and_interrupts_end_them(
         group.symmetric(UNIT, multicast=True)
 
 
-def test_an_interrupt_inside_a_set_up_takes_everything_back(
+def test_an_interrupt_during_a_set_up_undoes_all_of_it(
     machine: df.emu.Machine, group: df.Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in ("create", "add", "bind", "map_object", "set_access"):
@@ -175,7 +175,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_fails_in_taking_back_is_told_beside_what_failed_first(machine: df.emu.Machine, group: df.Group) -> None:
+def test_a_failing_undo_is_reported_beside_the_first_failure(machine: df.emu.Machine, group: df.Group) -> None:
     machine.inject("cuMemMap", 401, after=3)
     machine.inject("cuMulticastUnbind", 999, device=0)
     error = failure(group)
@@ -184,7 +184,7 @@ def test_what_fails_in_taking_back_is_told_beside_what_failed_first(machine: df.
     assert "Taking back what was done failed too: cuMulticastUnbind(" in note
 
 
-def test_an_attempt_that_could_not_be_taken_back_is_the_last(
+def test_there_is_no_retry_after_an_undo_that_failed(
     machine: df.emu.Machine, group: df.Group, pauses: list[float]
 ) -> None:
     machine.inject(BIND, 802, device=1)
@@ -194,7 +194,7 @@ def test_an_attempt_that_could_not_be_taken_back_is_the_last(
     assert "Taking back what was done failed too: cuMulticastUnbind(" in error.__notes__[0]
 
 
-def test_a_group_works_after_a_failure(own_machine: df.emu.Machine, rng: np.random.Generator) -> None:
+def test_a_group_works_after_a_failed_set_up(own_machine: df.emu.Machine, rng: np.random.Generator) -> None:
     with df.Group.local(DEVICES, driver=own_machine, workspace_bytes=1 << 20, max_blocks=4) as group:
         hosts = [rng.integers(-9, 9, 200).astype(np.float32) for _ in group]
         xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
@@ -209,7 +209,7 @@ def outcome(rank: int, code: int) -> MulticastError:
     return MulticastError(BIND, "", code, "CUDA_ERROR", "", (), rank)
 
 
-def test_a_vote_has_one_answer_whoever_counts() -> None:
+def test_the_agreed_failure_does_not_depend_on_the_order_of_ranks() -> None:
     late, broken, other = outcome(0, 802), outcome(1, 401), outcome(2, 1)
     for given in itertools.permutations([None, late, broken, other]):
         assert multicast.agreed(given) is broken
@@ -223,7 +223,7 @@ def test_a_vote_has_one_answer_whoever_counts() -> None:
 
 
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:
-    """Each rank binds right behind its own add, before the devices of the others are there."""
+    """Each rank binds right after it has added its own device, before the others have added theirs."""
 
     def both(team: multicast.Team, item: df.Multicast) -> None:
         for rank, device in team.places.items():
@@ -236,7 +236,7 @@ def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_the_vote(group: df.Group, patch: pytest.MonkeyPatch) -> None:
-    """Rank 1 fails to add its device and goes on as if it had not."""
+    """Rank 1 fails to add its device and continues as if the call had succeeded."""
     original = multicast.step_of
 
     @contextlib.contextmanager
@@ -254,7 +254,7 @@ def skip_the_vote(group: df.Group, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mutant", [add_and_bind, skip_the_vote])
 @pytest.mark.parametrize("guard", [True, False], ids=["guard", "driver"])
-def test_a_bind_before_all_devices_are_there_is_caught(
+def test_a_bind_before_all_devices_are_added_is_caught(
     group: df.Group, machine: df.emu.Machine, monkeypatch: pytest.MonkeyPatch, mutant: Any, guard: bool
 ) -> None:
     with monkeypatch.context() as patch:
@@ -274,7 +274,7 @@ def test_a_bind_before_all_devices_are_there_is_caught(
 def test_an_unbind_of_another_range_is_caught(
     own_machine: df.emu.Machine, monkeypatch: pytest.MonkeyPatch, change: tuple[int, int]
 ) -> None:
-    """The emulated driver refuses it, and its report says how the range was bound."""
+    """The emulated driver refuses the unbind, and its report states the range that was bound."""
     original = objects._unbind
     shift, cut = change
 

@@ -85,7 +85,7 @@ print(json.dumps(found))
 
 
 def child(overrides: dict[str, bool], **added: str) -> dict[str, Any]:
-    """What the program finds with those variables added to the environment, and those settings in its code."""
+    """The output of the program with these environment variables and these settings in its code."""
     assert not any(os.environ.get(name) for name in added), "a test adds vetoes and changes none"
     command = [sys.executable, "-c", PROGRAM, json.dumps(overrides)]
     done = subprocess.run(command, env={**os.environ, **added}, capture_output=True, text=True, timeout=100)
@@ -111,14 +111,14 @@ def test_a_veto_comes_before_any_driver_call_and_is_named(name: str, value: str)
     require_vetoed(child({}, **({} if present else {name: value})), f"{name}={present or value}")
 
 
-def test_code_cannot_lift_the_veto_of_the_environment_and_can_make_one() -> None:
+def test_code_can_forbid_multicast_and_cannot_lift_a_veto_of_the_environment() -> None:
     if not os.environ.get("DRVFUSE_MULTICAST"):
         require_vetoed(child({"multicast": True}, DRVFUSE_MULTICAST="0"), "DRVFUSE_MULTICAST=0")
     require_vetoed(child({"multicast": False}), "DRVFUSE_MULTICAST=0")
 
 
-def test_what_allows_multicast_is_no_veto() -> None:
-    """The same names with values that forbid nothing; then the program goes as far as the stand-in lets it."""
+def test_settings_that_enable_multicast_do_not_forbid_it() -> None:
+    """With values that forbid nothing, the program reaches the driver call that the stand-in refuses."""
     allowing = {"NCCL_NVLS_ENABLE": "2", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0", "NVSHMEM_DISABLE_NVLS": "false"}
     if any(os.environ.get(name) for name in (*allowing, "DRVFUSE_MULTICAST")):
         pytest.skip("this site has a veto")
@@ -128,14 +128,14 @@ def test_what_allows_multicast_is_no_veto() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "00", " 0 ", "0x0", "off", "False", "none", "-0"])
-def test_what_does_not_clearly_enable_is_a_veto(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_ambiguous_setting_forbids_multicast(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     environment = {**os.environ, "NCCL_NVLS_ENABLE": value}  # what `vetoes` sees; that of the process stays as it is
     monkeypatch.setattr("drvfuse.runtime.multicast_support.os", SimpleNamespace(environ=environment))
     assert f"NCCL_NVLS_ENABLE={value}" in vetoes()
 
 
-def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process a CUDA gate that could create an object refuses to, whatever the environment allows."""
+def test_the_refusal_of_the_test_suite_holds_without_a_veto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process the gate of a CUDA driver refuses to create an object even if the environment allows it."""
     if os.environ.get("DRVFUSE_TEST_MULTICAST") == "1":
         pytest.skip("the owner of this machine allows multicast objects")
     monkeypatch.setattr("drvfuse.runtime.multicast_support.vetoes", list)
@@ -153,7 +153,7 @@ def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyP
         assert machine.held()["multicast"] == 0
 
 
-def test_a_setting_in_code_is_a_veto_of_this_thread_alone() -> None:
+def test_a_setting_in_code_forbids_multicast_in_its_thread_alone() -> None:
     with config.override(multicast=False), ThreadPoolExecutor(1) as other:
         assert "DRVFUSE_MULTICAST=0" in vetoes()
         assert ("DRVFUSE_MULTICAST=0" in other.submit(vetoes).result()) == (not config.environment("multicast"))

@@ -41,7 +41,7 @@ def run(program: str, tmp_path: Path, ranks: int = 3) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_an_open_group_does_not_keep_a_process(tmp_path: Path, end: str) -> None:
+def test_an_open_group_does_not_keep_a_process_from_exiting(tmp_path: Path, end: str) -> None:
     process = run(PROGRAM.format(end=ENDS[end]), tmp_path)
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 0, out

@@ -34,7 +34,7 @@ ALGOS = ("one_stage", "push_one_shot")
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
-    """Three ranks whose first call, which may compile, is made; the next ones wait for a short time."""
+    """Three ranks after their first call, which may have compiled; later calls have a short time-out."""
     with connected(3) as ranks:
         for algo in ALGOS:
             ranks.each(lambda group, algo=algo: allreduce(group, algo))
@@ -53,7 +53,7 @@ def work(ranks: Ranks) -> None:
 
 
 def call_and_wait(group: df.Group, algo: str = "auto") -> None:
-    """A rank that is late raises in the call already what another one has reported."""
+    """A late rank raises the error that another rank has reported as soon as it makes its call."""
     allreduce(group, algo)
     group.synchronize()
 
@@ -67,7 +67,7 @@ def timed_out(group: df.Group, call: Callable[[], Any]) -> BarrierTimeout:
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_every_rank_raises_also_the_one_that_did_not_call(ranks: Ranks, algo: str) -> None:
+def test_every_rank_raises_including_the_one_that_did_not_call(ranks: Ranks, algo: str) -> None:
     """Rank 1 is idle; its next call raises too, and a reset of all ranks makes the group work again."""
     work(ranks)
 
@@ -89,8 +89,8 @@ def test_every_rank_raises_also_the_one_that_did_not_call(ranks: Ranks, algo: st
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_calls_that_differ_between_ranks_are_named_on_all(first: bool) -> None:
-    """Rank 2 sums other elements; with `check_calls` a kernel in front finds it."""
+def test_calls_that_differ_between_ranks_are_named_on_all_ranks(first: bool) -> None:
+    """Rank 2 sums a different number of elements; with `check_calls` a preceding kernel detects it."""
     with config.override(check_calls=first), connected(3) as ranks:
         work(ranks)
 
@@ -111,7 +111,7 @@ def test_calls_that_differ_between_ranks_are_named_on_all(first: bool) -> None:
         work(ranks)
 
 
-def test_nothing_is_launched_before_the_reset(ranks: Ranks) -> None:
+def test_nothing_is_launched_before_a_reset(ranks: Ranks) -> None:
     def missing(group: df.Group) -> None:
         if group[0].index:
             timed_out(group, lambda: call_and_wait(group))
@@ -126,7 +126,7 @@ def test_nothing_is_launched_before_the_reset(ranks: Ranks) -> None:
     work(ranks)
 
 
-def test_a_graph_raises_what_another_rank_has_reported(ranks: Ranks) -> None:
+def test_a_graph_launch_raises_an_error_that_another_rank_reported(ranks: Ranks) -> None:
     def captured(group: df.Group) -> tuple[Any, df.Array]:
         x, y = group[0].array(np.full(64, 1 << group[0].index, np.float32)), group[0].empty(64, "float32")
         prepared = df.allreduce.prepare(group, x, y)
@@ -159,7 +159,7 @@ def test_a_graph_raises_what_another_rank_has_reported(ranks: Ranks) -> None:
     ranks.each(again)
 
 
-def test_a_rank_that_ends_within_a_call_is_named_in_the_report(ranks: Ranks) -> None:
+def test_a_rank_that_exits_during_a_call_is_named_in_the_error(ranks: Ranks) -> None:
     launched = threading.Barrier(3)
 
     def call(group: df.Group) -> BarrierTimeout | None:
@@ -184,7 +184,7 @@ def test_a_rank_that_ends_within_a_call_is_named_in_the_report(ranks: Ranks) -> 
         assert isinstance(found, RankEnded) and found.rank == 2
 
 
-def test_a_rank_that_ends_between_calls_is_named_at_once(ranks: Ranks) -> None:
+def test_a_rank_that_exits_between_calls_is_named_at_once(ranks: Ranks) -> None:
     work(ranks)
     ranks.processes[0].close()
     ranks.boards.end(0)
@@ -198,7 +198,7 @@ def test_a_rank_that_ends_between_calls_is_named_at_once(ranks: Ranks) -> None:
 
 
 def test_a_reset_waits_for_a_rank_that_is_still_in_a_call(ranks: Ranks) -> None:
-    """Rank 0 has seen nothing, and comes late; rank 2's call gives up meanwhile."""
+    """Rank 0 is late and has seen no error; meanwhile the call of rank 2 times out."""
 
     def call(group: df.Group) -> None:
         if group[0].index == 0:
@@ -216,7 +216,7 @@ def allreduce_unread(group: df.Group) -> df.Array:
     return df.allreduce(group, group[0].zeros(64, "float32"))
 
 
-def test_a_reset_that_a_rank_does_not_come_to_names_it_and_may_be_tried_again() -> None:
+def test_a_reset_names_a_missing_rank_and_may_be_repeated() -> None:
     with config.override(spin_timeout=0.1), df.emu.Machine(devices=3) as machine:
         ranks = Ranks(machine, 3, timeout=0.2)
         ranks.connect()
@@ -243,7 +243,7 @@ def test_a_reset_in_a_capture_is_refused_on_all_ranks(ranks: Ranks) -> None:
     work(ranks)
 
 
-def test_a_launch_that_fails_on_one_rank_asks_for_a_reset_of_all(ranks: Ranks) -> None:
+def test_a_launch_that_fails_on_one_rank_requires_a_reset_of_all_ranks(ranks: Ranks) -> None:
     def call(group: df.Group) -> None:
         if group[0].index == 1:
             allreduce(group)  # loads the kernel
@@ -275,7 +275,7 @@ def test_a_launch_that_fails_on_one_rank_asks_for_a_reset_of_all(ranks: Ranks) -
 # Several groups of a process ------------------------------------------------------------------------------------------
 
 
-def test_split_makes_groups_by_colour_and_key() -> None:
+def test_split_groups_ranks_by_colour_and_orders_them_by_key() -> None:
     with connected(4) as ranks:
         subs = ranks.each(lambda group: group.split(group[0].index % 2, -group[0].index))
         assert [(sub.size, sub[0].index) for sub in subs] == [(2, 1), (2, 1), (2, 0), (2, 0)]
@@ -307,8 +307,8 @@ def test_a_rank_may_be_left_out_of_a_split_and_the_parent_may_be_closed_first() 
         subs[2].close()
 
 
-def test_groups_within_groups_call_in_turns() -> None:
-    """Every pair of ranks, and pairs within fours."""
+def test_groups_and_their_subgroups_call_in_turns() -> None:
+    """Groups of every pair of ranks, and of pairs within groups of four."""
     with connected(4, max_blocks=2) as ranks:
         halves = ranks.each(lambda group: group.split(group[0].index // 2))
         alone = together([lambda half=half: half.split(half[0].index) for half in halves])
@@ -338,7 +338,7 @@ def test_wrong_arguments_of_a_split_raise_on_all_ranks(ranks: Ranks) -> None:
     work(ranks)
 
 
-def test_a_failure_in_one_group_leaves_the_other_alone(ranks: Ranks) -> None:
+def test_a_failure_in_one_subgroup_leaves_the_other_working(ranks: Ranks) -> None:
     subs = ranks.each(lambda group: group.split(0))
 
     def call(position: int) -> None:
@@ -355,7 +355,7 @@ def test_a_failure_in_one_group_leaves_the_other_alone(ranks: Ranks) -> None:
 
 
 def test_a_group_fills_its_devices_until_another_one_is_opened_on_any_of_them(rng: np.random.Generator) -> None:
-    """The grids of all ranks change together, and stay as they are then."""
+    """The grids of all ranks become smaller together and stay so."""
     hosts = [rng.standard_normal(1000).astype(np.float32) for _ in range(3)]
 
     def call(group: df.Group) -> tuple[int, np.ndarray]:

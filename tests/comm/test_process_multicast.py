@@ -40,7 +40,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def inputs(rng: np.random.Generator, shape: Any) -> list[np.ndarray]:
-    """Of sums that are exact in any order."""
+    """The inputs have sums that are exact in any order."""
     return [(np.round(rng.uniform(-8, 8, shape) * 64) / 64).astype(np.float32) for _ in range(3)]
 
 
@@ -50,7 +50,7 @@ def set_up(group: df.Group) -> df.SymmetricBuffer:
 
 @pytest.mark.parametrize("algo", ["one_stage", "two_stage"])
 @pytest.mark.parametrize("where", ["staged", "direct"])
-def test_sums_in_the_switch_have_the_bits_of_the_reference(ranks, rng, algo, where):
+def test_multicast_sums_have_the_bits_of_the_reference(ranks, rng, algo, where):
     hosts = inputs(rng, 3001 if where == "staged" else 3000)
 
     def call(group: df.Group) -> np.ndarray:
@@ -70,7 +70,7 @@ def test_sums_in_the_switch_have_the_bits_of_the_reference(ranks, rng, algo, whe
         assert (result == reference.allreduce(hosts, multimem=True)).all()
 
 
-def test_the_fused_op_by_multicast_memory(ranks, rng):
+def test_the_fused_op_by_multicast_memory_has_the_bits_of_the_reference(ranks, rng):
     hosts = [host.astype(np.float16) for host in inputs(rng, (5, 256))]
     gamma = np.ones(256, np.float16)
 
@@ -86,7 +86,7 @@ def test_the_fused_op_by_multicast_memory(ranks, rng):
 
 
 @pytest.mark.parametrize("function", CALLS)
-def test_a_failing_call_of_rank_0_leaves_nothing_on_any_rank(ranks, function):
+def test_a_failing_driver_call_of_rank_0_leaves_nothing_on_any_rank(ranks, function):
     gc.collect()
     before = ranks.machine.held()
     for place in range(CALLS[function]):
@@ -104,7 +104,7 @@ def test_a_failing_call_of_rank_0_leaves_nothing_on_any_rank(ranks, function):
 
 
 @pytest.mark.parametrize("function", [name for name in CALLS if name != "cuMulticastCreate"])
-def test_a_failing_call_of_another_rank_is_raised_on_all(ranks, function):
+def test_a_failing_driver_call_of_another_rank_is_raised_on_all_ranks(ranks, function):
     before = ranks.machine.held()
     ranks.processes[2].inject(function, 2)
     for error in outcomes([lambda group=group: set_up(group) for group in ranks.groups]):
@@ -113,7 +113,7 @@ def test_a_failing_call_of_another_rank_is_raised_on_all(ranks, function):
     assert ranks.machine.held() == before
 
 
-def test_all_ranks_begin_anew_where_one_was_not_ready(ranks, monkeypatch):
+def test_all_ranks_retry_a_set_up_if_one_was_not_ready(ranks, monkeypatch):
     monkeypatch.setattr(multicast, "PAUSE_SECONDS", 0.0)
     ranks.processes[1].inject(BIND, 802, times=2)
     buffers = ranks.each(set_up)
@@ -123,7 +123,7 @@ def test_all_ranks_begin_anew_where_one_was_not_ready(ranks, monkeypatch):
         buffer.close()
 
 
-def test_staging_that_is_made_in_a_capture_is_refused_on_all_ranks(rng):
+def test_making_staging_memory_in_a_capture_is_refused_on_all_ranks(rng):
     with connected(2, workspace_bytes=1 << 16) as ranks:
 
         def call(group: df.Group) -> None:
@@ -150,8 +150,8 @@ def test_a_device_without_multicast_is_named_by_its_rank():
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_staging_goes_with_the_group_where_all_ranks_close_it(rng, together):
-    """A rank that closes alone keeps it, as kernels of the others might still access its memory."""
+def test_staging_memory_is_freed_when_all_ranks_close_the_group(rng, together):
+    """A rank that closes the group alone keeps its staging memory, as kernels of other ranks might still access it."""
     hosts = inputs(rng, 64)
     with connected(3) as ranks:
 

@@ -105,7 +105,7 @@ def every_algorithm(rank: int, size: int) -> None:
 
 
 def many_calls(rank: int, size: int, calls: int) -> None:
-    """Of several kinds and sizes, by launches, prepared calls and graphs, without a synchronisation in between."""
+    """Calls of several kinds and sizes, plain, prepared and in graphs, without synchronisation in between."""
     with df.Group.connect(**SMALL) as group:
         own = group[0]
         rounds = [hosts_of(size, 64 + 32 * number, seed=number) for number in range(4)]
@@ -304,12 +304,12 @@ def test_every_op_has_the_bits_of_the_reference(run, n):
 
 
 @sizes(8)
-def test_eight_ranks(run, n):
+def test_eight_processes_have_the_bits_of_the_reference(run, n):
     run(n, every_algorithm)
 
 
 @sizes(2, 4)
-def test_many_mixed_calls_without_synchronisation(run, n, driver):
+def test_many_mixed_calls_without_synchronisation_have_the_bits_of_the_reference(run, n, driver):
     run(n, many_calls, 10_000 if driver == "cuda" else 150, timeout=110)
 
 
@@ -324,17 +324,17 @@ def test_a_process_may_connect_several_groups(run, n):
 
 
 @sizes(*FEW)
-def test_symmetric_memory_of_several_processes(run, n):
+def test_kernels_write_into_symmetric_memory_of_other_processes(run, n):
     run(n, symmetric_memory)
 
 
 @pytest.mark.emulated
-def test_sums_in_the_switch(pool):
+def test_multicast_sums_of_processes_have_the_bits_of_the_reference(pool):
     pool.run(3, switch_sums)
 
 
 @sizes(*FEW)
-def test_a_rank_that_never_comes_is_named(run, n):
+def test_a_rank_that_never_connects_is_named(run, n):
     for rank, text in enumerate(run(n, left_out, 1)):
         assert rank == 1 or ("rank 1 did not come within " in text and "has not connected" in text)
     assert "rank 0 did not come" in run(n, left_out, 0)[1]
@@ -351,13 +351,13 @@ def test_a_rank_that_is_killed_in_the_set_up_is_named_at_once(pool, driver, n, v
 
 
 @sizes(*FEW)
-def test_an_idle_rank_is_named_on_all_ranks_and_a_reset_heals(run, n):
+def test_an_idle_rank_is_named_on_all_ranks_and_the_group_works_after_a_reset(run, n):
     assert all("waiting for rank 1" in text for text in run(n, idle_in_a_call))
 
 
 @pytest.mark.parametrize("victim", [0, -1])
 @sizes(*FEW)
-def test_a_killed_rank_is_reported_with_its_end(pool, driver, n, victim):
+def test_a_killed_rank_is_reported_with_its_signal(pool, driver, n, victim):
     """Rank 0's process also serves the board."""
     victim %= n
     with pool.job(n, killed_in_a_call, victim, environment={"DRVFUSE_DRIVER": driver}) as job:
@@ -371,7 +371,7 @@ def test_a_killed_rank_is_reported_with_its_end(pool, driver, n, victim):
 
 
 @sizes(*FEW)
-def test_a_rank_that_calls_something_else_is_named_with_both_calls(run, n):
+def test_a_rank_that_makes_a_different_call_is_named_with_both_calls(run, n):
     for text in run(n, calls_something_else):
         assert "(64,) float32" in text and "(128,) float32" in text
 

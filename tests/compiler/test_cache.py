@@ -41,7 +41,7 @@ def store(number: int) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Of the entries that are there, all of them whole, and of nothing else."""
+    """The numbers of the entries in the folder. Fails if an entry is incomplete or another file is there."""
     found = [cache.load(entry) for entry in folder.iterdir()]
     assert all(entry is not None and entry[1] == {"data": DATA} for entry in found)
     return sorted(entry[0]["number"] for entry in found if entry is not None)
@@ -62,7 +62,7 @@ def test_without_the_cache_there_is_no_entry() -> None:
         assert cache.entry_path("k.cu", "0" * 64) is None
 
 
-def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
+def test_the_least_recently_used_entry_is_deleted_first(folder: Path) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
     assert cache.load(path(0)) is not None  # the oldest is used now
@@ -79,7 +79,7 @@ def test_the_size_never_exceeds_the_limit(folder: Path) -> None:
     assert 8 <= len(numbers(folder)) <= 9 and numbers(folder)[-1] == 39
 
 
-def test_the_limit_counts_what_was_there_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_counts_entries_of_earlier_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
     monkeypatch.setattr(cache, "_sizes", {})  # as another process
@@ -88,7 +88,7 @@ def test_the_limit_counts_what_was_there_before(folder: Path, monkeypatch: pytes
     assert numbers(folder) == [5, 6]
 
 
-def test_an_entry_that_is_larger_than_the_limit_does_not_stay(folder: Path) -> None:
+def test_an_entry_larger_than_the_limit_is_deleted(folder: Path) -> None:
     with config.override(cache_limit=100):
         store(0)
     assert numbers(folder) == []
@@ -105,7 +105,7 @@ def test_a_use_is_noted_at_most_once_a_minute() -> None:
     assert time.time() - entry.stat().st_mtime < 30
 
 
-def test_what_a_killed_process_left_goes_after_an_hour(folder: Path) -> None:
+def test_files_of_a_killed_process_are_deleted_after_an_hour(folder: Path) -> None:
     left = [cache._temporary(folder) for _ in range(2)]
     for leftover, seconds in zip(left, (4000, 10), strict=True):
         leftover.mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_what_a_killed_process_left_goes_after_an_hour(folder: Path) -> None:
     assert not left[0].exists() and left[1].exists()
 
 
-def test_a_damaged_entry_is_replaced_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_entry_is_replaced_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     entry = store(0)
     (entry / "data").write_bytes(DATA[:-1])
     assert cache.load(entry) is None
@@ -123,7 +123,7 @@ def test_a_damaged_entry_is_replaced_and_said_once(caplog: pytest.LogCaptureFixt
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "is damaged" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_gives_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     caplog.set_level(logging.WARNING)
     with config.override(cache_dir=tmp_path / "file"):
@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplo
     assert "cannot be written" in caplog.text
 
 
-def test_a_folder_that_may_only_be_read_serves_what_it_has(
+def test_a_read_only_folder_serves_its_entries(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     age(store(0), 1000)
@@ -171,7 +171,7 @@ print(hits)
 """
 
 
-def test_processes_fill_empty_and_read_one_cache(folder: Path) -> None:
+def test_processes_write_read_and_delete_entries_of_one_cache_at_once(folder: Path) -> None:
     """Twelve entries where six fit: each process reads whole entries or none, and what is left keeps to the limit."""
     environment = {**os.environ, "DRVFUSE_CACHE_LIMIT": str(6 * ENTRY + ENTRY // 2)}
     workers = [
@@ -193,7 +193,7 @@ def test_processes_fill_empty_and_read_one_cache(folder: Path) -> None:
     assert 12 in numbers(folder) and len(numbers(folder)) <= 6
 
 
-def test_threads_store_one_entry(folder: Path) -> None:
+def test_threads_that_store_the_same_entry_leave_one(folder: Path) -> None:
     threads = [threading.Thread(target=store, args=(0,)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -202,7 +202,7 @@ def test_threads_store_one_entry(folder: Path) -> None:
     assert numbers(folder) == [0]
 
 
-def test_one_at_a_time_builds_an_entry_and_the_others_look_again(folder: Path) -> None:
+def test_one_process_at_a_time_builds_an_entry_and_the_others_load_it(folder: Path) -> None:
     """Locks of two open files exclude each other in one process as they do in two."""
     entry, order = folder / "entry", []
     begun, go_on = threading.Event(), threading.Event()
@@ -231,9 +231,7 @@ def test_one_at_a_time_builds_an_entry_and_the_others_look_again(folder: Path) -
     assert not list(folder.iterdir())
 
 
-def test_a_build_that_does_not_end_is_not_waited_for_without_bound(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_the_build_of_another_process_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_BUILD_SECONDS", 0.05)
     entry = folder / "entry"
     with cache.building(entry), cache.building(entry) as look_again:

@@ -76,7 +76,7 @@ def test_image_has_cubin_ptx_and_facts_of_every_kernel() -> None:
     assert plain.lowered == "plain" and plain.max_threads is None and not plain.has_pdl_wait
 
 
-def test_ptx_alone_is_the_ptx_of_the_cubin(fresh_cache: Path, compilations: list[str]) -> None:
+def test_ptx_compiled_alone_equals_the_ptx_of_the_cubin(fresh_cache: Path, compilations: list[str]) -> None:
     with config.override(cache=False):  # or the PTX has the path of the entry
         both, alone = compiled(), compiled(cubin=False)
     assert alone.cubin is None and both.cubin is not None
@@ -93,7 +93,7 @@ def test_a_request_for_ptx_alone_has_an_entry_of_its_own(fresh_cache: Path, comp
     assert sorted(len(list(entry.iterdir())) for entry in fresh_cache.iterdir()) == [3, 4]
 
 
-def test_headers_may_be_texts(compilations: list[str]) -> None:
+def test_headers_may_be_given_as_texts(compilations: list[str]) -> None:
     def image(value: int) -> nvrtc.Image:
         source = '#include "given.cuh"\nextern "C" __global__ void k(int* p) { *p = N; }'
         return compile_source(source, name="k.cu", arch="sm_90", headers={"given.cuh": f"#define N {value}\n"})
@@ -102,7 +102,7 @@ def test_headers_may_be_texts(compilations: list[str]) -> None:
     assert len(compilations) == 2
 
 
-def test_second_request_comes_from_memory_and_then_from_disk(compilations: list[str]) -> None:
+def test_later_requests_are_served_from_memory_and_from_disk(compilations: list[str]) -> None:
     first = compiled()
     assert compiled() is first
     forget()
@@ -139,7 +139,7 @@ def test_a_changed_header_compiles_again(tmp_path: Path, compilations: list[str]
     assert image().cubin != first.cubin and len(compilations) == 2
 
 
-def test_computed_includes_count_the_whole_folder(tmp_path: Path) -> None:
+def test_a_computed_include_puts_the_whole_folder_into_the_key(tmp_path: Path) -> None:
     (tmp_path / "a.cuh").write_text("int a;")
     (tmp_path / "b.cuh").write_text("int b;")
     found = included("#include HEADER\n", None, [tmp_path])
@@ -221,7 +221,7 @@ def test_unwritable_cache_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "cannot be written" in caplog.text
 
 
-def test_threads_compile_once(compilations: list[str]) -> None:
+def test_threads_compile_the_same_source_once(compilations: list[str]) -> None:
     images: list[nvrtc.Image] = []
     threads = [threading.Thread(target=lambda: images.append(compiled())) for _ in range(4)]
     for thread in threads:
@@ -231,7 +231,7 @@ def test_threads_compile_once(compilations: list[str]) -> None:
     assert len(compilations) == 1 and all(image is images[0] for image in images) and len(images) == 4
 
 
-def test_processes_share_a_cold_cache(tmp_path: Path) -> None:
+def test_processes_with_an_empty_cache_compile_once(tmp_path: Path) -> None:
     code = (
         "from drvfuse.compiler.nvrtc import compile_source;"
         "i = compile_source('extern \"C\" __global__ void k(int* p) { *p = 1; }', name='k.cu', arch='sm_90');"
@@ -288,14 +288,14 @@ def test_a_string_in_place_of_a_list_is_refused() -> None:
         compiled(names="scale<float>")
 
 
-def test_language_can_be_chosen() -> None:
+def test_the_language_standard_can_be_chosen() -> None:
     source = 'extern "C" __global__ void k(long* p) { *p = __cplusplus; }'
     ptx = compile_source(source, name="k.cu", arch="sm_90", options=["--std=c++20"]).ptx
     assert "202002" in ptx
     assert "201703" in compile_source(source, name="k.cu", arch="sm_90").ptx
 
 
-def test_setting_names_the_library(tmp_path: Path) -> None:
+def test_a_setting_names_the_nvrtc_library(tmp_path: Path) -> None:
     real = library()
     with config.override(nvrtc=real.path):
         assert library().version == real.version
@@ -311,7 +311,7 @@ def test_warnings_are_kept_with_the_image() -> None:
 
 
 @pytest.mark.parametrize("line", ["#include <cuda_fp16.h>", '#include "mine.cuh"'])
-def test_a_missing_header_gets_a_hint(line: str) -> None:
+def test_the_error_for_a_missing_header_has_a_hint(line: str) -> None:
     with pytest.raises(CompileError, match=r"hint: .*no CUDA headers by itself.*include=\[") as caught:
         compile_source(f"{line}\n", name="k.cu", arch="sm_90")
     assert caught.value.log in str(caught.value)
@@ -321,12 +321,12 @@ def test_a_missing_header_gets_a_hint(line: str) -> None:
 
 
 @pytest.mark.parametrize("include", ["/usr/include", Path("/usr/include"), [3], [None]])
-def test_include_is_a_sequence_of_folders(include: Any) -> None:
+def test_include_must_be_a_sequence_of_folders(include: Any) -> None:
     with pytest.raises(ArgumentError, match="include is .*sequence of folders"):
         compile_source("", name="k.cu", arch="sm_90", include=include)
 
 
-def test_a_cache_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_cannot_be_written_gives_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with config.override(cache_dir=tmp_path / "file"):
         for number in range(3):

@@ -20,7 +20,7 @@ choose = library._choose.__wrapped__
         ({12: "a", 13: "b"}, None, "b"),
     ],
 )
-def test_newest_that_the_driver_can_load(
+def test_the_newest_nvrtc_that_the_driver_supports_is_chosen(
     installed: dict[int, str], driver: tuple[int, int] | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_installed", lambda: installed)
@@ -28,14 +28,14 @@ def test_newest_that_the_driver_can_load(
     assert choose() == chosen
 
 
-def test_only_a_newer_one_names_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_only_a_newer_nvrtc_the_error_names_the_wheel_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_installed", lambda: {13: "b"})
     monkeypatch.setattr(library, "cuda_version", lambda: (12, 4))
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc-cu12"):
         choose()
 
 
-def test_none_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_installed", dict)
     monkeypatch.setattr(library, "cuda_version", lambda: (13, 0))
     with pytest.raises(DriverUnavailable, match=r"drvfuse\[cu13\]"):

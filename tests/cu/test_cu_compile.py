@@ -67,7 +67,7 @@ def label(spec: CollectiveKernel) -> str:
 
 
 def compiled(spec: CollectiveKernel, arch="sm_90a") -> Image:
-    """With what ptxas says of it in the log."""
+    """Compile a kernel to a cubin, with the resource usage that ptxas prints in the log."""
     return spec.specialisation.compile(arch, ("--ptxas-options=-v",))
 
 
@@ -111,7 +111,7 @@ EPILOGUE = (
 
 
 @pytest.mark.parametrize("spec", [*VARIANTS, allreduce(epilogue=EPILOGUE, local=True)], ids=label)
-def test_only_gamma_is_read_before_the_wait(spec):
+def test_only_gamma_is_read_before_the_pdl_wait(spec):
     """A pack of gamma is one load of 16 bytes; it is fetched ahead where a thread has at most two of a row."""
     ptx = compiled(spec).ptx
     before, wait, _ = ptx.partition("griddepcontrol.wait")
@@ -124,7 +124,7 @@ def test_only_gamma_is_read_before_the_wait(spec):
 
 
 @pytest.mark.parametrize("spec", [allreduce(), fused()], ids=label)
-def test_numerics_need_ieee_operations_without_contraction(spec):
+def test_kernels_use_ieee_operations_and_no_contraction(spec):
     ptx = compiled(spec).ptx
     assert not re.search(r"\b(?:fma|mad)\.\w+\.f32|\.approx|\.ftz|\bdiv\.full|\badd\.f32|\bmul\.f32", ptx)
 
@@ -140,7 +140,7 @@ def test_fp8_compiles_for_sm_89():
     assert fused().name in compiled(fused(), arch="sm_89").kernels
 
 
-def test_epilogue_is_a_second_parameter():
+def test_the_parameters_of_an_epilogue_are_a_second_kernel_argument():
     for spec in (allreduce(epilogue=EPILOGUE), allreduce("two_stage", ragged=True, epilogue=EPILOGUE)):
         sizes = [param.size for param in compiled(spec).kernels[spec.name].params]
         assert sizes == [ctypes.sizeof(params.AllreduceParams), 16]
@@ -157,7 +157,7 @@ def test_epilogue_is_a_second_parameter():
         ({"out_dtype": E4M3}, "out_dtype"),
     ],
 )
-def test_a_specialisation_without_kernel_is_refused(change, argument):
+def test_a_combination_of_options_without_a_kernel_is_refused(change, argument):
     fields = {"op": "allreduce", "algo": "one_stage", "dtype": BF16, "ranks": 2, "out_dtype": BF16, **change}
     with pytest.raises(ArgumentError) as caught:
         CollectiveKernel(**fields)
@@ -166,7 +166,7 @@ def test_a_specialisation_without_kernel_is_refused(change, argument):
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("columns", [1, 8, 1000, 4096, 5120, 7168, 8200, 16384])
-def test_a_block_holds_a_row(dtype, columns):
+def test_the_block_of_a_row_covers_all_of_its_columns(dtype, columns):
     shape = plans.rmsnorm_launch(5, columns, dtype.itemsize, 4, "one_stage", 64)
     assert shape.blocks == 5
     assert shape.threads % 32 == 0 and shape.threads <= plans.MAX_THREADS and shape.packs <= kernels.MAX_PACKS
@@ -206,14 +206,14 @@ def test_chunks_fit_the_payload():
     assert plans.allreduce_chunk(allreduce().work, 10**9, 16) == 1
 
 
-def test_inline_assembly_stands_in_one_folder():
+def test_inline_assembly_is_only_in_cu_ptx():
     sources = [path for folder in (CU, CU.parent / "check" / "cu") for path in folder.rglob("*.cu*")]
     with_assembly = {path for path in sources if re.search(r"\basm\b", path.read_text())}
     assert with_assembly == {path for path in sources if path.parent.name == "ptx"}
 
 
-def test_an_instruction_has_one_wrapper():
-    """But for the two forms of the wait on an mbarrier, of which each architecture has one."""
+def test_each_ptx_instruction_has_one_wrapper():
+    """The exceptions are the two forms of the wait on an mbarrier, one for each architecture."""
     text = "\n".join(path.read_text() for path in sorted((CU / "ptx").glob("*.cuh")))
     forms = re.findall(r'asm(?: volatile)?\(\s*((?:"[^"\n]*"\s*)+)', text)
     assert len(forms) > 40

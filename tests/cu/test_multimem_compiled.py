@@ -104,7 +104,7 @@ def stores_to_all(spec: CollectiveKernel) -> set[str]:
 
 
 @pytest.mark.parametrize("spec", VARIANTS, ids=label)
-def test_sums_and_stores_have_the_type_and_the_width_of_packs(spec):
+def test_multimem_sums_and_stores_have_the_type_and_width_of_packs(spec):
     ptx = compiled(spec).ptx
     tails = spec.ragged and not spec.staged
     sums = {SUMS[spec.dtype.name], TAILS[spec.dtype.name]} if tails else {SUMS[spec.dtype.name]}
@@ -121,14 +121,14 @@ def test_every_release_of_a_flag_follows_a_fence_between_aliases(spec):
     assert len(found) >= 2 * (3 if spec.staged and spec.algo == "two_stage" else 2)
 
 
-def test_other_kernels_have_neither():
+def test_kernels_without_multimem_have_no_multimem_instruction_and_no_alias_fence():
     spec = CollectiveKernel("allreduce", "two_stage", BF16, 8, BF16)
     ptx = spec.specialisation.compile("sm_90a", cubin=False).ptx
     assert "multimem" not in ptx and "fence.proxy" not in ptx
 
 
 @pytest.mark.parametrize(("spec", "arch"), EVERY, ids=lambda value: value if isinstance(value, str) else label(value))
-def test_no_stack_no_spills_and_registers_for_a_whole_block(spec, arch):
+def test_kernels_have_no_stack_no_spills_and_registers_for_a_whole_block(spec, arch):
     image = compiled(spec, arch)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", image.log) == [("0", "0")]
     assert int(re.findall(r"Used (\d+) registers", image.log)[0]) <= 128
@@ -136,7 +136,7 @@ def test_no_stack_no_spills_and_registers_for_a_whole_block(spec, arch):
 
 
 @pytest.mark.parametrize("spec", VARIANTS, ids=label)
-def test_parameters_and_pdl(spec):
+def test_kernels_have_the_parameters_of_the_host_and_pdl_instructions(spec):
     info = compiled(spec).kernels[spec.name]
     assert info.param_bytes == ctypes.sizeof(params.parameters(spec.op, spec.algo, multimem=True))
     assert info.has_pdl_wait and info.has_pdl_trigger
@@ -145,15 +145,15 @@ def test_parameters_and_pdl(spec):
 
 
 def disassembler() -> str | None:
-    """Where nvdisasm is: on the path, or in the package of this name."""
+    """The path of nvdisasm, on PATH or in its Python package; None without it."""
     folder = Path(sysconfig.get_path("purelib")) / "nvidia"
     return shutil.which("nvdisasm") or next((str(path) for path in sorted(folder.glob("*/bin/nvdisasm"))), None)
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
 @pytest.mark.parametrize(("spec", "arch"), EVERY, ids=lambda value: value if isinstance(value, str) else label(value))
-def test_machine_code(tmp_path, spec, arch):
-    """Sums by LDGMC, stores to all by STG.STRONG.SYS, no local memory, no load in their place."""
+def test_machine_code_has_multimem_loads_strong_stores_and_no_local_memory(tmp_path, spec, arch):
+    """Sums are LDGMC, stores to all ranks are STG.STRONG.SYS, and there is no local memory or plain load instead."""
     file = tmp_path / "kernel.cubin"
     file.write_bytes(compiled(spec, arch).cubin)
     text = subprocess.run([disassembler(), "-c", str(file)], capture_output=True, text=True, check=True).stdout
@@ -182,7 +182,7 @@ def test_machine_code(tmp_path, spec, arch):
         ({"op": "allreduce_rmsnorm_fp8", "to_outputs": True}, "to_outputs"),
     ],
 )
-def test_a_form_without_kernel_is_refused(change, argument):
+def test_a_combination_of_options_without_a_kernel_is_refused(change, argument):
     fields = {"op": "allreduce", "algo": "two_stage", "dtype": BF16, "ranks": 2, "out_dtype": BF16, "multimem": True}
     with pytest.raises(ArgumentError) as caught:
         CollectiveKernel(**{**fields, **change})

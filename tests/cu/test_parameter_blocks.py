@@ -89,7 +89,10 @@ _FUSED = {
 }
 _NORMED = _defines(NORMED=1, MORE=1, OUT_DTYPE="e4m3", QUANT=1)
 _FORM = NormForm(normed=True)
-_MOVES = {**workspace.defines(), **_defines(RANKS=2, SAME=1, ARRANGED=0, COMPARES=0, PUT=0, STAGED=0, KERNEL="kernel")}
+_MOVES = {
+    **workspace.defines(),
+    **_defines(RANKS=2, SAME=1, ARRANGED=0, COMPARES=0, PUT=0, STAGED=0, PACKS=8, KERNEL="kernel"),
+}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -244,7 +247,7 @@ def test_every_field_has_the_offset_and_size_that_the_kernel_sees(block):
     assert in_kernel(block, list(expected)) == expected
 
 
-def test_a_field_that_the_host_lacks_does_not_compile():
+def test_a_kernel_that_uses_a_field_unknown_to_the_host_does_not_compile():
     block = BLOCKS[0]
     names = list(of_host(block))
     with pytest.raises(CompileError, match="more elements than there are binding names"):

@@ -87,7 +87,7 @@ def values(rng, rows, columns):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_kernel_quantises_as_the_reference(module, driver, rng, name):
+def test_a_kernel_quantises_with_the_bits_of_the_reference(module, driver, rng, name):
     made, width = FORMS[name]
     device, rows = df.device(0, driver=driver), 37
     y = values(rng, rows, 32 * width)
@@ -103,7 +103,7 @@ LAYOUTS = {"tiles": Q.mxfp8(layout="tiles"), "column": Q.per_group(64, layout="c
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_is_all_that_is_no_scale(module, driver, layout):
+def test_every_place_without_a_scale_is_padding(module, driver, layout):
     made, device = LAYOUTS[layout], df.device(0, driver=driver)
     unsigned = np.dtype(f"u{made.scales.itemsize}")
     filled = 0xA5A5A5A5 >> (32 - 8 * unsigned.itemsize)
@@ -115,8 +115,8 @@ def test_padding_is_all_that_is_no_scale(module, driver, layout):
 
 
 @pytest.mark.emulated
-def test_the_padding_of_tiles_is_cleared_by_16_bytes():
-    """Beside one row of 512 groups."""
+def test_the_padding_of_tiles_is_cleared_in_16_byte_stores():
+    """The 128x4 tiles hold the scales of a single row of 512 groups; all else is padding."""
     with df.emu.Machine(devices=1) as machine:
         device = df.device(0, driver=machine)
         module = df.compile('#include "common/quantise.cuh"' + PADDING, driver=machine, include=(str(CU),))

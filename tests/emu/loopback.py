@@ -21,7 +21,7 @@ from drvfuse.emu.wire.parameters import Layout
 
 
 class Loopback:
-    """What calls ask of both ends."""
+    """The services that calls need of the client and of the server, both in this process."""
 
     def __init__(self, machine: Machine | None) -> None:
         self.machine = machine

@@ -117,7 +117,7 @@ __device__ void meet(Team t, u32 flag, u32 value) {
 
 
 class _Team(ctypes.Structure):
-    """What kernels of `launch` are given."""
+    """The parameters of kernels that `launch` runs."""
 
     _fields_ = [
         ("mc", ctypes.c_uint64),

@@ -68,7 +68,7 @@ def test_calls_of_processes_have_the_bits_of_the_reference(rng, n, nodes):
         assert not ranks.machine.reports
 
 
-def test_hosts_make_the_nodes_wherever_their_ranks_are(rng):
+def test_ranks_of_a_host_form_a_node_in_any_rank_order(rng):
     with connected(4, domain=[" a", " b", " a", " b"], exchange=engines(4)) as ranks:
         assert [group.inside for group in ranks.groups] == [(0, 2), (1, 3)] * 2
         assert [group.node for group in ranks.groups] == [0, 1, 0, 1]
@@ -83,12 +83,12 @@ def test_a_rank_has_no_address_of_another_node():
             assert group.link.engine.greetings == [b"rank 0", b"rank 1", b"rank 2", b"rank 3"]
 
 
-def test_many_nodes_of_one_rank(rng):
+def test_nodes_of_one_rank_each_have_the_bits_of_the_reference(rng):
     with connected(8, nodes=8, exchange=engines(8), node_order="fixed") as ranks:
         check(ranks, inputs(rng, 8, 500))
 
 
-def test_the_order_of_the_engine(rng):
+def test_sums_in_the_order_of_the_engine_are_within_the_bounds(rng):
     with connected(6, nodes=3, exchange=engines(6), node_order="engine") as ranks:
         hosts = inputs(rng, 6, 2000, "float32")
         low, high = reference.sum_bounds(hosts)
@@ -111,7 +111,7 @@ def test_calls_that_differ_inside_a_node_are_named(rng):
         check(ranks, inputs(rng, 4, 100))
 
 
-def test_a_reset_connects_the_engine_anew(rng):
+def test_a_reset_reconnects_the_engine(rng):
     with connected(4, nodes=2, exchange=engines(4)) as ranks:
         check(ranks, inputs(rng, 4, 100))
         ranks.each(lambda group: group.reset())
@@ -119,7 +119,7 @@ def test_a_reset_connects_the_engine_anew(rng):
         check(ranks, inputs(rng, 4, 100))
 
 
-def test_a_split_has_the_nodes_that_its_ranks_have(rng):
+def test_a_split_keeps_the_nodes_of_its_ranks(rng):
     with connected(4, nodes=2, exchange=engines(4)) as ranks:
         inside = ranks.each(lambda group: group.split(group.node))
         assert [group.nodes for group in inside] == [1] * 4
@@ -153,7 +153,7 @@ def test_an_engine_that_one_rank_lacks_is_an_error_on_every_rank(monkeypatch):
         ranks.close()
 
 
-def test_ranks_that_have_found_different_engines_are_told(monkeypatch):
+def test_ranks_with_different_engines_are_refused(monkeypatch):
     with df.emu.Machine(devices=2) as machine:
         ranks = Ranks(machine, 2)
         found = engines(2)
@@ -165,7 +165,7 @@ def test_ranks_that_have_found_different_engines_are_told(monkeypatch):
         ranks.close()
 
 
-def test_a_rank_that_ends_is_named_by_those_of_other_nodes():
+def test_a_rank_that_exits_is_named_on_other_nodes():
     with connected(4, nodes=2, exchange=engines(4)) as ranks:
         ranks.groups[3].close()
         deadline = time.monotonic() + 10
@@ -181,7 +181,7 @@ def test_a_rank_that_ends_is_named_by_those_of_other_nodes():
 
 
 @pytest.mark.parametrize("function", ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMemHostRegister"])
-def test_a_failing_call_of_one_node_leaves_nothing_on_any(function):
+def test_a_failing_driver_call_of_one_node_leaves_nothing_on_any_rank(function):
     with df.emu.Machine(devices=4) as machine:
         ranks = Ranks(machine, 4)
         for rank in range(4):

@@ -49,7 +49,7 @@ def test_an_installed_library_that_cannot_be_loaded_is_unsupported(installed, mo
         find_engine(None, False, True)
 
 
-def test_an_object_of_ones_own_is_taken_as_it_is_or_refused_by_what_it_lacks(refused):
+def test_a_user_defined_exchange_is_used_or_refused_with_the_method_it_lacks(refused):
     own = InProcess()
     assert find_engine(own, False, False) is own
 

@@ -9,7 +9,7 @@ from drvfuse.errors import ArgumentError
 from drvfuse.nodes.layout import Nodes, find_nodes, find_order
 
 
-def test_auto_takes_the_ranks_of_a_host():
+def test_auto_makes_a_node_of_the_ranks_of_a_host():
     found = find_nodes(["a", "a", "b", "b", "c", "c"])
     assert found.of == (0, 0, 1, 1, 2, 2)
     assert (found.count, found.inside, found.ranks(1), found.place(3)) == (3, 2, (2, 3), 1)
@@ -22,26 +22,26 @@ def test_nodes_are_numbered_by_their_lowest_rank_however_ranks_are_placed():
     assert [found.place(rank) for rank in range(4)] == [0, 0, 1, 1]
 
 
-def test_a_number_splits_one_host_too():
+def test_a_number_of_nodes_splits_one_host_too():
     assert find_nodes(["a"] * 6, 3).of == (0, 0, 1, 1, 2, 2)
     assert find_nodes(["a"] * 6, 1).count == 1
     assert find_nodes(["a"] * 3, 3).inside == 1
 
 
 @pytest.mark.parametrize("nodes", [0, 7, 4, -1, True, 2.0, "two", None])
-def test_other_numbers_are_refused(refused, nodes):
+def test_numbers_of_nodes_that_do_not_divide_the_ranks_are_refused(refused, nodes):
     refused(lambda: find_nodes(["a"] * 6, nodes), "nodes", "divides the 6 ranks")
 
 
-def test_hosts_of_unequal_size_are_refused_by_name(refused):
+def test_hosts_with_unequal_numbers_of_ranks_are_refused_by_name(refused):
     refused(lambda: find_nodes(["a", "a", "b"]), "nodes", "2 on 'a', 1 on 'b'")
 
 
-def test_a_node_across_hosts_is_refused_by_rank(refused):
+def test_a_node_across_hosts_is_refused_and_its_ranks_are_named(refused):
     refused(lambda: find_nodes(["a", "b", "a", "b"], 2), "nodes", "ranks 0 on 'a' and 1 on 'b'")
 
 
-def test_more_than_eight_ranks_inside_are_refused(refused):
+def test_more_than_eight_ranks_per_node_are_refused(refused):
     refused(lambda: find_nodes(["a"] * 9), "nodes", "9 ranks form a node")
     refused(lambda: find_nodes(["a"] * 18, 2), "nodes", "at most 8")
     assert find_nodes(["a"] * 8 + ["b"] * 8).inside == 8

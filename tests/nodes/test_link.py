@@ -16,7 +16,7 @@ pytestmark = pytest.mark.emulated
 
 
 class Watched(InProcess):
-    """Its exchanges end, but are watched as if they might not; it counts what is asked of it."""
+    """An exchange that always completes but is watched as if it might not. It counts its calls."""
 
     name = "a watched engine"
     watched = True
@@ -55,7 +55,7 @@ def call(group):
 
 
 def hang(group, position=3):
-    """As if the device of a rank were in an exchange from now on; returns the error once it is there."""
+    """Make the exchange of a rank appear unfinished, and return the error that the watchdog raises."""
     group.link.words["begun"][position] += 1
     deadline = time.monotonic() + 10
     while group.link.failure is None:
@@ -78,7 +78,7 @@ def test_an_exchange_that_does_not_end_is_aborted_and_named(group):
     assert group.link.engine.aborted == 1
 
 
-def test_every_host_call_raises_it_until_the_group_is_reset(group):
+def test_every_host_call_raises_the_abort_until_the_group_is_reset(group):
     call(group)
     error = hang(group)
     for raises in (group.check, group.synchronize, group[0].synchronize):
@@ -91,7 +91,7 @@ def test_every_host_call_raises_it_until_the_group_is_reset(group):
     assert (group.link.engine.opened, group.link.engine.closed) == (2, 1)
 
 
-def test_the_first_call_after_it_raises_and_the_second_resets(group):
+def test_after_an_aborted_exchange_the_first_call_raises_and_the_second_resets(group):
     call(group)
     hang(group)
     with pytest.raises(errors.ExchangeTimeout):
@@ -109,7 +109,7 @@ def test_exchanges_that_end_are_never_aborted(group):
     assert group.link.engine.aborted == 0 and group.link.failure is None
 
 
-def test_a_graph_of_before_the_reset_is_refused(group):
+def test_a_graph_captured_before_the_reset_is_refused(group):
     xs = [rank.zeros(64, "float32") for rank in group]
     prepared = df.allreduce.prepare(group, xs)
     with df.Graph.capture([rank.stream for rank in group]) as graph:
@@ -125,8 +125,8 @@ def test_a_graph_of_before_the_reset_is_refused(group):
     group.synchronize()
 
 
-def test_a_rank_that_waits_inside_its_node_is_named_by_its_rank_in_the_group(group):
-    """Ranks 2 and 3 form node 1: a report that kernels wrote with the numbers 0 and 1 is of these."""
+def test_a_time_out_inside_a_node_names_ranks_of_the_whole_group(group):
+    """Ranks 2 and 3 form node 1, so the ranks 0 and 1 in a report of its kernels are these."""
     call(group)
     reports = group.workspace.reports
     reports["rank"][2], reports["peer"][2], reports["phase"][2], reports["expected"][2] = 0, 1, 1, 1

@@ -135,7 +135,7 @@ def member():
 
 
 @pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
-def test_a_rank_that_never_comes_is_an_error_within_the_time_out(engine, member, method):
+def test_a_rank_that_never_connects_is_an_error_within_the_time_out(engine, member, method):
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
     memory = member.device.array(np.zeros(16, np.float32))
     text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"

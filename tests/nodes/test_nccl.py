@@ -104,7 +104,7 @@ class Stand:
 
 @pytest.fixture
 def stand(monkeypatch):
-    """The stand-in, which a machine of 4 devices belongs to."""
+    """The stand-in for NCCL, with a machine of 4 devices."""
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     with df.emu.Machine(devices=4) as machine:
         stand = Stand(df.device(0, driver=machine))
@@ -126,7 +126,7 @@ def test_nodes_of_one_host_are_refused_where_nccl_might_make_multicast_objects(s
         open_group(stand)
 
 
-def test_one_rank_with_nvls_is_enough_and_nodes_of_different_hosts_may_have_it():
+def test_nvls_on_one_rank_is_refused_on_one_host_and_allowed_between_hosts():
     nodes = Nodes((0, 0, 1, 1))
     _refuse_multicast(nodes, ["a with NVLS", "a with NVLS", "b with NVLS", "b"])
     _refuse_multicast(nodes, ["a", "a", "a", "a"])
@@ -138,7 +138,7 @@ def open_group(stand, **options):
     return df.Group.local(4, driver=stand.machine, nodes=2, exchange=Nccl(), max_blocks=2, **options)
 
 
-def test_communicators_join_the_ranks_of_one_place(stand):
+def test_communicators_join_the_ranks_with_equal_positions_in_their_nodes(stand):
     with open_group(stand) as group:
         engine = group.link.engine
         made = engine._communicators
@@ -146,7 +146,7 @@ def test_communicators_join_the_ranks_of_one_place(stand):
     assert stand.calls == ["init"] * 4 + ["abort"] * 4
 
 
-def test_calls_are_exact(stand, rng):
+def test_nccl_is_called_with_the_right_buffers_counts_and_peers(stand, rng):
     with open_group(stand) as group:
         hosts = [rng.standard_normal(3000).astype(np.float32) for _ in range(4)]
         ys = df.allreduce(group, [rank.array(host) for rank, host in zip(group, hosts, strict=True)])
@@ -154,7 +154,7 @@ def test_calls_are_exact(stand, rng):
             assert (y.numpy() == reference.allreduce(hosts, nodes=2)).all()
 
 
-def test_what_nccl_does_later_is_waited_for(stand):
+def test_asynchronous_steps_of_nccl_are_waited_for(stand):
     with open_group(stand) as group:
         stand.answers = [7, 7, 0, 7]
         df.allreduce(group, [rank.zeros(8, "float32") for rank in group])
@@ -188,7 +188,7 @@ def test_an_error_of_nccl_is_named(stand, monkeypatch):
             df.allreduce(group, xs)
 
 
-def test_an_error_of_an_id_is_named_and_nothing_is_left_of_a_failed_connection(stand, monkeypatch):
+def test_an_error_in_making_an_id_is_named_and_a_failed_connection_leaves_nothing(stand, monkeypatch):
     def broken(*arguments):
         raise NCCLError("SystemError (2)")
 

@@ -15,7 +15,7 @@ from drvfuse.nodes.layout import Nodes
 
 
 class Table:
-    """Where the ranks of a group meet."""
+    """The table through which the ranks of a group exchange their numbers."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[Any, ...], np.ndarray] = {}
@@ -23,7 +23,7 @@ class Table:
 
 
 class ThreadExchange:
-    """One for each rank, all of one table."""
+    """An engine for each rank; all share one table."""
 
     name = "threads"
     watched = False

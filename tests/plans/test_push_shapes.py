@@ -85,13 +85,13 @@ def check_shares(shape: PushShape, most: int) -> None:
 
 
 def check_relays(shape, work):
-    """By two shots in several rounds some rank hears of another one by way of a third, if there is one."""
+    """In several rounds of two shots, every rank learns of every other, by way of a third rank if there is one."""
     assert shape.relays == (work.algo == "push_two_shot" and shape.rounds > 1 and work.ranks > 2)
 
 
 @given(allreduces(), st.integers(1, 132 * 32))
 @settings(max_examples=120)
-def test_allreduce(case, most):
+def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
     work, count, given = case
     shape, given = planned(lambda nbytes: allreduce_shape(work, count, nbytes), given)
     packs = ceil_div(count, work.width)
@@ -111,7 +111,7 @@ def test_allreduce(case, most):
 
 @given(norms(), st.integers(1, 132 * 32))
 @settings(max_examples=120)
-def test_fused(case, most):
+def test_plans_of_the_fused_op_cover_all_rows_and_fit_the_slots(case, most):
     work, rows, columns, given, clusters = case
     shape, given = planned(lambda nbytes: fused_shape(work, rows, columns, nbytes, clusters), given)
     row_packs = ceil_div(columns, work.width)
@@ -134,7 +134,7 @@ def test_fused(case, most):
 @given(allreduces() | norms(), st.integers(1, 300))
 @settings(max_examples=50)
 def test_a_traced_block_has_room_for_its_phases(case, most):
-    """Per round a block sends, and later reduces or gathers, each of its units."""
+    """In each round a block sends each of its units, and later reduces or gathers it."""
     work, *size, given = case[:-1] if len(case) == 5 else case
     if work.op == "allreduce":
         shape, _ = planned(lambda nbytes: allreduce_shape(work, *size, nbytes), given)
@@ -145,7 +145,7 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
     assert trace_phases(shape, blocks) >= shape.rounds * 3 * each
 
 
-def test_few_large_rounds_and_no_more():
+def test_a_plan_has_as_few_rounds_as_the_slots_allow():
     work = Work("allreduce", "push_one_shot", 2, 2, 2)
     packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # of a round
     for rounds in (1, 2, 3, 4):
@@ -162,7 +162,7 @@ def test_one_rank_needs_no_slots():
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_the_packs_of_a_round_are_counted_in_32_bits(algo):
+def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
     """One rank needs no slots, so these do not bound its rounds: tensors of 64 GiB and more have several."""
     for count, rounds in ((1 << 34, 1), ((1 << 34) + 8, 2), (1 << 36, 4)):
         shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), count, 4096)
@@ -173,8 +173,8 @@ def test_the_packs_of_a_round_are_counted_in_32_bits(algo):
 @pytest.mark.parametrize("workspace_bytes", [4096, 1 << 21, LARGE, 10 << 30])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_numbers_of_rows_are_below_two_to_31(algo, ranks, workspace_bytes):
-    """Also those of the last round, which is as long as the others, and of the step behind it."""
+def test_two_to_31_rows_and_more_are_refused(algo, ranks, workspace_bytes):
+    """The limit includes the last round, which is as long as the others, and the step after it."""
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 
@@ -200,8 +200,8 @@ def test_blocks_are_counted_by_cluster():
     assert [shape.blocks(most) for most in (1, 7, 8, 17, MAX_BLOCKS)] == [8, 8, 8, 16, 240]
 
 
-def test_a_half_is_within_reach_of_offsets_of_32_bits():
-    """And holds half of what is given, up to that, with the greetings beside it."""
+def test_half_a_workspace_can_be_addressed_with_32_bits():
+    """Half of the given workspace, up to that limit, holds slots, with the greetings beside them."""
     for nbytes in (4096, 4351, 64 << 20, 8 << 30, 1 << 40):
         half = half_bytes(nbytes)
         assert half % 128 == 0 and half < 1 << 32

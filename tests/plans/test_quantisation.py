@@ -31,7 +31,7 @@ Q = df.Quantisation
     ],
     ids=str,
 )
-def test_shapes_follow_from_the_rows(made, rows, columns, scales, output):
+def test_shapes_of_codes_and_scales_follow_from_the_rows(made, rows, columns, scales, output):
     made.check(columns, BF16)
     assert made.scales_shape(rows, columns) == scales
     assert made.output_shape((*rows, columns)) == output
@@ -43,7 +43,7 @@ def test_bytes_of_scales_are_those_of_a_row_without_padding():
     assert [Q.mxfp8(layout="tiles").row_scale_bytes(96), Q.static(1.0).row_scale_bytes(96)] == [3, 0]
 
 
-def test_descriptions_are_values():
+def test_equal_descriptions_compare_equal():
     assert Q.per_group(128, upper_bound=2) == Q.per_group(upper_bound=2.0) != Q.per_group()
     assert len({Q.nvfp4(0.5), Q.nvfp4(0.5), Q.nvfp4(0.25)}) == 2
     assert str(Q.per_group(layout="column")) != str(Q.per_group()) != str(Q.per_group(64))
@@ -109,7 +109,7 @@ def test_only_descriptions_that_the_class_methods_make_exist(refused, make):
 
 
 @pytest.mark.parametrize("made", [Q.per_group(64, upper_bound=2.0), Q.nvfp4(0.1, "tiles"), Q.static(0.1), Q.none()])
-def test_fields_can_be_replaced_by_others_that_fit(made):
+def test_fields_can_be_replaced_if_the_result_is_valid(made):
     assert dataclasses.replace(made) == made
     assert dataclasses.replace(Q.static(0.5), scale=0.25) == Q.static(0.25)
 
@@ -125,5 +125,5 @@ def test_fields_can_be_replaced_by_others_that_fit(made):
         (Q.none(), "none"),
     ],
 )
-def test_descriptions_in_words(made, text):
+def test_descriptions_have_a_readable_form(made, text):
     assert str(made) == text

@@ -41,7 +41,7 @@ def test_chunks_of_copies_cover_a_part_in_order_and_break_at_packs():
             assert all(-(-end // 8) - begin // 8 <= packs for begin, end in chunks if begin < end)
 
 
-def test_parts_are_loaded_where_sending_them_would_take_three_rounds():
+def test_parts_are_pulled_where_pushing_them_would_take_three_rounds():
     half, whole = half_bytes(64 << 20), 32 << 20
     assert not any(scatter.pulls(HOPPER, received, half) for received in (0, 1 << 10, 1 << 20, whole, 2 * whole))
     assert all(scatter.pulls(HOPPER, received, half) for received in (2 * whole + 4096, 3 * whole, 4 * whole))

@@ -37,7 +37,7 @@ PTX = """
 """
 
 
-def test_ptx_facts() -> None:
+def test_facts_of_a_kernel_are_read_from_its_ptx() -> None:
     found = kernels(parse(PTX), {"k(float*)": "_Z1kPf"})
     assert found == kernels(parse(PTX, bodies=False), {"k(float*)": "_Z1kPf"})
     assert set(found) == {"_Z1kPf", "k(float*)", "empty"}
@@ -55,8 +55,8 @@ def both(ptx: str) -> dict[str, KernelInfo]:
     return found
 
 
-def test_pdl_instructions_count_where_they_are_reached() -> None:
-    """By a call of a call, in a scope, behind a predicate; not in a comment, a name or another kernel."""
+def test_pdl_instructions_count_if_the_kernel_reaches_them() -> None:
+    """Instructions count in nested calls, scopes and under predicates, but not in comments, names or other kernels."""
     functions = """
 .func inner() { .reg .pred %p<2>; { @%p1 griddepcontrol.wait; } ret; }
 .func recursive() { call.uni recursive, (); call inner, (); ret; }
@@ -76,7 +76,7 @@ def test_pdl_instructions_count_where_they_are_reached() -> None:
     }
 
 
-def test_a_declaration_is_no_kernel() -> None:
+def test_a_declaration_without_a_body_is_not_a_kernel() -> None:
     assert set(both(HEAD + ".extern .entry far(.param .u64 p);\n.visible .entry near() { ret; }")) == {"near"}
 
 
@@ -95,7 +95,7 @@ extern "C" __global__ void plain(float x, float* p) { *p = x; }
     assert other.max_threads == 96 and other.has_pdl_wait and not other.has_pdl_trigger
 
 
-def test_without_bodies_ptx_is_read_that_is_not_emulated() -> None:
+def test_without_bodies_ptx_that_cannot_be_emulated_is_read() -> None:
     text = HEAD + ".global .texref t;\n.visible .entry k(.param .u64 p) { .reg .v2 .f32 %v; frob [%v+]; ret; }"
     with pytest.raises(PtxError):
         parse(text)
@@ -105,7 +105,7 @@ def test_without_bodies_ptx_is_read_that_is_not_emulated() -> None:
 @pytest.mark.parametrize(
     "text", ["hello", "", ".version 8.0\n.entry k() {}", HEAD + ".entry k(", HEAD + ".entry k() { "]
 )
-def test_without_bodies_what_is_no_ptx_is_refused(text: str) -> None:
+def test_without_bodies_text_that_is_not_ptx_is_refused(text: str) -> None:
     with pytest.raises(PtxError):
         parse(text, bodies=False)
 

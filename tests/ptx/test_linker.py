@@ -28,14 +28,14 @@ def function(name: str, value: int, linkage: str = ".visible ") -> str:
 CALL = ".extern .func (.param .b32 r) value();\n.visible .entry k() { call (_), value, (); ret; }\n"
 
 
-def test_a_function_of_another_module_is_found() -> None:
+def test_a_call_of_a_function_in_another_module_is_resolved() -> None:
     for text in (linked(CALL, function("value", 7)), linked(function("value", 7), CALL)):
         assert ".extern" not in text and "mov.u32 %a, 7" in text
         module = parse(text)
         assert set(module.functions) == {"k", "value"} and module.functions["value"].body
 
 
-def test_what_nobody_defines_and_what_two_define_is_named() -> None:
+def test_undefined_and_doubly_defined_symbols_are_named() -> None:
     with pytest.raises(LinkError, match="Undefined reference to 'value' in 'unit0'"):
         linked(CALL, function("other", 7))
     with pytest.raises(LinkError, match="Multiple definition of 'value' in 'unit2', first defined in 'unit1'"):
@@ -48,7 +48,7 @@ def test_what_nobody_defines_and_what_two_define_is_named() -> None:
         linked(CALL, function("value", 7, ""))
 
 
-def test_a_weak_definition_gives_way() -> None:
+def test_a_strong_definition_replaces_a_weak_one() -> None:
     weak = function("value", 1, ".weak ")
     for bodies in ((CALL, weak, function("value", 7)), (CALL, function("value", 7), weak)):
         text = linked(*bodies)
@@ -62,7 +62,7 @@ def test_the_largest_common_variable_is_kept() -> None:
     assert parse(text).variables["c"].size == 16
 
 
-def test_names_of_one_module_alone_do_not_meet() -> None:
+def test_private_names_of_two_modules_do_not_clash() -> None:
     body = """.global .u32 x = %d;
 .func (.param .b32 r) f() { .reg .b32 %%a; .reg .b64 %%p; mov.u64 %%p, x; ld.global.u32 %%a, [%%p];
   st.param.b32 [r], %%a; ret; }
@@ -94,7 +94,7 @@ def test_builtin_functions_are_declared_once() -> None:
     assert linked(declared, declared).count("vprintf") == 1
 
 
-def test_places_are_those_of_their_own_files() -> None:
+def test_source_positions_keep_their_own_files() -> None:
     body = '.visible .entry k%d() {\n.loc 1 %d 0\nret;\n}\n.file 1 "%s.cu"\n.file 2 "common.h"\n'
     module = parse(linked(body % (0, 5, "a"), body % (1, 6, "b")))
     places = {
@@ -104,7 +104,7 @@ def test_places_are_those_of_their_own_files() -> None:
     assert places == {"k0": ("a.cu", 5), "k1": ("b.cu", 6)}
 
 
-def test_the_whole_asks_for_what_its_parts_ask_for() -> None:
+def test_the_linked_module_has_the_highest_version_and_target_of_its_parts() -> None:
     heads = [".version 7.0\n.target sm_75\n", ".version 8.3\n.target sm_90a, debug\n", ".version 8.0\n.target sm_90\n"]
     text = link([unit(f"u{i}", f".visible .entry k{i}() {{ ret; }}", head) for i, head in enumerate(heads)])
     module = parse(text)
@@ -120,13 +120,13 @@ def test_comments_sections_and_declarations_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("body", ["nonsense", ".visible .entry k() {", ".global .u32 x", ".func ;"])
-def test_what_cannot_be_read_is_an_error_with_its_line(body: str) -> None:
+def test_unreadable_ptx_is_an_error_with_its_line(body: str) -> None:
     with pytest.raises(PtxError) as caught:
         unit("bad", body)
     assert caught.value.line == 4
 
 
-def test_shared_memory_of_a_module_is_not_that_of_the_launch_in_another() -> None:
+def test_a_shared_variable_and_dynamic_shared_memory_of_one_name_stay_apart() -> None:
     own = ".shared .align 4 .b8 room[4];\n.visible .entry a() { .reg .b32 %a; mov.u32 %a, room; ret; }\n"
     launch = ".extern .shared .align 16 .b8 room[];\n.visible .entry b() { .reg .b32 %a; mov.u32 %a, room; ret; }\n"
     for texts in ((own, launch), (launch, own)):

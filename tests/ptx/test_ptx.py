@@ -28,7 +28,7 @@ def test_an_instruction_keeps_its_line_guard_and_operands():
     assert isinstance(ins.operands[1], Addr) and ins.operands[1].offset == -8
 
 
-def test_scopes_have_registers_and_labels_of_their_own():
+def test_each_scope_has_its_own_registers_and_labels():
     body = "mov.u32 t, 1;\n{ .reg .f32 t; mov.f32 t, 0f3F800000; bra L; L: }\n{ .reg .b64 t; mov.u64 t, 2; bra L; L: }"
     items = parse(kernel(".reg .b32 t;" + body)).functions["k"].body
     moves = [i.operands[0] for i in items if isinstance(i, Instruction) and i.base == "mov"]
@@ -43,7 +43,7 @@ def test_a_branch_out_of_a_scope_finds_the_outer_label():
     assert items[0].operands[0].name == "OUT" and items[1] == "OUT"
 
 
-def test_local_is_not_mistaken_for_loc():
+def test_a_local_directive_is_not_taken_for_loc():
     module = parse(kernel(".local .align 8 .b8 depot[24];\n.loc 1 7 3\nmov.u64 %d0, depot;", head='.file 1 "k.cu"'))
     fn = module.functions["k"]
     assert [(v.name, v.size, v.align) for v in fn.variables] == [("depot", 24, 8)]
@@ -70,7 +70,7 @@ add.u32 %r0, %r0, 1;"""
     + [("0x1F", (31, "int")), ("-17", (-17, "int")), ("017", (15, "int")), ("0b101", (5, "int")), ("7U", (7, "int"))]
     + [("1.5", (1.5, "dec"))],
 )
-def test_immediates(text, value):
+def test_immediates_are_read_in_every_notation(text, value):
     ins = parse(kernel(f"mov.b32 %r0, {text};")).functions["k"].body[0]
     assert isinstance(ins.operands[1], Imm) and (ins.operands[1].value, ins.operands[1].kind) == value
 
@@ -103,7 +103,7 @@ def test_parameters_are_laid_out_by_their_alignment():
     assert code.param_bytes == 40
 
 
-def test_launch_bounds_and_pdl_are_told():
+def test_launch_bounds_and_use_of_pdl_are_read():
     text = kernel("griddepcontrol.wait;").replace(") {", ")\n.maxntid 128, 2, 1\n.minnctapersm 2\n{", 1)
     code = translate(text).kernels["k"]
     assert (code.max_threads, code.reqntid, code.has_pdl_wait, code.has_pdl_trigger) == (256, None, True, False)
@@ -231,14 +231,14 @@ def test_sites_name_their_source_line():
         ("fma.rn.f32 %f0, %f1, %f2, %f3, %f4;", "at most 4 operand(s)"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_its_line(body, reason):
+def test_unknown_ptx_is_refused_with_its_line(body, reason):
     with pytest.raises(PtxError) as caught:
         translate(kernel("mov.u32 %r7, 0;\n" + body))
     assert caught.value.line == 7 and reason in caught.value.reason
     assert caught.value.text == body.rstrip(";")
 
 
-def test_what_is_no_ptx_is_refused():
+def test_text_that_is_not_ptx_is_refused():
     with pytest.raises(PtxError, match="directive"):
         translate("\x7fELF...")
     with pytest.raises(PtxError, match=r"\.target"):
@@ -259,7 +259,7 @@ def test_what_is_no_ptx_is_refused():
         "[%r0;",
     ],
 )
-def test_unreadable_text_is_refused_whatever_it_is(text):
+def test_arbitrary_text_is_refused_without_a_crash(text):
     with pytest.raises(PtxError):
         translate(HEAD + text)
     with pytest.raises(PtxError):
@@ -275,12 +275,12 @@ def test_a_raw_module_neither_suspends_nor_has_kernels():
         translate(kernel(""), raw=True)
 
 
-def test_symbols_take_the_prefix():
+def test_symbols_get_the_given_prefix():
     code = translate(kernel(""), prefix="m7_")
     assert code.kernels["k"].symbol == "m7_k" and 'define i32 @"m7_k"' in code.ir and code.target == "sm_90a"
 
 
-def test_names_are_looked_up_as_variables_and_registers():
+def test_names_are_resolved_to_variables_and_registers():
     fn = parse(kernel("mov.u64 %d0, a; mov.u64 %d1, %d0;")).functions["k"]
     assert isinstance(fn.body[0].operands[1], Sym) and fn.body[0].operands[1].var is fn.params[0]
     assert isinstance(fn.body[1].operands[1], Reg)

@@ -42,7 +42,7 @@ def test_fp4_codes_are_the_nearest_with_ties_to_even(rng):
     assert np.signbit(reference.quantised.unpack_fp4(packed)).tolist() == np.signbit(values).tolist()
 
 
-def test_fp4_saturates_and_a_nan_is_six_and_the_first_of_two_is_in_the_low_bits():
+def test_fp4_saturates_maps_nan_to_six_and_packs_the_first_code_in_the_low_bits():
     packed = reference.quantised.pack_fp4(np.array([np.nan, -np.inf, 0.5, -np.nan], np.float32))
     assert packed.tolist() == [0xF7, 0x71]
 
@@ -62,7 +62,7 @@ def test_e8m0_scales_are_the_least_power_of_two_that_does_not_saturate(rng, dtyp
         assert scale == 0 or Fraction(2) ** (scale - 128) < wanted
 
 
-def test_groups_with_zeros_infinities_and_nans():
+def test_groups_with_zeros_infinities_and_nans_follow_the_rules():
     y = np.zeros((4, 64), np.float32)
     y[1, 5], y[2, 5], y[3, 5] = np.inf, np.nan, 1.0
     output, scales = reference.quantise(y, Q.per_group(64, scales="float8_e8m0fnu"))
@@ -77,14 +77,14 @@ def test_groups_with_zeros_infinities_and_nans():
     assert output[:, 2].tolist() == [0, 0x70, 0x70, 0x70]
 
 
-def test_rows_and_groups_follow_one_rule(rng):
+def test_rows_and_groups_have_the_same_rule(rng):
     y = spread(rng, (50, 128))
     of_rows, of_groups = (reference.quantise(y, made) for made in (Q.per_row(), Q.per_group()))
     assert bits(of_rows.output).tolist() == bits(of_groups.output).tolist()
     assert of_rows.scales.tolist() == of_groups.scales[:, 0].tolist()
 
 
-def test_an_upper_bound_saturates_what_is_above_it(rng):
+def test_values_above_an_upper_bound_saturate(rng):
     y = rng.standard_normal((4, 128)).astype(np.float32)
     for made in (Q.per_row(upper_bound=0.5), Q.per_group(upper_bound=0.5), Q.mxfp8()):
         output, scales = reference.quantise(y, made)
@@ -103,7 +103,7 @@ def test_static_scales_divide_all_rows_by_the_same(rng):
     assert bits(output).tolist() == bits(wanted).tolist()
 
 
-def test_nvfp4_scales_of_blocks_are_e4m3_beside_the_tensors(rng):
+def test_nvfp4_has_e4m3_scales_of_groups_and_a_scale_of_the_tensor(rng):
     y = rng.standard_normal((8, 64)).astype(np.float32)
     made = Q.nvfp4(0.002)  # 6 * 448 * 0.002 is above all of them
     output, scales = reference.quantise(y, made)
@@ -114,8 +114,8 @@ def test_nvfp4_scales_of_blocks_are_e4m3_beside_the_tensors(rng):
     assert (error <= largest * (1 / 6 + 1 / 16)).all()
 
 
-def test_tiles_are_those_of_the_gemm():
-    """Of 512 bytes each: 32 rows of 16 bytes, which are 4 groups of rows r, r + 32, r + 64 and r + 96."""
+def test_tiles_of_scales_have_the_layout_of_cublaslt():
+    """A tile has 512 bytes: 32 rows of 16 bytes, each with 4 groups of the rows r, r + 32, r + 64 and r + 96."""
     made = Q.nvfp4(1.0, "tiles")
     rows, groups = 130, 5
     scales = np.arange(rows * groups).reshape(rows, groups) % 251 + 1
@@ -142,7 +142,7 @@ def test_without_quantisation_values_are_rounded_to_the_inputs_dtype():
     assert scales is None and bits(output).tolist() == [[0x3F80, 0x7FFF]]
 
 
-def test_scales_that_do_not_fit_are_refused(refused):
+def test_scales_of_a_wrong_shape_or_dtype_are_refused(refused):
     codes = np.zeros((2, 32), np.uint8)
     refused(lambda: reference.dequantise(codes, None, Q.nvfp4(0.5)), "scales", "tensor scale 0.5")
     wrong = np.ones((2, 3), dtypes.get("float8_e4m3fn").numpy)

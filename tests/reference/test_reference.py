@@ -126,7 +126,7 @@ def test_rmsnorm_is_within_bounds_of_float64(dtype, with_residual):
 
 @pytest.mark.parametrize("scales_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("out_dtype", [E4M3, E5M2])
-def test_quantised_rows_use_the_whole_range_and_dequantise(out_dtype, scales_dtype):
+def test_quantised_rows_use_the_whole_range_of_fp8(out_dtype, scales_dtype):
     inputs = random_inputs(11, 2, (6, 3, 264))
     gamma = random_inputs(12, 1, 264)[0]
     got = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-6, out_dtype=out_dtype, scales_dtype=scales_dtype)
@@ -141,7 +141,7 @@ def test_quantised_rows_use_the_whole_range_and_dequantise(out_dtype, scales_dty
     assert (np.abs(q * scales - plain.output) <= bound).all()
 
 
-def test_scale_rules():
+def test_scales_follow_the_documented_rules():
     maxima = np.array([0.0, 448.0, 1000.0, np.nan, np.inf, 1e-44], np.float32)
     scales, inverse = reference.quantisation(maxima, 896.0, E4M3, "float32")
     assert scales[:3].tolist() == [0.0, 1.0, 2.0] and inverse[:3].tolist() == [0.0, 1.0, 0.5]
@@ -203,7 +203,7 @@ def test_rows_without_columns_are_refused(shape):
         reference.allreduce_rmsnorm_fp8([np.zeros(shape, BF16)] * 2, np.ones(0, BF16), 1e-6)
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_argument_errors():
     x = np.zeros((2, 8), BF16)
     with pytest.raises(ArgumentError, match="inputs"):
         reference.allreduce([])
@@ -216,12 +216,12 @@ def test_wrong_arguments_are_named():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
-def test_allreduce_of_scalars_and_of_nothing(shape):
+def test_allreduce_of_scalars_and_of_empty_arrays_keeps_their_shape(shape):
     found = reference.allreduce([np.full(shape, np.nan, BF16)] * 2)
     assert found.shape == shape and (bits(found) == 0x7FFF).all()
 
 
-def test_moves_of_other_rows_than_there_are_are_refused(refused):
+def test_splits_that_do_not_sum_to_the_rows_are_refused(refused):
     hosts = random_inputs(0, 2, (4, 2))
     for splits in ([[1, 2], [2, 2]], [[4], [4]], [[2, 2]], [[5, -1], [2, 2]]):
         refused(lambda splits=splits: reference.all_to_all(hosts, splits), "splits", "with the sums [4, 4]")

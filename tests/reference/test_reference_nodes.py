@@ -30,7 +30,7 @@ def test_sums_are_kept_in_float32_between_nodes():
     assert reference.allreduce(inputs, nodes=2)[0] == BF16(2.0**-9)
 
 
-def test_one_node_and_one_rank_for_each_give_the_sum_of_ranks():
+def test_one_node_and_nodes_of_one_rank_give_the_sum_of_ranks():
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal(500).astype(np.float32) for _ in range(6)]
     plain = bits(reference.allreduce(inputs))
@@ -40,7 +40,7 @@ def test_one_node_and_one_rank_for_each_give_the_sum_of_ranks():
     assert (bits(reference.allreduce(inputs, nodes=2)) != plain).any()
 
 
-def test_every_partition_lies_within_the_bounds():
+def test_sums_of_every_partition_lie_within_the_bounds():
     rng = np.random.default_rng(2)
     inputs = [(rng.standard_normal(2000) * 2.0 ** rng.integers(-8, 8, 2000)).astype(np.float32) for _ in range(6)]
     low, high = reference.sum_bounds(inputs)
@@ -49,7 +49,7 @@ def test_every_partition_lies_within_the_bounds():
         assert ((low <= total) & (total <= high)).all()
 
 
-def test_minus_zero_does_not_survive_a_node():
+def test_sums_of_minus_zeros_are_plus_zero():
     inputs = [np.full(3, -0.0, np.float32)] * 4
     assert bits(reference.allreduce(inputs, nodes=2)).tolist() == [0, 0, 0]
 

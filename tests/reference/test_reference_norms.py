@@ -19,7 +19,7 @@ def rows(rng):
     return (3 + rng.standard_normal((5, 264))).astype(np.float32)
 
 
-def test_layer_norm_is_near_float64(rows, rng):
+def test_layer_norm_is_within_bounds_of_float64(rows, rng):
     gamma, beta = rng.standard_normal((2, 264)).astype(np.float32)
     y = reference.normalise(rows, "bfloat16", gamma, 1e-5, 0.5, "layer", beta).y
     exact = rows.astype(np.float64)
@@ -36,7 +36,7 @@ def test_layer_norm_of_centred_rows_is_the_rms_norm(rng):
     assert (bits(rms.y) == bits(layer.y)).all() and (bits(rms.maxima) == bits(layer.maxima)).all()
 
 
-def test_the_maximum_is_that_of_the_result_with_and_without_beta(rows, rng):
+def test_the_scale_is_that_of_the_result_with_and_without_beta(rows, rng):
     gamma, beta = rng.standard_normal((2, 264)).astype(np.float32)
     for options in ({}, {"norm": "layer"}, {"norm": "layer", "beta": beta}):
         found = reference.normalise(rows, "float16", gamma, 1e-5, **options)
@@ -53,7 +53,7 @@ def test_a_float32_residual_keeps_its_precision(rng):
     assert np.allclose(found.scales, plain.scales)  # the trees differ, as float32 packs are narrower
 
 
-def test_heads_are_rows_of_their_own(rng):
+def test_each_head_is_normalised_like_a_row(rng):
     inputs = [rng.standard_normal((2, 3, 96)).astype(np.float16) for _ in range(2)]
     gamma = rng.standard_normal(24).astype(np.float16)
     heads = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-5, head_columns=24)
@@ -74,7 +74,7 @@ def test_heads_are_rows_of_their_own(rng):
         ("residual", {"residual": np.zeros((2, 24), np.float16)}),
     ],
 )
-def test_what_does_not_fit_is_named(argument, options):
+def test_wrong_arguments_are_argument_errors(argument, options):
     with pytest.raises(ArgumentError) as caught:
         reference.allreduce_rmsnorm_fp8([np.zeros((2, 24), BF16)], np.ones(24, BF16), 1e-5, **options)
     assert caught.value.argument == argument

@@ -27,7 +27,7 @@ def device(driver: str) -> df.Device:
 @pytest.mark.parametrize(
     "index", [slice(2, 5), slice(None), slice(-3, None), slice(4, 2), slice(0, 99), 3, -1, np.int64(0)]
 )
-def test_a_part_is_a_view_of_the_first_dimension(device: df.Device, index: Any, rng: np.random.Generator) -> None:
+def test_a_slice_is_a_view_of_the_first_dimension(device: df.Device, index: Any, rng: np.random.Generator) -> None:
     values = rng.standard_normal((6, 2, 3)).astype(ml_dtypes.bfloat16)
     array = device.array(values)
     part = array[index]
@@ -40,14 +40,14 @@ def test_a_part_is_a_view_of_the_first_dimension(device: df.Device, index: Any, 
         assert array.numpy().tobytes() == values.tobytes()
 
 
-def test_an_array_is_walked_like_a_sequence_of_its_rows(device: df.Device) -> None:
+def test_an_array_can_be_iterated_over_its_rows(device: df.Device) -> None:
     array = device.array(np.arange(6, dtype=np.int32).reshape(3, 2))
     assert len(array) == 3
     assert [row.numpy().tolist() for row in array] == [[0, 1], [2, 3], [4, 5]]
     assert [one.numpy().item() for one in array[1]] == [2, 3] and array[1][0].shape == ()
 
 
-def test_a_part_keeps_the_memory(device: df.Device) -> None:
+def test_a_slice_keeps_the_memory_alive(device: df.Device) -> None:
     array = device.array(np.arange(6, dtype=np.int32))
     alive, part = weakref.ref(array), array[1:][1:].reshape((2, 2))[1]
     del array
@@ -60,7 +60,7 @@ def test_a_part_keeps_the_memory(device: df.Device) -> None:
 
 
 @pytest.mark.parametrize("index", [slice(None, None, 2), slice(None, None, -1), (1, 2), ..., None, True, [0], "a", 1.0])
-def test_other_parts_are_refused(device: df.Device, refused: Refused, index: Any) -> None:
+def test_unsupported_slices_are_refused(device: df.Device, refused: Refused, index: Any) -> None:
     refused(lambda: device.zeros((4, 4), "float32")[index], "index")
 
 
@@ -75,13 +75,13 @@ def test_an_index_outside_is_an_index_error(device: df.Device) -> None:
 @pytest.mark.parametrize(
     "shape,expected", [(-1, (24,)), ((-1, 6), (4, 6)), ((2, -1, 3), (2, 4, 3)), ([4, 6, -1], (4, 6, 1)), ((24,), (24,))]
 )
-def test_reshape_finds_the_length_that_is_left(device: df.Device, shape: Any, expected: tuple[int, ...]) -> None:
+def test_reshape_infers_one_length(device: df.Device, shape: Any, expected: tuple[int, ...]) -> None:
     array = device.zeros((2, 3, 4), "float32")
     assert array.reshape(shape).shape == expected and array.reshape(shape).ptr == array.ptr
 
 
 @pytest.mark.parametrize("shape", [(-1, -1), (-1, 5), (0, -1), -2, (-2, -12), 25, "a"])
-def test_reshape_refuses_what_does_not_fit(device: df.Device, refused: Refused, shape: Any) -> None:
+def test_reshape_refuses_a_different_number_of_elements(device: df.Device, refused: Refused, shape: Any) -> None:
     refused(lambda: device.zeros((2, 3, 4), "float32").reshape(shape), "shape")
     assert device.zeros((0, 4), "float32").reshape((-1, 2)).shape == (0, 2)
 
@@ -146,7 +146,7 @@ def _slow(array: df.Array, value: int) -> df.Launch:
 
 @pytest.mark.parametrize("kind", ["array", "dlpack"])
 @pytest.mark.gpus(2)
-def test_a_copy_comes_after_all_writers_and_before_the_next(driver: str, kind: str) -> None:
+def test_a_copy_is_ordered_after_earlier_and_before_later_writes(driver: str, kind: str) -> None:
     devices = [df.device(i, driver=driver) for i in range(2)]
     for home in devices:
         source, array = home.zeros(32, "int32", stream=df.Stream(home)), devices[0].zeros(32, "int32")
@@ -161,7 +161,7 @@ def test_a_copy_comes_after_all_writers_and_before_the_next(driver: str, kind: s
             assert array.numpy().tolist() == [1] * 32
 
 
-def test_a_source_may_be_dropped_and_its_stream_be_closed(device: df.Device) -> None:
+def test_the_source_of_a_copy_may_be_dropped_and_its_stream_closed(device: df.Device) -> None:
     array = device.zeros(32, "int32", stream=df.Stream(device))
     with df.Stream(device) as home:
         source = device.zeros(32, "int32", stream=home)
@@ -175,7 +175,9 @@ def test_a_source_may_be_dropped_and_its_stream_be_closed(device: df.Device) -> 
     assert array.numpy().tolist() == [5] * 32 and fresh.numpy().tolist() == [9] * 32
 
 
-def test_copies_that_are_refused(device: df.Device, driver: str, refused: Refused) -> None:
+def test_copies_of_other_shapes_dtypes_and_drivers_are_refused(
+    device: df.Device, driver: str, refused: Refused
+) -> None:
     array = device.zeros((4, 4), "float32")
     refused(lambda: array.copy_from(device.zeros((4, 5), "float32")), "values", "of shape (4, 5)")
     refused(lambda: array.copy_from(device.zeros((4, 4), "int32")), "values", "of dtype int32")
@@ -191,7 +193,7 @@ def test_copies_that_are_refused(device: df.Device, driver: str, refused: Refuse
     array.copy_from(source)
 
 
-def test_symmetric_memory_comes_as_arrays_that_keep_it(driver: str) -> None:
+def test_arrays_in_symmetric_memory_keep_it_alive(driver: str) -> None:
     devices = [df.device(0, driver=driver)]
     buffer = df.SymmetricBuffer(devices, 4096)
     first, second = buffer.arrays((8, 4), "float32")[0], buffer.arrays(3, ml_dtypes.bfloat16, offset=128)[0]

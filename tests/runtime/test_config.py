@@ -87,7 +87,7 @@ def test_a_right_value_is_kept_in_the_type_of_the_setting(name: str, value: Any,
     assert found == kept and type(found) is type(kept)
 
 
-def test_machines_and_drivers_are_values_of_the_driver_setting(driver: str) -> None:
+def test_the_driver_setting_accepts_machines_and_drivers(driver: str) -> None:
     gate = get_driver(driver)
     with config.override(driver=gate):
         assert get_driver() is gate
@@ -108,14 +108,14 @@ def test_machines_and_drivers_are_values_of_the_driver_setting(driver: str) -> N
         ("DRVFUSE_CACHE", "maybe"),
     ],
 )
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, text: str) -> None:
+def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, text: str) -> None:
     monkeypatch.setenv(variable, text)
     name = variable.removeprefix("DRVFUSE_").lower()
     with pytest.raises(ArgumentError, match=f"environment variable {variable} is '{text}'"):
         config.get(name)
 
 
-def test_a_wrong_driver_variable_is_named_by_whoever_needs_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_driver_variable_is_named_where_a_driver_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRVFUSE_DRIVER", "foo")
     with pytest.raises(ArgumentError, match="DRVFUSE_DRIVER"):
         get_driver()

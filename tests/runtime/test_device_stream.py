@@ -21,12 +21,12 @@ def test_one_object_for_each_driver_and_index(driver: str) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 99, 1.5, "0"])
-def test_wrong_index_says_what_there_is(driver: str, index: object) -> None:
+def test_a_wrong_device_index_is_refused_with_the_number_of_devices(driver: str, index: object) -> None:
     with pytest.raises(ArgumentError, match="index"):
         df.device(index, driver=driver)  # type: ignore[arg-type]
 
 
-def test_device_facts(driver: str) -> None:
+def test_a_device_reports_its_name_capability_and_limits(driver: str) -> None:
     device = df.device(0, driver=driver)
     major, minor = device.capability
     assert device.arch.startswith(f"sm_{major}{minor}")
@@ -34,7 +34,7 @@ def test_device_facts(driver: str) -> None:
     assert device.name and device.name in repr(device)
 
 
-def test_unknown_attribute_is_unsupported(driver: str) -> None:
+def test_an_unknown_device_attribute_is_unsupported(driver: str) -> None:
     with pytest.raises(df.errors.Unsupported, match="NO_SUCH_THING"):
         df.device(0, driver=driver).attribute("NO_SUCH_THING")
 
@@ -53,7 +53,7 @@ def test_use_restores_the_current_context(driver: str) -> None:
 
 
 @pytest.mark.gpus(2)
-def test_peers_can_be_enabled_twice(driver: str) -> None:
+def test_peer_access_can_be_enabled_twice(driver: str) -> None:
     a, b = df.device(0, driver=driver), df.device(1, driver=driver)
     assert a.can_access_peer(a)
     if not a.can_access_peer(b):
@@ -65,7 +65,7 @@ def test_peers_can_be_enabled_twice(driver: str) -> None:
     assert a.peer_enabled(b) and a.peer_enabled(a)
 
 
-def test_stream_orders_and_reports(driver: str) -> None:
+def test_a_stream_orders_work_and_reports_completion(driver: str) -> None:
     device = df.device(0, driver=driver)
     with Stream(device, priority=-1) as stream:
         array = device.zeros((1000,), "float32", stream=stream)
@@ -90,7 +90,7 @@ def test_events_order_streams_and_measure_time(driver: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["protocol", "cuda_stream", "ptr", "int", "CUstream"])
-def test_wrap_takes_every_spelling_of_a_foreign_stream(driver: str, kind: str) -> None:
+def test_wrap_accepts_every_kind_of_foreign_stream(driver: str, kind: str) -> None:
     device = df.device(0, driver=driver)
     own = Stream(device)
     handle = own.handle
@@ -109,12 +109,12 @@ def test_wrap_takes_every_spelling_of_a_foreign_stream(driver: str, kind: str) -
 
 
 @pytest.mark.parametrize("bad", [None, True, "stream", SimpleNamespace(__cuda_stream__=lambda: (1, 5))])
-def test_wrap_refuses_what_is_no_stream(driver: str, bad: object) -> None:
+def test_wrap_refuses_objects_that_are_not_streams(driver: str, bad: object) -> None:
     with pytest.raises(ArgumentError, match="stream"):
         Stream.wrap(df.device(0, driver=driver), bad)
 
 
-def test_closed_streams_and_events_raise(driver: str) -> None:
+def test_uses_of_closed_streams_and_events_raise(driver: str) -> None:
     device = df.device(0, driver=driver)
     stream, event = Stream(device), Event(device)
     stream.close()
@@ -136,7 +136,7 @@ def test_stream_of_another_device_is_refused(driver: str) -> None:
         a.stream.record(Event(b))
 
 
-def test_synchronise_in_a_capture_is_refused_and_capture_survives(driver: str) -> None:
+def test_synchronise_is_refused_in_a_capture_which_stays_valid(driver: str) -> None:
     device = df.device(0, driver=driver)
     with Stream(device) as stream:
         with df.Graph.capture([stream]) as graph:
@@ -161,7 +161,7 @@ def test_closed_device_raises_and_a_new_one_can_be_made() -> None:
 
 
 @pytest.mark.emulated
-def test_a_machine_that_nobody_uses_is_collected() -> None:
+def test_an_unused_machine_is_garbage_collected() -> None:
     machine = df.emu.Machine(devices=2)
     device = df.device(0, driver=machine)
     array = device.zeros((10,), "float32")
@@ -176,7 +176,7 @@ def test_a_machine_that_nobody_uses_is_collected() -> None:
 
 
 @pytest.mark.emulated
-def test_an_array_that_the_driver_itself_keeps_does_not_keep_the_machine() -> None:
+def test_an_array_kept_by_its_own_driver_does_not_keep_the_machine_alive() -> None:
     machine = df.emu.Machine(devices=1)
     array = df.device(0, driver=machine).zeros((10,), "float32")
     vars(array.device.driver)["cache"] = {0: array}
@@ -188,7 +188,7 @@ def test_an_array_that_the_driver_itself_keeps_does_not_keep_the_machine() -> No
     assert weak() is None
 
 
-def test_streams_and_events_say_what_they_are(driver: str) -> None:
+def test_streams_and_events_have_informative_reprs(driver: str) -> None:
     device = df.device(0, driver=driver)
     with Stream(device) as stream, Event(device) as event, Event(device, timing=True) as timed:
         assert repr(stream) == f"<Stream {stream.handle:#x} of device 0>"
@@ -201,12 +201,12 @@ def test_streams_and_events_say_what_they_are(driver: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 0, "emu"])
-def test_what_is_no_device(refused, wrong):
+def test_objects_that_are_not_devices_are_refused(refused, wrong):
     for call in (Stream, Event, df.check_device):
         refused(lambda call=call: call(wrong), "device", "must be a drvfuse.Device")
     refused(lambda: df.view(16, (4,), "float32", wrong), "device", "must be a drvfuse.Device")
 
 
-def test_a_device_array_is_no_host_data(driver, refused):
+def test_a_device_array_is_refused_as_host_data(driver, refused):
     device = df.device(0, driver=driver)
     refused(lambda: device.array(device.zeros(4, "float32")), "values", "copy_from")

@@ -31,7 +31,7 @@ def gate(**functions: object) -> Driver:
     return Driver("cuda", SimpleNamespace(**base, **functions), bindings)
 
 
-def test_returns_none_value_or_tuple() -> None:
+def test_a_call_returns_none_a_value_or_a_tuple() -> None:
     driver = gate(cuNone=lambda: (OK,), cuOne=lambda x: (OK, x + 1), cuTwo=lambda: (OK, 1, 2))
     assert driver.cuNone() is None
     assert driver.cuOne(4) == 5
@@ -39,7 +39,7 @@ def test_returns_none_value_or_tuple() -> None:
     assert driver.result("cuTwo") == (OK, 1, 2)
 
 
-def test_failure_names_call_arguments_reason_and_the_calls_before() -> None:
+def test_an_error_names_the_call_its_arguments_the_reason_and_earlier_calls() -> None:
     driver = gate(cuFine=lambda x: (OK,), cuMemcpy=lambda *a: (BAD,))
     driver.cuFine(0x20000000)
     with pytest.raises(DriverError) as caught:
@@ -52,7 +52,7 @@ def test_failure_names_call_arguments_reason_and_the_calls_before() -> None:
     assert "cuMemcpy" in str(error) and "cuFine(0x20000000)" in str(error)
 
 
-def test_result_gives_failures_back() -> None:
+def test_result_returns_the_failure_instead_of_raising() -> None:
     assert gate(cuX=lambda: (BAD,)).result("cuX") == (BAD,)
 
 
@@ -62,7 +62,7 @@ def test_newest_signature_is_chosen_under_either_name() -> None:
     assert gate(cuStreamGetCaptureInfo=lambda s: (OK, "new")).cuStreamGetCaptureInfo(1) == "new"
 
 
-def test_function_that_the_bindings_lack_is_unsupported() -> None:
+def test_a_function_missing_from_the_bindings_is_unsupported() -> None:
     driver = gate()
     assert not driver.has("cuFuture")
     with pytest.raises(Unsupported, match="cuFuture"):
@@ -71,7 +71,7 @@ def test_function_that_the_bindings_lack_is_unsupported() -> None:
         _ = driver.something
 
 
-def test_code_newer_than_the_bindings() -> None:
+def test_an_error_code_newer_than_the_bindings_is_shown_as_a_number() -> None:
     def unknown() -> None:
         raise ValueError("4711 is not a valid CUresult")
 
@@ -90,7 +90,7 @@ def test_wrong_argument_types_are_argument_errors() -> None:
         gate(cuX=picky).cuX("text")
 
 
-def test_last_calls_are_oldest_first_and_bounded() -> None:
+def test_recorded_calls_are_oldest_first_and_bounded() -> None:
     driver = gate(cuCount=lambda x: (OK,))
     for number in range(300):
         driver.cuCount(number)
@@ -99,7 +99,7 @@ def test_last_calls_are_oldest_first_and_bounded() -> None:
     assert last_calls(0) == []
 
 
-def test_arguments_of_the_bindings_are_short() -> None:
+def test_arguments_are_abbreviated_in_the_record() -> None:
     driver = gate(cuX=lambda *a: (OK,))
     launch = bindings.CUlaunchConfig()
     launch.gridDimX, launch.gridDimY, launch.blockDimX, launch.sharedMemBytes = 4, 2, 64, 1024
@@ -109,7 +109,7 @@ def test_arguments_of_the_bindings_are_short() -> None:
     assert last_calls(1) == ["cuX(CUdeviceptr:0x1234, CUuuid, [1, 2, 3, 4, ...], None, True, 0.5) -> CUDA_SUCCESS"]
 
 
-def test_queries_do_not_push_out_the_calls_that_matter() -> None:
+def test_queries_are_not_recorded_among_the_last_calls() -> None:
     codes = iter([OK] * 600 + [BAD])
     reads = (
         "cuDeviceGetAttribute",
@@ -135,14 +135,14 @@ def test_queries_do_not_push_out_the_calls_that_matter() -> None:
     assert last_calls(2) == [before[1], "cuStreamIsCapturing(7) -> CUDA_ERROR_ILLEGAL_ADDRESS"]
 
 
-def test_trace_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_driver_trace_can_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with config.override(trace_driver="stderr"):
         driver = gate(cuX=lambda x: (OK, 7))
     assert driver.cuX(3) == 7
     assert "cuX(3) -> CUDA_SUCCESS 7 [" in capsys.readouterr().err
 
 
-def test_trace_to_json_lines(tmp_path: os.PathLike[str]) -> None:
+def test_the_driver_trace_can_be_written_as_json_lines(tmp_path: os.PathLike[str]) -> None:
     path = os.path.join(tmp_path, "calls.jsonl")
     with config.override(trace_driver=path):
         driver = gate(cuX=lambda x: (OK, 7), cuBad=lambda: (BAD,))
@@ -158,7 +158,7 @@ def test_trace_to_json_lines(tmp_path: os.PathLike[str]) -> None:
     assert lines[0]["values"] == ["7"] and lines[0]["us"] >= 0
 
 
-def test_trace_off_records_nothing_and_a_bad_path_is_named() -> None:
+def test_without_a_trace_nothing_is_written_and_a_bad_path_is_an_error() -> None:
     with config.override(trace_driver="off"):
         driver = gate(cuSilent=lambda: (OK,))
     driver.cuSilent()
@@ -169,12 +169,12 @@ def test_trace_off_records_nothing_and_a_bad_path_is_named() -> None:
 
 
 @pytest.mark.parametrize("spec", ["hip", 3, object()])
-def test_unknown_driver_names_the_choices(spec: object) -> None:
+def test_an_unknown_driver_is_refused_with_the_known_ones(spec: object) -> None:
     with pytest.raises(ArgumentError, match='"cuda", "emu"'):
         get_driver(spec)
 
 
-def test_setting_chooses_the_driver() -> None:
+def test_a_setting_chooses_the_driver() -> None:
     with config.override(driver="emu"):
         assert get_driver() is get_driver("emu")
 
@@ -192,7 +192,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_no_driver_library_says_how_to_ask_for_the_emulated_one() -> None:
+def test_without_a_driver_library_the_error_suggests_the_emulated_driver() -> None:
     text = run(
         """
         import ctypes, cuda.bindings.driver as d
@@ -207,7 +207,7 @@ def test_no_driver_library_says_how_to_ask_for_the_emulated_one() -> None:
     assert "libcuda.so.1" in text and 'driver="emu"' in text and "DRVFUSE_DRIVER=emu" in text
 
 
-def test_no_device_is_unavailable_too() -> None:
+def test_without_a_device_the_driver_is_unavailable() -> None:
     text = run(
         """
         import cuda.bindings.driver as d
@@ -257,7 +257,7 @@ def test_importing_the_runtime_loads_no_library() -> None:
     assert text.strip() == "[] False False"
 
 
-def test_use_after_fork_raises_in_the_child() -> None:
+def test_use_after_a_fork_raises_in_the_child() -> None:
     text = run(
         """
         import os, sys
@@ -283,7 +283,7 @@ def test_use_after_fork_raises_in_the_child() -> None:
     assert text.split() == ["True", "True", "True", "1"]
 
 
-def test_fork_before_first_use_is_fine() -> None:
+def test_a_fork_before_the_first_use_is_allowed() -> None:
     text = run(
         """
         import os
@@ -309,7 +309,7 @@ class Thing(Owned):
         self._check_open()
 
 
-def test_close_is_idempotent_and_later_use_raises() -> None:
+def test_close_may_be_repeated_and_later_use_raises() -> None:
     freed: list[int] = []
     driver = gate(cuFree=lambda h: (freed.append(h), (OK,))[1])
     thing = Thing(driver, 5)
@@ -321,7 +321,7 @@ def test_close_is_idempotent_and_later_use_raises() -> None:
         thing.use()
 
 
-def test_collected_object_is_freed_at_the_next_flush_and_its_errors_stay_inside() -> None:
+def test_a_collected_object_is_freed_at_the_next_flush_and_its_errors_are_swallowed() -> None:
     freed: list[int] = []
     driver = gate(cuFree=lambda h: (freed.append(h), (BAD,))[1])
     Thing(driver, 6)
@@ -336,7 +336,7 @@ def test_collected_object_is_freed_at_the_next_flush_and_its_errors_stay_inside(
         Thing(driver, 7).close()
 
 
-def test_nothing_is_freed_while_somebody_holds_it() -> None:
+def test_nothing_is_freed_while_it_is_referenced() -> None:
     class Holder:
         pass
 
@@ -355,7 +355,7 @@ def test_nothing_is_freed_while_somebody_holds_it() -> None:
     assert freed == [6]
 
 
-def test_finalizer_does_not_keep_the_driver() -> None:
+def test_a_finalizer_does_not_keep_the_driver_alive() -> None:
     import weakref
 
     driver = gate(cuFree=lambda h: (OK,))
@@ -366,7 +366,7 @@ def test_finalizer_does_not_keep_the_driver() -> None:
     assert weak() is None
 
 
-def test_what_a_free_needs_does_not_keep_the_driver() -> None:
+def test_arguments_of_a_pending_free_do_not_keep_the_driver_alive() -> None:
     import weakref
 
     class Holder(Owned):
@@ -381,7 +381,7 @@ def test_what_a_free_needs_does_not_keep_the_driver() -> None:
     assert weak() is None
 
 
-def test_nothing_happens_at_interpreter_exit() -> None:
+def test_nothing_is_freed_at_interpreter_exit() -> None:
     code = """
         import drvfuse as df
         machine = df.emu.Machine(devices=2)

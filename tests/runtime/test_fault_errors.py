@@ -55,7 +55,7 @@ def test_the_text_of_the_emulated_driver_says_how_to_go_on(machine):
     assert "Device.close()" in text and "fresh drvfuse.emu.Machine" in text and "driver='emu'" not in text
 
 
-def test_what_the_text_says_works(machine):
+def test_the_recovery_that_the_text_describes_works(machine):
     fault(machine, 0, "first")
     df.device(0, driver=machine).close()
     device = df.device(0, driver=machine)
@@ -81,12 +81,12 @@ def test_leaving_a_group_after_a_deadlock_that_was_caught_raises_nothing(machine
             group.synchronize()
 
 
-def test_leaving_a_group_with_a_deadlock_that_nobody_saw_raises_it(machine):
+def test_leaving_a_group_raises_an_unseen_deadlock(machine):
     with pytest.raises(DriverError, match="cuStreamSynchronize"), df.Group.local(2, driver=machine) as group:
         launch_spin(group)
 
 
-def test_leaving_a_group_raises_a_fault_of_which_only_a_cleanup_was_told(machine):
+def test_leaving_a_group_raises_a_fault_that_only_a_cleanup_has_seen(machine):
     with pytest.raises(DriverError), df.Group.local(2, driver=machine) as group:
         device = group.ranks[0].device
         array = device.zeros((32,), "float32")

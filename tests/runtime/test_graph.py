@@ -17,7 +17,7 @@ from drvfuse.runtime.stream import Stream
 
 
 @pytest.mark.gpus(2)
-def test_replay_runs_the_work_of_every_stream(driver: str) -> None:
+def test_a_replay_runs_the_work_of_every_captured_stream(driver: str) -> None:
     devices = [df.device(i, driver=driver) for i in range(2)]
     streams = [Stream(device) for device in devices]
     arrays = [device.zeros((64,), "uint8", stream=stream) for device, stream in zip(devices, streams, strict=True)]
@@ -39,7 +39,7 @@ def test_replay_runs_the_work_of_every_stream(driver: str) -> None:
 
 
 @pytest.mark.gpus(2)
-def test_exception_inside_drops_the_capture_and_frees_the_streams(driver: str) -> None:
+def test_an_exception_in_a_capture_abandons_it_and_frees_the_streams(driver: str) -> None:
     devices = [df.device(i, driver=driver) for i in range(2)]
     streams = [Stream(device) for device in devices]
     array = devices[1].zeros((8,), "uint8", stream=streams[1])
@@ -55,7 +55,7 @@ def test_exception_inside_drops_the_capture_and_frees_the_streams(driver: str) -
     assert not array.numpy().any()
 
 
-def test_current_graph_is_known_while_capturing(driver: str) -> None:
+def test_the_current_graph_is_known_during_a_capture(driver: str) -> None:
     device = df.device(0, driver=driver)
     with Stream(device) as stream, Stream(device) as other:
         assert capturing(stream) is None
@@ -66,7 +66,7 @@ def test_current_graph_is_known_while_capturing(driver: str) -> None:
         assert capturing(stream) is None
 
 
-def test_kept_objects_live_as_long_as_the_graph(driver: str) -> None:
+def test_a_graph_keeps_given_objects_alive(driver: str) -> None:
     device = df.device(0, driver=driver)
     array = device.zeros((8,), "uint8")
     weak = weakref.ref(array)
@@ -81,7 +81,7 @@ def test_kept_objects_live_as_long_as_the_graph(driver: str) -> None:
     assert weak() is None
 
 
-def test_checks_can_refuse_a_launch(driver: str) -> None:
+def test_registered_checks_can_refuse_a_launch(driver: str) -> None:
     device = df.device(0, driver=driver)
     calls: list[int] = []
 
@@ -99,7 +99,7 @@ def test_checks_can_refuse_a_launch(driver: str) -> None:
 
 
 @pytest.mark.parametrize("streams", [[], [1], "no"])
-def test_capture_needs_streams(driver: str, streams: object) -> None:
+def test_a_capture_without_streams_is_refused(driver: str, streams: object) -> None:
     with pytest.raises(ArgumentError, match="streams"), df.Graph.capture(streams):  # type: ignore[arg-type]
         pass
 
@@ -115,12 +115,12 @@ def test_capture_of_a_captured_or_legacy_stream_is_refused(driver: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 0, [], [None], "streams", [0]])
-def test_capture_takes_streams_only(wrong: Any) -> None:
+def test_a_capture_of_objects_that_are_not_streams_is_refused(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="streams is .*drvfuse streams"), df.Graph.capture(wrong):
         pass
 
 
-def test_a_graph_says_what_it_is(driver: str) -> None:
+def test_a_graph_has_an_informative_repr(driver: str) -> None:
     device = df.device(0, driver=driver)
     array = device.zeros(4, "float32")
     with df.Graph.capture(device.stream) as graph:

@@ -70,7 +70,7 @@ class Pair(ctypes.Structure):
     _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_double)]
 
 
-def test_launch_with_every_kind_of_argument(module: Module, device: df.Device, rng: np.random.Generator) -> None:
+def test_a_launch_accepts_every_kind_of_argument(module: Module, device: df.Device, rng: np.random.Generator) -> None:
     values = rng.standard_normal(1000).astype(np.float32)
     source, out = device.array(values), device.zeros((1000,), "float32")
     launch = module["scale<float>"].prepare(8, 128, out, source, 1000, 2.0, Pair(3, 0.5), True, -7)
@@ -80,7 +80,7 @@ def test_launch_with_every_kind_of_argument(module: Module, device: df.Device, r
     )
 
 
-def test_set_changes_later_launches_only(module: Module, device: df.Device) -> None:
+def test_set_changes_only_later_launches(module: Module, device: df.Device) -> None:
     source, first, second = device.array(np.arange(8, dtype=np.int32)), *(device.zeros(8, "int32") for _ in "ab")
     launch = module["scale<int>"].prepare(1, 8, first, source.ptr, 8, 1, bytes(16), False, 0)
     launch(device.stream)
@@ -94,7 +94,7 @@ def test_set_changes_later_launches_only(module: Module, device: df.Device) -> N
         launch.set(7, 0)
 
 
-def test_any_stream_of_the_device(module: Module, device: df.Device) -> None:
+def test_a_launch_may_use_any_stream_of_the_device(module: Module, device: df.Device) -> None:
     array = device.zeros((32,), "int32")
     array.stream.synchronize()
     launch = module["add_one"].prepare(1, 32, array)
@@ -107,13 +107,13 @@ def test_any_stream_of_the_device(module: Module, device: df.Device) -> None:
         np.testing.assert_array_equal(array.numpy(), 3)
 
 
-def test_grids_and_blocks_of_three_dimensions(module: Module, device: df.Device) -> None:
+def test_grids_and_blocks_may_have_three_dimensions(module: Module, device: df.Device) -> None:
     out = device.zeros((2 * 3 * 4,), "int32")
     module["where"].prepare((2, 3, 4), (5, 2), out)(device.stream)
     np.testing.assert_array_equal(out.numpy(), np.arange(24) * 100 + 10)
 
 
-def test_shared_memory_above_48_kib(module: Module, device: df.Device) -> None:
+def test_a_launch_may_use_more_than_48_kib_of_shared_memory(module: Module, device: df.Device) -> None:
     kernel, out = module["shared_sum"], device.zeros((1,), "int32")
     count = 20_000
     large = kernel.prepare(1, 256, out, count, smem=4 * count)
@@ -128,7 +128,7 @@ def test_shared_memory_above_48_kib(module: Module, device: df.Device) -> None:
         kernel.prepare(1, 256, out, 1, smem=-1)
 
 
-def test_launch_keeps_arrays_and_orders_their_free(module: Module, device: df.Device) -> None:
+def test_a_launch_keeps_its_arrays_and_orders_their_free(module: Module, device: df.Device) -> None:
     array = device.zeros((32,), "int32")
     launch = module["add_one"].prepare(1, 32, array)
     weak = weakref.ref(array)
@@ -159,7 +159,7 @@ def test_captured_launch_is_replayed_with_the_arguments_of_its_capture(module: M
     assert (array.numpy() == 4).all() and not other.numpy().any()
 
 
-def test_pdl_cooperative_and_priority_launch(module: Module, device: df.Device) -> None:
+def test_launches_may_be_dependent_cooperative_and_prioritised(module: Module, device: df.Device) -> None:
     if device.capability < (9, 0):
         pytest.skip("needs compute capability 9.0")
     array = device.zeros((64,), "int32")
@@ -172,7 +172,7 @@ def test_pdl_cooperative_and_priority_launch(module: Module, device: df.Device) 
 
 
 @pytest.mark.gpu
-def test_cluster_launch(module: Module, device: df.Device) -> None:
+def test_launches_may_have_clusters(module: Module, device: df.Device) -> None:
     if device.capability < (9, 0):
         pytest.skip("needs compute capability 9.0")
     array = device.zeros((512,), "int32")
@@ -181,12 +181,12 @@ def test_cluster_launch(module: Module, device: df.Device) -> None:
     np.testing.assert_array_equal(array.numpy(), 2)
 
 
-def test_record_of_calls_names_kernels(module: Module, device: df.Device) -> None:
+def test_recorded_launches_name_their_kernels(module: Module, device: df.Device) -> None:
     module["add_one"].prepare(2, 32, device.zeros((64,), "int32"))(device.stream)
     assert any("cuLaunchKernelEx(<grid 2x1x1 block 32x1x1 smem 0>, add_one," in call for call in df.last_calls(5))
 
 
-def test_record_of_calls_shows_what_a_launch_had_when_it_was_made(module: Module, device: df.Device) -> None:
+def test_recorded_launches_show_the_arguments_at_the_time_of_the_launch(module: Module, device: df.Device) -> None:
     array = device.zeros((64,), "float32")
     values = (array, array, 0, 0.1, Pair(7, 1.25), True, -2)
     launch = module["scale<float>"].prepare(1, 32, *values, priority=0)
@@ -259,7 +259,7 @@ extern "C" __global__ void plain(int* out) { out[blockIdx.x] = 1; }
 """
 
 
-def test_clusters_that_a_kernel_requires_or_that_do_not_fit(driver: str) -> None:
+def test_clusters_that_differ_from_required_ones_or_do_not_fit_are_refused(driver: str) -> None:
     device = df.device(0, driver=driver)
     if device.capability < (9, 0):
         pytest.skip("needs compute capability 9.0")
@@ -274,7 +274,7 @@ def test_clusters_that_a_kernel_requires_or_that_do_not_fit(driver: str) -> None
 
 
 @pytest.mark.emulated
-def test_a_cluster_that_fits_nowhere_is_refused() -> None:
+def test_a_cluster_that_no_gpc_can_hold_is_refused() -> None:
     with df.emu.Machine(devices=1, sm_count=2) as machine:
         device = df.device(0, driver=machine)
         kernel, out = df.compile(IN_CLUSTERS, driver=machine)["plain"], device.zeros((8,), "int32")
@@ -304,7 +304,7 @@ def test_malformed_shapes_are_argument_errors(module: Module, device: df.Device,
         module["add_one"].prepare(1, 32, array, cluster=shape)
 
 
-def test_device_is_taken_from_the_arrays_or_asked_for(module: Module, device: df.Device) -> None:
+def test_the_device_is_that_of_the_arrays_or_must_be_given(module: Module, device: df.Device) -> None:
     array = device.zeros((32,), "int32")
     with pytest.raises(ArgumentError, match="device"):
         module["add_one"].prepare(1, 32, array.ptr)
@@ -325,18 +325,18 @@ def test_array_of_another_device_is_refused(module: Module, device: df.Device, d
         launch(other.stream)
 
 
-def test_wrong_number_of_arguments(module: Module, device: df.Device) -> None:
+def test_a_wrong_number_of_arguments_is_refused(module: Module, device: df.Device) -> None:
     with pytest.raises(ArgumentError, match="arguments of add_one is 2 values; it must be 1 values"):
         module["add_one"].prepare(1, 32, device.zeros((4,), "int32"), 1)
 
 
-def test_unknown_kernel_lists_the_known_ones(module: Module) -> None:
+def test_an_unknown_kernel_is_refused_with_the_known_ones(module: Module) -> None:
     with pytest.raises(ArgumentError, match="add_one"):
         module["nothere"]
     assert module["scale<int>"] is module["scale<int>"]
 
 
-def test_attributes_and_occupancy(module: Module, device: df.Device) -> None:
+def test_a_kernel_reports_its_attributes_and_occupancy(module: Module, device: df.Device) -> None:
     kernel = module["bounded"]
     kernel.load(device)
     facts = kernel.attributes(device)
@@ -356,7 +356,7 @@ def test_a_kernel_is_loaded_once(module: Module, device: df.Device, monkeypatch:
     assert len(loads) == 1 and fresh["add_one"]._on(device) is fresh["add_one"]._on(device)
 
 
-def test_attributes_that_are_no_attributes_or_come_twice(module: Module, device: df.Device) -> None:
+def test_unknown_and_repeated_launch_attributes_are_refused(module: Module, device: df.Device) -> None:
     array = device.zeros((32,), "int32")
     with pytest.raises(ArgumentError, match="attrs"):
         module["add_one"].prepare(1, 32, array, attrs=["priority"])
@@ -364,7 +364,7 @@ def test_attributes_that_are_no_attributes_or_come_twice(module: Module, device:
         module["add_one"].prepare(1, 32, array, priority=1, attrs=[attributes.Priority(1)])
 
 
-def test_raw_attributes_of_the_bindings_are_taken(module: Module, device: df.Device) -> None:
+def test_launch_attributes_of_the_bindings_are_accepted(module: Module, device: df.Device) -> None:
     types = device.driver.types
     raw = types.CUlaunchAttribute()
     raw.id, raw.value.priority = types.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY, -1
@@ -373,7 +373,7 @@ def test_raw_attributes_of_the_bindings_are_taken(module: Module, device: df.Dev
     np.testing.assert_array_equal(array.numpy(), 1)
 
 
-def test_every_typed_attribute_builds(device: df.Device) -> None:
+def test_every_launch_attribute_can_be_built(device: df.Device) -> None:
     types = device.driver.types
     event = Event(device)
     built = [
@@ -424,7 +424,7 @@ def packed(arguments: Arguments) -> bytes:
 
 
 @pytest.mark.parametrize(("number", "stored"), [(-1, 0xFFFFFFFF), (2**32 - 1, 0xFFFFFFFF), (-(2**31), 0x80000000)])
-def test_packing_is_little_endian_and_takes_both_signs(number: int, stored: int) -> None:
+def test_integers_are_packed_little_endian_with_both_signs(number: int, stored: int) -> None:
     arguments = Arguments(INFO, [1 << 40, number, 0.1, b"abcdef", True], device=None)  # type: ignore[arg-type]
     assert packed(arguments) == struct.pack("<QIf6sB", 1 << 40, stored, 0.1, b"abcdef", 1)
 
@@ -446,7 +446,7 @@ def test_packing_is_little_endian_and_takes_both_signs(number: int, stored: int)
         (4, 256, "an int of 8 bits"),
     ],
 )
-def test_wrong_arguments_are_named(index: int, value: object, message: str) -> None:
+def test_wrong_arguments_are_argument_errors(index: int, value: object, message: str) -> None:
     arguments = Arguments(INFO, [0, 0, 0, bytes(6), 0], device=None)  # type: ignore[arg-type]
     before = packed(arguments)
     with pytest.raises(ArgumentError, match=f"argument {index} of k .*{message}"):
@@ -454,18 +454,18 @@ def test_wrong_arguments_are_named(index: int, value: object, message: str) -> N
     assert packed(arguments) == before
 
 
-def test_infinity_and_integers_are_numbers() -> None:
+def test_infinities_and_integers_are_accepted_as_floats() -> None:
     arguments = Arguments(INFO, [0, 0, float("inf"), bytes(6), 0], device=None)  # type: ignore[arg-type]
     arguments.set(2, 3)
     assert packed(arguments)[12:16] == struct.pack("<f", 3)
 
 
-def test_array_in_an_integer_parameter_that_is_no_pointer(device: df.Device) -> None:
+def test_an_array_in_a_narrow_integer_parameter_is_refused(device: df.Device) -> None:
     with pytest.raises(ArgumentError, match=r"argument 1 of k \(counted from 0\)"):
         Arguments(INFO, [0, device.zeros((1,), "int8"), 0, bytes(6), 0], device)
 
 
-def test_damaged_image_names_the_call(device: df.Device, module: Module) -> None:
+def test_an_error_for_a_damaged_image_names_the_call(device: df.Device, module: Module) -> None:
     import dataclasses
 
     broken = Module(dataclasses.replace(module.image, cubin=b"\x7fELF garbage", ptx="not ptx"), device.driver)
@@ -473,7 +473,7 @@ def test_damaged_image_names_the_call(device: df.Device, module: Module) -> None
         broken["add_one"].load(device)
 
 
-def test_compile_from_a_file(driver: str, device: df.Device, tmp_path: Any) -> None:
+def test_compile_accepts_a_file(driver: str, device: df.Device, tmp_path: Any) -> None:
     path = tmp_path / "one.cu"
     path.write_text('#include "one.cuh"\nextern "C" __global__ void one(int* p) { p[threadIdx.x] = ONE; }')
     (tmp_path / "one.cuh").write_text("#define ONE (1 + EXTRA)\n")
@@ -484,7 +484,7 @@ def test_compile_from_a_file(driver: str, device: df.Device, tmp_path: Any) -> N
     assert str(path) in module.image.ptx
 
 
-def test_compile_reads_a_file_and_names_one_that_it_cannot_read(driver: str, tmp_path: Path) -> None:
+def test_compile_names_a_file_that_it_cannot_read(driver: str, tmp_path: Path) -> None:
     file = tmp_path / "given.cu"
     file.write_text('#include "beside.cuh"\nextern "C" __global__ void k(int* p) { *p = BESIDE; }')
     (tmp_path / "beside.cuh").write_text("#define BESIDE 5\n")

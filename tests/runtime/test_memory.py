@@ -45,7 +45,7 @@ def freed(driver: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", dtypes.NAMES)
-def test_round_trip_of_every_dtype(driver: str, name: str, rng: np.random.Generator) -> None:
+def test_arrays_of_every_dtype_survive_a_round_trip(driver: str, name: str, rng: np.random.Generator) -> None:
     dtype = dtypes.get(name).numpy
     raw = rng.integers(0, 2 if name == "bool" else 256, 60 * dtype.itemsize, dtype=np.uint8)
     values = raw.view(dtype).reshape(3, 4, 5)
@@ -56,7 +56,7 @@ def test_round_trip_of_every_dtype(driver: str, name: str, rng: np.random.Genera
     assert back.dtype == dtype and back.tobytes() == values.tobytes()
 
 
-def test_zeros_copy_from_and_reshape(driver: str, rng: np.random.Generator) -> None:
+def test_zeros_copy_from_and_reshape_work_together(driver: str, rng: np.random.Generator) -> None:
     device = df.device(0, driver=driver)
     array = device.zeros((4, 6), "bfloat16")
     np.testing.assert_array_equal(array.numpy().astype(np.float32), 0)
@@ -71,7 +71,7 @@ def test_zeros_copy_from_and_reshape(driver: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("shape", [0, (0,), (3, 0, 2)])
-def test_arrays_of_no_elements(driver: str, shape: object) -> None:
+def test_arrays_may_have_no_elements(driver: str, shape: object) -> None:
     array = df.device(0, driver=driver).zeros(shape, "float16")
     assert array.ptr == 0 and array.nbytes == 0 and array.numpy().size == 0
     array.copy_from(np.empty(array.shape, np.float16))
@@ -81,7 +81,7 @@ def test_arrays_of_no_elements(driver: str, shape: object) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "argument"), [((2, -1), "int8", "shape"), ("ab", "int8", "shape"), (3, "complex64", "dtype")]
 )
-def test_wrong_shapes_and_dtypes_are_named(driver: str, shape: object, dtype: str, argument: str) -> None:
+def test_wrong_shapes_and_dtypes_are_argument_errors(driver: str, shape: object, dtype: str, argument: str) -> None:
     with pytest.raises(ArgumentError, match=argument):
         df.device(0, driver=driver).empty(shape, dtype)
 
@@ -96,7 +96,7 @@ def test_copy_from_checks_shape_and_dtype(driver: str) -> None:
         df.device(0, driver=driver).array(np.zeros(3, np.complex64))
 
 
-def test_view_borrows_memory_and_keeps_its_owner(driver: str, rng: np.random.Generator) -> None:
+def test_a_view_borrows_memory_and_keeps_its_owner_alive(driver: str, rng: np.random.Generator) -> None:
     device = df.device(0, driver=driver)
     values = rng.standard_normal(16).astype(np.float32)
     array = device.array(values)
@@ -138,7 +138,7 @@ def test_nothing_is_freed_in_a_launch_group(driver: str, freed: list[int]) -> No
     assert len(freed) == 1
 
 
-def test_free_comes_after_other_streams_also_closed_ones(driver: str, freed: list[int]) -> None:
+def test_a_free_waits_for_other_streams_even_if_they_are_closed(driver: str, freed: list[int]) -> None:
     device = df.device(0, driver=driver)
     home, other = Stream(device), Stream(device)
     array = device.zeros((10,), "float32", stream=home)
@@ -154,7 +154,7 @@ def test_free_comes_after_other_streams_also_closed_ones(driver: str, freed: lis
     assert sum(call.startswith("cuStreamWaitEvent") for call in last_calls(12)) == 2
 
 
-def test_free_comes_after_a_stream_given_as_int_that_is_gone_by_then(driver: str, freed: list[int]) -> None:
+def test_a_free_waits_for_a_destroyed_stream_that_was_given_as_an_integer(driver: str, freed: list[int]) -> None:
     device = df.device(0, driver=driver)
     array, foreign = device.zeros((4,), "int8"), Stream(device)
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_free_comes_after_a_stream_given_as_int_that_is_gone_by_then(driver: str
 
 
 @pytest.mark.emulated
-def test_copies_come_after_the_work_of_other_streams(rng: np.random.Generator) -> None:
+def test_a_copy_waits_for_the_work_of_other_streams(rng: np.random.Generator) -> None:
     with df.emu.Machine(devices=1) as machine:
         device = df.device(0, driver=machine)
         source, array = device.array(np.arange(1 << 16, dtype=np.int32)), device.zeros((1 << 16,), "int32")
@@ -189,7 +189,7 @@ def test_copies_come_after_the_work_of_other_streams(rng: np.random.Generator) -
                 array.numpy()
 
 
-def test_an_event_of_a_foreign_stream_covers_a_handle_that_was_given_away(driver: str) -> None:
+def test_an_event_of_a_foreign_stream_covers_a_reused_handle(driver: str) -> None:
     device = df.device(0, driver=driver)
     with Stream(device) as stream:
         foreign = Stream.wrap(device, stream.handle)
@@ -214,7 +214,7 @@ def test_a_launch_records_one_event_for_all_its_arrays(driver: str) -> None:
         device.synchronize()
 
 
-def test_a_stream_whose_handle_went_to_another_is_not_forgotten(driver: str) -> None:
+def test_work_of_a_stream_whose_handle_was_reused_is_waited_for(driver: str) -> None:
     device = df.device(0, driver=driver)
     array, closed, recycled = device.zeros((4,), "int8"), Stream(device), Stream(device)
     array.used_on(closed)
@@ -227,7 +227,7 @@ def test_a_stream_whose_handle_went_to_another_is_not_forgotten(driver: str) -> 
     assert {id(user) for user in users} == {id(closed), id(recycled)}
 
 
-def test_no_allocation_in_a_capture_and_frees_wait_for_its_end(driver: str, freed: list[int]) -> None:
+def test_in_a_capture_allocations_are_refused_and_frees_wait_for_its_end(driver: str, freed: list[int]) -> None:
     device = df.device(0, driver=driver)
     with Stream(device) as stream:
         array = device.zeros((10,), "float32", stream=stream)
@@ -250,7 +250,7 @@ def test_no_allocation_in_a_capture_and_frees_wait_for_its_end(driver: str, free
 
 @pytest.mark.gpus(2)
 def test_pool_memory_is_opened_to_peers(driver: str) -> None:
-    from drvfuse.runtime.interop import readable_by
+    from drvfuse.runtime.reach import readable_by
 
     a, b = df.device(0, driver=driver), df.device(1, driver=driver)
     if not b.can_access_peer(a):
@@ -276,7 +276,7 @@ def test_pinned_buffer_is_shared_by_host_and_device(driver: str) -> None:
         buffer.view(np.uint8)
 
 
-def test_pinned_view_keeps_the_buffer(driver: str) -> None:
+def test_a_view_of_a_pinned_buffer_keeps_it_alive(driver: str) -> None:
     words = PinnedBuffer(get_driver(driver), 4096).view(np.int64)
     gc.collect()
     words[:] = 5
@@ -285,7 +285,7 @@ def test_pinned_view_keeps_the_buffer(driver: str) -> None:
 
 @pytest.mark.gpus(2)
 def test_symmetric_buffer_is_reached_by_every_device(driver: str, rng: np.random.Generator) -> None:
-    from drvfuse.runtime.interop import readable_by
+    from drvfuse.runtime.reach import readable_by
 
     devices = [df.device(i, driver=driver) for i in range(2)]
     if not devices[0].can_access_peer(devices[1]):
@@ -319,7 +319,7 @@ def test_sizes_must_be_positive(driver: str, nbytes: int) -> None:
         SymmetricBuffer([], 64)
 
 
-def test_two_mappings_alias_one_memory(driver: str) -> None:
+def test_two_mappings_of_one_memory_are_aliases(driver: str) -> None:
     device = df.device(0, driver=driver)
     unit = granularity(device)
     memory = PhysicalMemory(device, unit)
@@ -333,7 +333,7 @@ def test_two_mappings_alias_one_memory(driver: str) -> None:
         owned.close()
 
 
-def test_failure_half_way_leaves_nothing_behind(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_during_a_set_up_leaves_nothing(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = df.device(0, driver=driver)
     gate = device.driver
 
@@ -347,7 +347,7 @@ def test_failure_half_way_leaves_nothing_behind(driver: str, monkeypatch: pytest
     assert names == ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"]
 
 
-def test_undo_goes_on_after_a_failing_step() -> None:
+def test_an_undo_continues_after_a_failing_step() -> None:
     done: list[str] = []
 
     def fail() -> None:

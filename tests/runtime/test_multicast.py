@@ -46,7 +46,9 @@ def calls(count: int) -> list[str]:
     return [call.split("(")[0] for call in df.last_calls(count)]
 
 
-def test_it_is_made_used_and_taken_back_in_the_drivers_order(machine: df.emu.Machine, devices: list[df.Device]) -> None:
+def test_a_multicast_object_is_made_used_and_released_in_the_order_the_driver_requires(
+    machine: df.emu.Machine, devices: list[df.Device]
+) -> None:
     before = machine.held()
     memories = [PhysicalMemory(device, 2 * UNIT) for device in devices]
     with complete(devices) as multicast:
@@ -93,7 +95,7 @@ def test_parts_of_memory_are_bound_at_offsets_and_unbound_as_they_were_bound(
 def test_an_address_of_another_devices_memory_is_refused(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
-    """The older form of the bind names no device, and the unbind would name the wrong one."""
+    """The older bind function names no device, and the unbind would name the wrong one."""
     memory, multicast = MappedMemory(devices[0], UNIT, devices), complete(devices)
     refused(lambda: multicast.bind_address(devices[1], memory.ptr, UNIT), "ptr", f"memory of {devices[1]!r}")
     refused(lambda: multicast.bind_address(devices[1], 1 << 40, UNIT), "ptr", f"memory of {devices[1]!r}")
@@ -102,7 +104,7 @@ def test_an_address_of_another_devices_memory_is_refused(
     memory.close()
 
 
-def test_mappings_come_and_go(machine: df.emu.Machine, devices: list[df.Device], refused: Refused) -> None:
+def test_mappings_can_be_added_and_removed(machine: df.emu.Machine, devices: list[df.Device], refused: Refused) -> None:
     multicast = complete(devices)
     first, second = multicast.map(), multicast.map()
     multicast.unmap(first)
@@ -114,12 +116,12 @@ def test_mappings_come_and_go(machine: df.emu.Machine, devices: list[df.Device],
     assert machine.held()["mappings"] == machine.held()["reservations"] == 0
 
 
-def test_granularity(devices: list[df.Device]) -> None:
+def test_the_granularity_is_that_of_the_driver(devices: list[df.Device]) -> None:
     assert df.Multicast.granularity(devices) == UNIT
     assert df.Multicast.granularity(devices, recommended=True) > UNIT
 
 
-def test_wrong_sizes_and_places_are_refused_before_a_driver_call(
+def test_wrong_sizes_and_offsets_are_refused_before_a_driver_call(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
     for nbytes in (0, -UNIT, UNIT + 4096, 1.5 * UNIT, True, None):
@@ -150,7 +152,9 @@ def test_wrong_sizes_and_places_are_refused_before_a_driver_call(
     refused(lambda: bind(), "offset", "apart from")
 
 
-def test_devices_that_are_no_team(machine: df.emu.Machine, devices: list[df.Device], refused: Refused) -> None:
+def test_lists_of_devices_that_cannot_form_a_team_are_refused(
+    machine: df.emu.Machine, devices: list[df.Device], refused: Refused
+) -> None:
     refused(lambda: df.Multicast([], UNIT), "devices", "two devices or more")
     refused(lambda: df.Multicast([devices[0], devices[1], devices[0]], UNIT), "devices", "[2, 0, 2]")
     refused(lambda: df.Multicast([0, 1], UNIT), "devices", "an int")  # type: ignore[list-item]
@@ -178,7 +182,7 @@ def test_devices_that_are_no_team(machine: df.emu.Machine, devices: list[df.Devi
     assert machine.held()["multicast"] == machine.held()["binds"] == 0
 
 
-def test_binding_and_mapping_wait_for_all_devices_so_they_are_refused_before(
+def test_binding_and_mapping_are_refused_before_all_devices_are_added(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
     memory = MappedMemory(devices[0], UNIT, devices)
@@ -229,7 +233,9 @@ def test_nothing_is_created_during_a_capture(machine: df.emu.Machine, devices: l
     assert machine.held()["multicast"] == 0
 
 
-def test_a_collected_object_is_taken_back_at_the_next_flush(machine: df.emu.Machine, devices: list[df.Device]) -> None:
+def test_a_garbage_collected_object_is_released_at_the_next_flush(
+    machine: df.emu.Machine, devices: list[df.Device]
+) -> None:
     memory, multicast = PhysicalMemory(devices[0], UNIT), complete(devices, UNIT)
     multicast.bind_memory(devices[0], memory)
     multicast.map()
@@ -241,7 +247,7 @@ def test_a_collected_object_is_taken_back_at_the_next_flush(machine: df.emu.Mach
     assert not any(machine.held().values())
 
 
-def test_a_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devices: list[df.Device]) -> None:
+def test_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devices: list[df.Device]) -> None:
     multicast = complete(devices, UNIT)
     multicast.bind_memory(devices[0], PhysicalMemory(devices[0], UNIT))
     gc.collect()
@@ -255,7 +261,7 @@ def test_a_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devic
 
 
 def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Let the gate have those functions alone of the four that bind; what they are called with."""
+    """Leave the gate only these of the four bind functions. Return a record of their calls."""
     made: list[tuple[str, tuple[Any, ...]]] = []
 
     def missing(*args: Any) -> None:
@@ -272,7 +278,7 @@ def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> li
 def test_both_versions_of_the_bindings_bind(
     machine: df.emu.Machine, devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, newest: bool
 ) -> None:
-    """Where there is a form that names the device, it is taken; an older driver has only the plain one."""
+    """The form that names the device is used if it exists; an older driver has only the plain one."""
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
     mapped = MappedMemory(devices[0], UNIT, devices)
     plain = ["cuMulticastBindMem", "cuMulticastBindAddr"]
@@ -300,7 +306,7 @@ def test_both_versions_of_the_bindings_bind(
         ("cuMulticastGetGranularity", 801, "has no multicast"),
     ],
 )
-def test_an_error_says_what_its_code_means_here(
+def test_an_error_explains_its_code_for_multicast(
     machine: df.emu.Machine, devices: list[df.Device], function: str, code: int, text: str
 ) -> None:
     memory = PhysicalMemory(devices[0], UNIT)
@@ -324,7 +330,7 @@ def test_an_error_says_what_its_code_means_here(
     assert machine.held() == before
 
 
-def test_a_mapping_whose_unmap_fails_is_taken_back_with_the_object(
+def test_a_mapping_that_failed_to_unmap_is_released_with_the_object(
     machine: df.emu.Machine, devices: list[df.Device]
 ) -> None:
     before = machine.held()
@@ -337,7 +343,7 @@ def test_a_mapping_whose_unmap_fails_is_taken_back_with_the_object(
     assert machine.held() == before
 
 
-def test_teardown_goes_on_behind_a_call_that_fails(machine: df.emu.Machine, devices: list[df.Device]) -> None:
+def test_a_teardown_continues_after_a_failing_call(machine: df.emu.Machine, devices: list[df.Device]) -> None:
     memory, multicast = PhysicalMemory(devices[0], UNIT), complete(devices, UNIT)
     multicast.bind_memory(devices[0], memory)
     multicast.map()
@@ -348,8 +354,8 @@ def test_teardown_goes_on_behind_a_call_that_fails(machine: df.emu.Machine, devi
     assert multicast.closed and machine.held()["mappings"] == 0
 
 
-def test_a_plain_mapping_of_bound_memory_is_the_callers(machine: df.emu.Machine, devices: list[df.Device]) -> None:
-    """Memory may have an address before it is bound, and keep it behind the object."""
+def test_plain_mappings_of_bound_memory_belong_to_the_caller(machine: df.emu.Machine, devices: list[df.Device]) -> None:
+    """Memory may have an address before it is bound and may keep it after the object is closed."""
     memory, addresses = PhysicalMemory(devices[0], UNIT), AddressRange(get_driver(machine), UNIT)
     with Mapping(addresses, memory, devices) as mapping:
         with complete(devices, UNIT) as multicast:

@@ -24,7 +24,7 @@ OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
 
 @pytest.fixture(scope="session")
 def _loaded() -> None:
-    """What an inner run would import anew otherwise, and forget."""
+    """Import modules that an inner run would otherwise import again and drop."""
     with Machine(devices=1) as machine, switched(machine):
         device = df.device(0, driver=machine)
         x = device.zeros(1, "int32")

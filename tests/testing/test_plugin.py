@@ -34,7 +34,7 @@ def trap(machine, text="went wrong", timeline=None):
 Inner = Callable[..., pytest.RunResult]
 
 
-def test_a_test_gets_a_machine_with_the_options_of_its_marks_the_closest_first(inner: Inner) -> None:
+def test_a_test_gets_a_machine_with_the_options_of_its_closest_marks(inner: Inner) -> None:
     result = inner(
         HEAD
         + """
@@ -193,7 +193,7 @@ def test_known(emu_machine):
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_late*", "*unexpected report*", "*too late*"])
 
 
-def test_a_report_that_a_test_expects_is_no_failure_and_a_missing_one_is(inner: Inner) -> None:
+def test_an_expected_report_passes_and_a_missing_one_fails(inner: Inner) -> None:
     result = inner(
         HEAD
         + """
@@ -231,7 +231,7 @@ SOURCE = 'extern "C" __global__ void last(int* word) { word[0] = threadIdx.x; }'
 """
 
 
-def test_work_that_a_test_leaves_queued_is_run_and_judged(inner: Inner) -> None:
+def test_work_left_queued_by_a_test_is_run_and_checked(inner: Inner) -> None:
     result = inner(
         HEAD
         + KERNEL
@@ -248,7 +248,7 @@ def test_it(emu_device):
     )
 
 
-def test_a_marked_test_without_fixtures_has_cuda_python_and_the_default_driver_on_its_machine(inner: Inner) -> None:
+def test_in_a_marked_test_cuda_python_and_the_default_driver_use_its_machine(inner: Inner) -> None:
     result = inner(
         HEAD
         + """
@@ -277,7 +277,7 @@ def test_neither():
     result.assert_outcomes(passed=5)
 
 
-def test_it_works_under_xdist(inner: Inner) -> None:
+def test_the_plugin_works_under_xdist(inner: Inner) -> None:
     source = (
         HEAD
         + """
@@ -292,14 +292,14 @@ def test_it(emu_machine):
     result.stdout.fnmatch_lines(
         [
             "*- emulated driver -*",
-            "replay: pytest 'test_it_works_under_xdist.py::test_it[[]seed2[]]' --emu-race=strict",
+            "replay: pytest 'test_the_plugin_works_under_xdist.py::test_it[[]seed2[]]' --emu-race=strict",
             "what came before",
         ]
     )
 
 
-def test_where_it_is_installed_other_tests_do_not_notice(pytester: pytest.Pytester) -> None:
-    """With the entry point as a wheel has it, in a process of its own."""
+def test_the_plugin_does_not_affect_other_tests(pytester: pytest.Pytester) -> None:
+    """The run has the entry point of a wheel and is a process of its own."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"drvfuse": plugin.__name__}
     site = pytester.mkdir("site")

@@ -17,11 +17,11 @@ PAGE = (DOCS / "testing.md").read_text()
 CODE = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 
 
-def test_the_tests_of_the_page_pass(inner: Callable[..., pytest.RunResult]) -> None:
+def test_the_example_tests_of_the_page_pass(inner: Callable[..., pytest.RunResult]) -> None:
     inner(CODE).assert_outcomes(passed=4 + 1 + 1)
 
 
-def test_without_the_barrier_the_first_one_fails_as_the_page_says(inner: Callable[..., pytest.RunResult]) -> None:
+def test_without_its_barrier_the_first_example_fails_as_the_page_says(inner: Callable[..., pytest.RunResult]) -> None:
     result = inner(CODE.replace("    __syncthreads();\n", ""), "-k", "test_total")
     result.assert_outcomes(failed=4, deselected=2)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
@@ -29,7 +29,7 @@ def test_without_the_barrier_the_first_one_fails_as_the_page_says(inner: Callabl
     assert shown in printed
 
 
-def test_the_test_of_the_page_on_checking_passes(inner: Callable[..., pytest.RunResult]) -> None:
+def test_the_example_test_of_the_page_on_checking_passes(inner: Callable[..., pytest.RunResult]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "checking.md").read_text(), re.DOTALL)
     source = [block for block in blocks if "SOURCE = " in block or "@pytest" in block]
     inner("\n".join(source)).assert_outcomes(passed=6)

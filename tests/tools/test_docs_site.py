@@ -26,27 +26,27 @@ def test_every_public_name_is_in_the_api() -> None:
     assert "coat.fp8_rmsnorm_forward" in named and "ops.call.prepared.Prepared" in named
 
 
-def test_every_exception_is_in_the_errors() -> None:
+def test_every_exception_is_on_the_page_of_errors() -> None:
     listed = docs_site.all_errors()
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.DrvfuseError):
             assert f":: drvfuse.errors.{name}\n" in listed
 
 
-def test_every_command_is_in_the_command_line() -> None:
+def test_every_command_is_on_the_page_of_the_command_line() -> None:
     text = docs_site.command_line()
     for command in ("demo", "check", "bench gemv", "emu run", "emu serve", "tune"):
         assert f"`drvfuse {command}`\n\n```text\nusage: drvfuse {command} " in text
 
 
-def test_every_page_is_in_the_contents() -> None:
+def test_every_page_is_in_the_table_of_contents() -> None:
     toctrees = "\n".join(re.findall(r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL))
     entries = [line for line in toctrees.splitlines() if line and not line.startswith(":")]
     for page in DOCS.glob("*.md"):
         assert page.stem == "index" or entries.count(page.stem) == 1, page.name
 
 
-def test_pages_ask_for_text_that_exists() -> None:
+def test_text_that_pages_include_exists() -> None:
     asked = {name for page in DOCS.glob("*.md") for name in docs_site.MARK.findall(page.read_text())}
     assert asked == set(docs_site.GENERATED)
 
@@ -67,7 +67,7 @@ def test_docstrings_are_plain_text(text: str, rst: str) -> None:
     assert "\n".join(lines) == rst
 
 
-def test_rows_of_names_become_definitions() -> None:
+def test_lists_of_names_in_docstrings_become_definition_lists() -> None:
     lines = ["Things:", "", "one   the first", "      and more", "second  the other", "Then text."]
     docs_site.docstring(None, "class", "C", None, None, lines)
     assert lines == [

@@ -6,6 +6,6 @@ from __future__ import annotations
 from tools import driver_functions as made
 
 
-def test_the_page_has_the_tables_of_today() -> None:
+def test_the_page_has_the_current_tables() -> None:
     page = made.PAGE.read_text()
     assert made.page_with_tables(page) == page, "run python -m tools.driver_functions"

@@ -14,7 +14,7 @@ from drvfuse.emu.translate.refused import FAMILIES  # noqa: E402
 from tools import ptx_table  # noqa: E402
 
 
-def test_the_page_is_what_the_translator_says() -> None:
+def test_the_page_agrees_with_the_translator() -> None:
     page = Path(ptx_table.__file__).parents[1] / "docs" / "ptx.md"
     assert page.read_text() == ptx_table.page(), "python -m tools.ptx_table > docs/ptx.md"
 

@@ -7,7 +7,7 @@ from drvfuse import config
 from tools import settings_table
 
 
-def test_the_page_has_the_settings_of_today() -> None:
+def test_the_page_has_the_current_settings() -> None:
     page = settings_table.PAGE.read_text()
     assert settings_table.page_with_table(page) == page, "run python -m tools.settings_table"
     for name in config.SETTINGS:

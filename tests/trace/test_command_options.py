@@ -40,7 +40,7 @@ def refused(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], *optio
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_files_that_cannot_be_written(
+def test_files_that_cannot_be_written_are_refused(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = "--png" if command[0] == "trace" else "--plot"
@@ -66,16 +66,16 @@ def test_files_that_cannot_be_written(
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("shape", ["12", "0x16", "axb", "4x", "4x16x2x1", "4x\N{SUPERSCRIPT TWO}"])
-def test_shapes(command: tuple[str, ...], shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_shapes_are_refused(command: tuple[str, ...], shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     option = "--shapes" if command == ("bench", "allreduce") else "--shape"
     assert f"{option} is '{shape}'; it must be" in refused(capsys, command, option, shape)
 
 
-def test_a_fused_call_of_too_many_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_columns_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, ("trace", "allreduce_rmsnorm_fp8"), "--shape", "2x16392")
     assert "--shape is '2x16392'; it must be of at most 16384 columns" in message
 
 
-def test_options_that_one_op_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_other_ops_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for options in (("--devices", "2"), ("--algo", "naive")):
         assert options[0] in refused(capsys, ("trace", "gemv"), *options)

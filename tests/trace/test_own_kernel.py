@@ -63,7 +63,7 @@ def test_every_block_of_a_grid_has_its_records(device, laps):
 
 
 @pytest.mark.parametrize("expected", [5, 59])  # 59 fill the least room to the last word
-def test_phases_beyond_the_expected_ones_spoil_no_memory(device, expected):
+def test_phases_beyond_the_expected_number_write_no_other_memory(device, expected):
     trace, result = launched(device, 90, expected)
     assert (result == np.arange(6 * 64) + 1).all()
     with pytest.raises(DrvfuseError, match=rf"add noted \d+ phases or more in a block where {expected} were expected"):

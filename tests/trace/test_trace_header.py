@@ -70,18 +70,18 @@ TRACED = re.compile(
 
 
 def without_calls(source: str) -> str:
-    """The source with blanks for all that is the trace's, but the header itself, and for comments."""
+    """The source with blanks in place of comments and all trace code except the include of its header."""
     source = TRACED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     assert not re.search(r"\b(?:trace_?|trace_b)\b|TRACE|Trace", source.replace('#include "trace/trace.cuh"', ""))
     return source
 
 
-def test_off_the_ptx_is_that_of_a_kernel_without_calls():
+def test_with_tracing_off_the_ptx_is_that_of_a_kernel_without_trace_calls():
     assert ptx(KERNEL) == ptx(without_calls(KERNEL))
     assert "globaltimer" not in ptx(KERNEL) and "globaltimer" in ptx(KERNEL, on=True)
 
 
-def test_roles_and_parameters_are_those_of_the_host():
+def test_the_kernel_and_the_host_have_the_same_roles_and_parameters():
     checks = [
         f'static_assert(u32(TraceRole::{role}) == {number}, "{role}");' for number, role in enumerate(layout.ROLES)
     ]
@@ -92,8 +92,8 @@ def test_roles_and_parameters_are_those_of_the_host():
 
 
 @pytest.mark.parametrize("word", ["clock64", "globaltimer", "smid"])
-def test_a_reading_is_made_once_for_each_place(word):
-    """Two writers: an entry, a start and an exit each; one stamp, and laps: two of `trace`, one of `trace_b`."""
+def test_each_trace_call_reads_its_clocks_once(word):
+    """The kernel has two writers, each with an entry, a start and an exit, one stamp, and three laps."""
     expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 2 + 2, "smid": 2}
     assert len(re.findall(rf"mov\.u(?:32|64) \S+, %{word};", ptx(KERNEL, on=True))) == expected[word]
 
@@ -128,7 +128,7 @@ BF16, E4M3 = dtypes.get("bfloat16"), dtypes.get("float8_e4m3fn")
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("algo", kernels.ALGOS)
 @pytest.mark.parametrize("op", kernels.OPS)
-def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_path, monkeypatch):
+def test_untraced_collectives_have_no_trace_code(op, algo, staged, tmp_path, monkeypatch):
     plain_sources(tmp_path)
     fused = {"packs": 2, "residual": staged, "gamma_dtype": BF16} if op != "allreduce" else {"packs": 2}
 
@@ -144,7 +144,7 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("m", [1, 3])
-def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path, monkeypatch):
+def test_an_untraced_gemv_has_no_trace_code(m, tmp_path, monkeypatch):
     plain_sources(tmp_path)
 
     def code(folder: Path) -> str:

@@ -67,7 +67,7 @@ def test_phases_follow_each_other_and_waits_lie_in_their_barrier(start):
     assert set(found["sm"]) == {3}
 
 
-def test_a_block_that_has_not_run_has_no_records_and_one_without_laps_has_its_finish():
+def test_a_block_that_has_not_run_has_no_records():
     ran = block(1000, 900, 1100, exit=1000, waits=(0, 0))
     found = records([0] * len(ran), ran, rounds=1, peers=2)
     assert found[["block", "role"]].tolist() == [(1, "block"), (1, "finish")]
@@ -81,7 +81,7 @@ def test_more_phases_than_were_expected_are_an_error():
         records(block(0, 0, 10, *laps, exit=10))
 
 
-def test_the_exit_narrows_down_where_in_its_tick_the_entry_was():
+def test_entry_and_exit_together_bound_the_start_within_a_clock_tick():
     coarse = Clock(resolution_ns=1000.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
     # It lasted 700 ns and ended a tick later: the entry was in the last 700 ns of its tick; else in the first 300.
     late = block(5000, 0, 6000, exit=700)
@@ -93,7 +93,7 @@ def test_the_exit_narrows_down_where_in_its_tick_the_entry_was():
     assert found["end_ns"].tolist() == [4_000_000, 2_000_000, 4_000_000]
 
 
-def test_ranks_lie_on_the_clock_of_the_first():
+def test_times_of_all_ranks_are_on_the_clock_of_the_first():
     sections = [section(1, rank=rank, offset=0) for rank in (0, 1)]
     words = {r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, exit=105), np.uint64) for r, ns in ((0, 0), (1, 900))}
     ahead = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=870.25, error_ns=3.0)
@@ -118,7 +118,7 @@ def test_the_kernels_that_measure_clocks_compile(group):
 
 
 @pytest.mark.gpus(2)
-def test_clocks_of_the_driver_under_test(group, driver):
+def test_clocks_of_the_driver_under_test_can_be_aligned(group, driver):
     trace = df.Trace(group)
     assert len(trace.clocks) == group.size and trace.clocks[0].offset_ns == trace.clocks[0].error_ns == 0
     if driver == "emu":
@@ -146,7 +146,7 @@ SAMPLE = made(
 )
 
 
-def test_phases_add_up_without_waits():
+def test_sums_of_phases_exclude_waits():
     found = {(phase.rank, phase.role): phase for phase in statistics.phases(SAMPLE)}
     assert list(found) == [(0, "load"), (0, "barrier"), (1, "barrier")]
     load = found[0, "load"]
@@ -154,13 +154,13 @@ def test_phases_add_up_without_waits():
     assert found[1, "barrier"].mean == pytest.approx(0.4)
 
 
-def test_skew_and_the_slowest_block():
+def test_statistics_have_the_skew_and_the_slowest_block():
     zero, one = statistics.skews(SAMPLE)
     assert (zero.first, zero.last, zero.end, zero.slowest, zero.block, zero.sm) == pytest.approx((0, 0.1, 1, 1, 0, 7))
     assert (one.first, one.last, one.end, one.block) == pytest.approx((0.4, 0.4, 0.9, 0))
 
 
-def test_who_waited_for_whom():
+def test_statistics_name_the_ranks_that_were_waited_for():
     zero, one = statistics.waits(SAMPLE)
     assert (zero.rank, zero.peer, zero.mean, zero.last) == pytest.approx((0, 1, 0.4, 1.0))
     assert (one.rank, one.peer, one.longest, one.last) == pytest.approx((1, 0, 0.02, 1.0))
@@ -195,7 +195,7 @@ def check_chrome(found):
     return slices
 
 
-def test_a_chrome_trace_has_a_process_a_rank_and_a_thread_a_block():
+def test_a_chrome_trace_has_a_process_per_rank_and_a_thread_per_block():
     clocks_of = {0: EXACT, 1: Clock(32.0, 1.98, 5.0, math.inf)}
     found = json.loads(json.dumps(chrome.trace_object(SAMPLE, clocks_of), allow_nan=False))
     slices = check_chrome(found)
@@ -210,7 +210,7 @@ def test_a_chrome_trace_has_a_process_a_rank_and_a_thread_a_block():
     }  # fmt: skip
 
 
-def test_launches_that_overlap_get_threads_of_their_own():
+def test_overlapping_launches_get_separate_threads():
     overlapping = made(
         (0, 0, 0, "block", -1, 0, 100),
         (0, 0, 0, "load", -1, 0, 100),
@@ -223,7 +223,7 @@ def test_launches_that_overlap_get_threads_of_their_own():
     assert threads[0] == threads[2] == 1 != threads[1] and set(threads) == {0, 1, 2}
 
 
-def test_slices_with_fractions_of_a_nanosecond_do_not_overlap(rng):
+def test_slices_with_fractional_nanoseconds_do_not_overlap(rng):
     ends = np.cumsum(rng.uniform(0.1, 3, 200))
     laps = [(0, 0, 0, "load", -1, start, end) for start, end in zip([0, *ends], ends, strict=False)]
     fractions = made((0, 0, 0, "block", -1, 0, ends[-1]), *laps)
@@ -231,7 +231,7 @@ def test_slices_with_fractions_of_a_nanosecond_do_not_overlap(rng):
 
 
 @pytest.mark.gpus(2)
-def test_files_of_a_real_trace(group, rng, tmp_path):
+def test_a_real_trace_is_written_to_files(group, rng, tmp_path):
     trace = df.Trace(group)
     xs, gammas = inputs(group, rng, (9, 256)), inputs(group, rng, 256)
     for algo in ("one_stage", "two_stage", "naive"):
@@ -260,7 +260,7 @@ def test_tables_name_phases_ranks_and_who_was_waited_for():
     assert summary(SAMPLE[:0], {}) == "nothing was recorded\n"
 
 
-def test_tables_of_an_emulated_call_begin_with_what_its_times_mean_and_finish_is_the_last_phase():
+def test_tables_of_an_emulated_call_explain_its_times_and_end_with_the_finish_phase():
     pytest.importorskip("rich")
     late = made(
         (0, 0, 0, "block", -1, 0, 50),
@@ -274,7 +274,7 @@ def test_tables_of_an_emulated_call_begin_with_what_its_times_mean_and_finish_is
     assert [line.split()[0] for line in lines if "%" in line] == ["apply_load", "finish"]
 
 
-def test_a_missing_package_is_named(monkeypatch, tmp_path):
+def test_the_error_names_a_missing_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(Unsupported, match=r"drvfuse\[cli\]"):
@@ -293,7 +293,7 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
         ({0: VIRTUAL, 1: VIRTUAL}, "by a virtual clock"),
     ],
 )
-def test_an_image_says_how_well_ranks_are_aligned_and_which_blocks_it_shows(clocks_of, said, tmp_path):
+def test_an_image_states_the_alignment_error_and_the_blocks_shown(clocks_of, said, tmp_path):
     pytest.importorskip("matplotlib")
     blocks = [(0, 0, block, role, -1, block, block + 90) for block in range(40) for role in ("block", "load")]
     plot(tmp_path / "t.svg", made(*blocks), clocks_of)  # the format has each text in a comment
@@ -302,7 +302,7 @@ def test_an_image_says_how_well_ranks_are_aligned_and_which_blocks_it_shows(cloc
     assert "<!-- rank 0 block 0 -->" in text and "<!-- rank 0 block 39 -->" in text
 
 
-def test_an_image_of_nothing_or_of_no_known_format_is_refused(tmp_path, refused):
+def test_an_empty_image_and_an_unknown_format_are_refused(tmp_path, refused):
     pytest.importorskip("matplotlib")
     refused(lambda: plot(tmp_path / "t.png", SAMPLE[:0], {}), "records", "empty")
     for name in ("t.foo", "t"):

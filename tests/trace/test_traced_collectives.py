@@ -59,7 +59,7 @@ def calls(group, rng):
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("name", KINDS)
-def test_tracing_changes_no_bit_and_every_event_has_its_place(group, rng, name, algo):
+def test_tracing_changes_no_result_bit_and_every_event_is_recorded(group, rng, name, algo):
     if algo == "naive" and "staged" in name:
         pytest.skip("naive copies its inputs, and stages none")
     trace = df.Trace(group)
@@ -101,7 +101,7 @@ def consistent(records, ranks):
 
 
 @pytest.mark.parametrize("algo", PULL)
-def test_all_blocks_of_the_grid_are_there(group, rng, algo):
+def test_every_block_of_the_grid_has_records(group, rng, algo):
     trace = df.Trace(group)
     df.allreduce(group, inputs(group, rng, 1 << 15), algo=algo, max_num_blocks=3, trace=trace)
     records = trace.records()
@@ -119,7 +119,7 @@ def test_all_blocks_of_the_grid_are_there(group, rng, algo):
         (PUSH[1], {"reduce", "gather"}, {"receive", "reduce", "store", "gather"}),
     ],
 )
-def test_all_blocks_of_push_kernels_are_there_with_their_phases(group, rng, algo, plain, norm):
+def test_every_block_of_a_push_kernel_has_records_of_its_phases(group, rng, algo, plain, norm):
     trace = df.Trace(group)
     df.allreduce(group, inputs(group, rng, 1 << 15), algo=algo, max_num_blocks=3, trace=trace)
     rows, gammas = inputs(group, rng, (11, 520)), inputs(group, rng, 520)
@@ -147,7 +147,7 @@ extern "C" __global__ void delay(unsigned long long ns) {
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_the_late_rank_is_the_one_that_the_others_waited_for(group, rng, late):
+def test_statistics_name_a_late_rank_as_the_one_waited_for(group, rng, late):
     trace = df.Trace(group)
     call = df.allreduce.prepare(group, inputs(group, rng, 5000), algo="one_stage", trace=trace)
     delay = df.compile(DELAY, driver=group.driver)["delay"]
@@ -173,7 +173,8 @@ def test_the_late_rank_is_the_one_that_the_others_waited_for(group, rng, late):
 
 @pytest.mark.parametrize("algo", PUSH)
 def test_the_wait_for_a_late_rank_by_push_is_in_the_phases_that_receive(group, rng, algo):
-    """No peer is named, as words of all peers are awaited together; the phases still add up to the blocks' time."""
+    """No peer is named, as the words of all peers are awaited together. The phases still sum to the time of the
+    blocks."""
     trace, late = df.Trace(group), 1
     call = df.allreduce_rmsnorm_fp8.prepare(
         group, inputs(group, rng, (3, 256)), inputs(group, rng, 256), epsilon=1e-6, algo=algo, trace=trace
@@ -198,7 +199,7 @@ def test_the_wait_for_a_late_rank_by_push_is_in_the_phases_that_receive(group, r
     assert {rank for rank, took in longest.items() if took > 4000} == {rank.index for rank in group} - {late}
 
 
-def test_a_replay_overwrites_what_the_one_before_wrote(group, rng):
+def test_a_replay_overwrites_the_records_of_the_previous_one(group, rng):
     trace = df.Trace(group)
     xs = inputs(group, rng, 3000)
     ys = [rank.empty(3000, "bfloat16") for rank in group]
@@ -225,7 +226,7 @@ def test_a_replay_overwrites_what_the_one_before_wrote(group, rng):
     graph.close()
 
 
-def test_a_call_is_refused_where_the_trace_is_full(group, rng):
+def test_a_call_is_refused_if_the_trace_is_full(group, rng):
     xs = inputs(group, rng, 10_000)
     ys = [rank.zeros(10_000, "bfloat16") for rank in group]
     trace = df.Trace(group, nbytes=1024)
@@ -250,7 +251,7 @@ def test_a_block_with_too_many_phases_is_refused(group):
     df.allreduce.prepare(group, xs, algo="one_stage", trace=trace)
 
 
-def test_clearing_keeps_the_place_of_a_call_that_can_be_launched_again(group, rng):
+def test_clear_keeps_the_section_of_a_prepared_call(group, rng):
     xs = inputs(group, rng, 100)
     trace = df.Trace(group)
     first = df.allreduce.prepare(group, xs, algo="one_stage", trace=trace)
@@ -286,7 +287,7 @@ def test_wrong_traces_are_refused(group, rng, driver):
         df.Trace(group)
 
 
-def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
+def test_the_trace_of_a_time_out_shows_the_wait_for_the_missing_rank(group, rng):
     trace = df.Trace(group)
     with config.override(spin_timeout=0.02):
         call = df.allreduce.prepare(group, inputs(group, rng, 100), algo="one_stage", trace=trace)

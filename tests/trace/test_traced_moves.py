@@ -24,7 +24,7 @@ ROLES = {
 
 @pytest.fixture(scope="module")
 def wide(group):
-    """Of so many blocks that by put some of them only copy what stays."""
+    """There are so many blocks that with `put` some only copy a rank's own bytes."""
     with df.Group.local(group.size, driver=group.driver, max_blocks=8) as found:
         yield found
 

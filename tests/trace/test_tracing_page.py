@@ -75,7 +75,7 @@ def test_a_collective_or_norm_is_traced_by_the_algorithm_asked_for(op, algo, ker
 
 
 def test_every_op_that_takes_a_trace_can_be_asked_for(capsys):
-    """The help lists the ops; COAT's take no trace."""
+    """The help lists the ops; those of COAT cannot be traced."""
     with pytest.raises(SystemExit):
         main(["trace", "--help"])
     listed = re.sub(r"\s", "", re.search(r"  {(.*?)}", capsys.readouterr().out, re.S).group(1)).split(",")

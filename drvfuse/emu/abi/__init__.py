@@ -174,7 +174,9 @@ class Clock(IntEnum):
 
 # Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
 class Access(IntEnum):
-    """Flags of an access. A Scope, an Order, a Space and a number of elements are or-ed to them, at the shifts below."""
+    """Flags of an access. A Scope, an Order, a Space and a number of elements are or-ed to them, at the shifts
+    below.
+    """
 
     WRITE = 1 << 0
     ATOMIC = 1 << 1  # reads and writes

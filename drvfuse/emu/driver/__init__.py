@@ -8,8 +8,8 @@ with one changed import:
     cuda.cuInit(0)
     error, count = cuda.cuDeviceGetCount()
 
-`EmulatedDriver(process)` is the same namespace for a process of a machine of one's own. Enums and structs are
-cuda.bindings' own. A function of the driver that is not emulated is refused when it is called (`refused`).
+`EmulatedDriver(process)` is the same namespace for a process of any machine. Enums and structs are those of
+cuda.bindings. A driver function that is not emulated is refused when it is called (`refused`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = sorted({*NAMES, *ENTRIES})  # noqa: PLE0605
 
 
 class EmulatedDriver:
-    """The functions of one process as attributes; everything else is cuda.bindings.driver's."""
+    """The driver functions of one process as attributes. All other attributes are those of cuda.bindings.driver."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -103,7 +103,7 @@ def _of_default_machine(name: str) -> Any:
 
 
 def _named(call: Any, name: str) -> Any:
-    """Give a function the name, the signature and perhaps the docstring that it has in the bindings."""
+    """Give a function the name, the signature and, unless it has one of its own, the docstring of the bindings."""
     call.__wrapped__ = original = FUNCTIONS.get(name)
     call.__name__ = call.__qualname__ = name
     call.__doc__ = (ENTRIES[name].function.__doc__ or original.__doc__) if name in ENTRIES else refusal(name)

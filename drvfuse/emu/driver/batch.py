@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies in batches: several by one call, in stream order as a whole and not ordered among themselves."""
+"""Batches of copies. A batch is in stream order as a whole, but its copies are not ordered with one another."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ORDERS = (
     _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
 )
 _FLAGS = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-_NONE = (1 << 64) - 1  # the failed index if a batch is refused as a whole, or succeeds
+_NONE = (1 << 64) - 1  # the index of the failed copy if the whole batch is refused, or if it succeeds
 
 
 def batch_stream(proc: Process, hStream: Any) -> Stream:
-    """The stream argument of a batch: not the legacy stream, and not captured."""
+    """The stream of a batch. Failure if it is the legacy stream, or is being captured."""
     stream = proc.stream(hStream)
     check(not stream.is_legacy)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -35,7 +35,7 @@ def batch_stream(proc: Process, hStream: Any) -> Stream:
 
 
 def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], waits: Sequence[bool]) -> None:
-    """Queue copies, and wait for those that concern pageable memory."""
+    """Queue copies, and wait for each copy whose element of `waits` is true, which uses pageable memory."""
     ops = proc.machine.progress.enqueue_together(stream, commands)
     pending = [op for op, wait in zip(ops, waits, strict=True) if wait]
     if pending:
@@ -44,7 +44,7 @@ def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], wai
 
 
 def _at_once(p: Any) -> bool:
-    """Whether the source is read before the call returns. Failure for an order that is none."""
+    """Whether the source of a copy is read before the call returns. Failure for an invalid srcAccessOrder."""
     order = field(p, "srcAccessOrder")
     check(order in _ORDERS)
     return bool(order == _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
@@ -53,8 +53,8 @@ def _at_once(p: Any) -> bool:
 def _batch(
     proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
 ) -> None:
-    """Attribute i is that of the copies from `attrsIdxs[i]` on. Pageable memory, and the source of a copy whose order
-    is DURING_API_CALL, is read before the call returns.
+    """Attribute i is that of the copies from index `attrsIdxs[i]` on. Pageable memory, and the source of a copy with
+    the order DURING_API_CALL, is read before the call returns.
     """
     stream = batch_stream(proc, hStream)
     targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))
@@ -91,8 +91,8 @@ def cuMemcpyBatchAsync(
 
 
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
-    """One end of a copy of a batch, which is linear memory. A row length or layer height of 0 stands for that of the
-    copy.
+    """The source or the destination of a copy in a batch, which must be linear memory. A row length or layer height of
+    0 means that of the copy.
     """
     kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
     if kind == kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY:
@@ -107,8 +107,8 @@ def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) ->
 
 
 def _batch_3d(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> None:
-    """Layers of rows of linear memory. Pageable sources, and those whose order is DURING_API_CALL, are read, and
-    pageable targets written, before the call returns.
+    """Copies of layers of rows of linear memory. Before the call returns, pageable sources and sources with the order
+    DURING_API_CALL are read, and pageable destinations are written.
     """
     stream = batch_stream(proc, hStream)
     check(numOps > 0 and flags == 0)
@@ -137,7 +137,9 @@ def cuMemcpy3DBatchAsync(proc: Process, numOps: int, opList: Any, flags: int, hS
 
 @entry(1)
 def cuMemBatchDecompressAsync(proc: Process, paramsArray: Any, count: int, flags: int, stream: Any) -> int:
-    """No emulated device has an engine that decompresses (MEM_DECOMPRESS_ALGORITHM_MASK): CUDA_ERROR_NOT_SUPPORTED."""
+    """Returns CUDA_ERROR_NOT_SUPPORTED, as no emulated device has a decompression engine
+    (MEM_DECOMPRESS_ALGORITHM_MASK is 0).
+    """
     proc.stream(stream)
     check(paramsArray is not None and count > 0 and flags == 0)
     raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts: creation, the calling thread's stack of them, peer access between them."""
+"""Contexts: creation, the calling thread's stack of contexts, peer access between contexts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _LIMITS = {
 
 
 def _context(proc: Process, ctx: Any) -> Context:
-    """A context argument, or the current one for 0."""
+    """The context of a context argument. 0 is the current context."""
     if ctx == 0:
         return proc.current()
     return proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
 
 
 def destroy(proc: Process, context: Context) -> None:
-    """Finish a context's work, as the driver does, then destroy all that belongs to it."""
+    """Finish all work of a context, as the driver does, then destroy the context with all that belongs to it."""
     if context.error is None:
         proc.machine.waits.wait(proc.context_ops(context))
     proc.drop_context(context)
 
 
 def report_unfinished(proc: Process, context: Context) -> None:
-    """Report that a context is about to be destroyed while its kernels run."""
+    """Make a report if a context is destroyed while its kernels run."""
     kernels = proc.machine.progress.kernels(context)
     if kernels:
         message = (
@@ -66,7 +66,7 @@ def cuCtxCreate_v3(proc: Process, paramsArray: Any, numParams: int, flags: int, 
 @entry(1, bindings=12)
 @entry(1, bindings=13, name="cuCtxCreate")
 def cuCtxCreate_v4(proc: Process, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
-    # affinity needs MPS, and the other parameters a graphics context
+    # an affinity needs MPS, and the other parameters need a graphics context
     check(ctxCreateParams is None or not any(_PARAMS.bytes_of(ctxCreateParams)), R.CUDA_ERROR_NOT_SUPPORTED)
     return cuCtxCreate(proc, flags, dev)
 
@@ -103,7 +103,7 @@ def cuCtxDetach(proc: Process, ctx: Any) -> None:
 
 @entry()
 def cuCtxSetCurrent(proc: Process, ctx: Any) -> None:
-    """Replaces the top of the thread's stack; None pops it."""
+    """Replaces the top of the thread's stack of contexts. None removes it."""
     top = [proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if ctx else []
     proc.threads.contexts[-1:] = top
 
@@ -185,8 +185,8 @@ def cuCtxGetLimit(proc: Process, limit: Any) -> int:
 
 @entry()
 def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
-    """Limits are kept for queries. Only that of the heap has an effect, and is fixed once a kernel has allocated from
-    it.
+    """Sets a limit, which is kept for queries. Only the limit of the heap has an effect; it cannot be changed after a
+    kernel has allocated from the heap.
     """
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
     context = proc.current()
@@ -196,7 +196,7 @@ def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
 
 @entry()
 def cuCtxEnablePeerAccess(proc: Process, peerContext: Any, Flags: int) -> None:
-    """The current context may reach the cuMemAlloc memory and module variables of the peer."""
+    """Gives the current context access to the peer's memory of cuMemAlloc and module variables."""
     context = proc.current()
     peer = proc.get(peerContext, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     check(Flags == 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, in stream order or waited for."""
+"""Copies, in stream order or synchronous."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS
 
-_NOW = object()  # in place of a stream: the legacy one, and the call waits
+_NOW = object()  # in place of a stream: the copy is on the legacy stream, and the call waits for it
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # the end of a program's address space
 
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
-    """Check one end of a copy by `context`: memory of the machine has to be live and within its device's access, host
-    memory has to be mapped. Above all that a program can have there is what a client had registered.
+    """Check the source or the destination of a copy by `context`. Memory of the machine must be live, and the device of
+    the context must have access to it; host memory must be mapped. An address above all addresses of a program can only
+    be one that a client had registered.
 
-    The stream does not count: a copy on another device's stream needs access from the current context.
+    The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """
     if proc.foreign is not None and address >= FOREIGN and not device:
         check(address - FOREIGN <= _END - nbytes)
@@ -42,14 +43,16 @@ def pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Fail, and invalidate the capture, for a copy of rows of foreign memory, which is here during the call only."""
+    """Raise Failure, and invalidate the capture, if a copy of rows is captured whose memory is foreign: its contents
+    are available during the call only.
+    """
     if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
 
 def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
-    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver; that of a graph,
-    when its node runs.
+    """Queue a copy. Pageable memory is read, or written, before the call returns, as the driver does. The pageable
+    memory of a copy in a graph is read, or written, when its node runs.
     """
     source: int | bytes = src
     if stream.capture is None and pageable(proc, src):
@@ -58,17 +61,17 @@ def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, 
 
 
 def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
-    """The address at which a queued copy finds memory of the caller. A graph fetches foreign memory each time."""
+    """The address by which a queued copy accesses memory of the caller. A graph requests foreign memory in each run."""
     origin = getattr(given, "origin", None)
     if stream.capture is None or proc.foreign is None or origin is None:
         return address
     if given.keep is not None:
-        given.keep.unused = True  # nothing is written back to the caller here
+        given.keep.unused = True  # the call itself writes nothing back to the caller
     return int(origin) + FOREIGN
 
 
 def _queue(proc: Process, stream: Stream, command: Copy | Copy3D, wait: bool) -> None:
-    """Queue a copy, and wait for it unless it goes into a graph."""
+    """Queue a copy and, with `wait`, wait for it unless it is captured."""
     op = proc.enqueue(stream, command)
     if op is not None and wait:
         proc.machine.waits.wait([op])
@@ -76,8 +79,8 @@ def _queue(proc: Process, stream: Stream, command: Copy | Copy3D, wait: bool) ->
 
 
 def _copy(proc: Process, kind: str, dst: int, src: int, nbytes: int, hStream: Any = _NOW) -> None:
-    """Copy now, or in the order of a stream. `kind` says what each end is, as in the driver's names: "HtoD", "DtoD", or
-    "" where any memory may be at both.
+    """Copy now, or in the order of a stream. `kind` says what kind of memory source and destination are, as in the
+    driver's names ("HtoD", "DtoD"). "" means that both may be any memory.
     """
     target, source = proc.memory.on_device(dst), proc.memory.on_device(src)
     context = proc.current()
@@ -133,7 +136,7 @@ def cuMemcpyDtoDAsync(proc: Process, dstDevice: Any, srcDevice: Any, ByteCount: 
 
 
 def _peer(proc: Process, dst: int, dst_context: Any, src: int, src_context: Any, nbytes: int) -> None:
-    """Check the ends of a copy between contexts: each is of the context that is named for it."""
+    """Check a copy between contexts: its source and its destination must be memory of the contexts named for them."""
     for verb, address, handle in (("writes", dst, dst_context), ("reads", src, src_context)):
         context = proc.get(handle, Context, R.CUDA_ERROR_INVALID_CONTEXT)
         proc.healthy(context)
@@ -145,7 +148,7 @@ def _peer(proc: Process, dst: int, dst_context: Any, src: int, src_context: Any,
 def cuMemcpyPeer(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int
 ) -> None:
-    """Copies between contexts. It needs no peer access: without it the copy goes through the host."""
+    """Copies between contexts. Peer access is not needed, as without it the copy goes through the host."""
     context, dst, src = proc.current(), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     if ByteCount:
@@ -165,7 +168,9 @@ def cuMemcpyPeerAsync(
 
 
 def field(p: Any, name: str) -> Any:
-    """A field of a structure, 0 for one that it does not have. Failure for an enum that holds none of its members."""
+    """A field of a structure. 0 if the structure has no such field. Failure for a number that is no member of its
+    enum.
+    """
     try:
         return getattr(p, name, 0)
     except ValueError:
@@ -173,8 +178,8 @@ def field(p: Any, name: str) -> Any:
 
 
 def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
-    """The checked copy that a CUDA_MEMCPY3D, its PEER form or a CUDA_MEMCPY2D describes; None for an empty one. A pitch
-    or height of 0 stands for rows and layers without gaps.
+    """The checked copy that a CUDA_MEMCPY3D, a CUDA_MEMCPY3D_PEER or a CUDA_MEMCPY2D describes. None for an empty copy.
+    A pitch or height of 0 means rows or layers without gaps.
     """
     width, height, depth = p.WidthInBytes, p.Height, getattr(p, "Depth", 1)
     if 0 in (width, height, depth):
@@ -204,7 +209,7 @@ def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
 
 
 def _rows(proc: Process, p: Any) -> None:
-    """Copy rows, and wait until that is done."""
+    """Copy rows, and wait for the copy."""
     check(p is not None)
     context = proc.current()
     command = copy_3d(proc, p, context)
@@ -225,7 +230,7 @@ def _rows_async(proc: Process, p: Any, hStream: Any) -> None:
 
 
 def read_now(command: Copy3D) -> Copy3D:
-    """The same copy, of the contents that its source has now."""
+    """The same copy, with the present contents of its source in place of the source."""
     source = command.source
     nbytes = source.span(command.width, command.height, command.depth)
     held = ctypes.create_string_buffer(ctypes.string_at(source.address, nbytes), nbytes)
@@ -235,7 +240,7 @@ def read_now(command: Copy3D) -> Copy3D:
 @entry(unsafe=True, name="cuMemcpy2DUnaligned")
 @entry(unsafe=True)
 def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
-    """Rows of any alignment, in either form."""
+    """Copies rows of any alignment, as cuMemcpy2DUnaligned does."""
     _rows(proc, pCopy)
 
 
@@ -246,7 +251,7 @@ def cuMemcpy2DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
 
 @entry(unsafe=True)
 def cuMemcpy3D(proc: Process, pCopy: Any) -> None:
-    """Layers of rows between linear memory of any kind; arrays are not supported."""
+    """Copies layers of rows between linear memory of any kind. Arrays are not supported."""
     _rows(proc, pCopy)
 
 
@@ -257,8 +262,8 @@ def cuMemcpy3DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
 
 @entry(unsafe=True)
 def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
-    """Copies layers of rows between contexts. It needs no peer access: each end belongs to the context that is named
-    for it.
+    """Copies layers of rows between contexts. Peer access is not needed, but source and destination must be memory of
+    the contexts named for them.
     """
     _rows(proc, pCopy)
 

@@ -27,7 +27,8 @@ _SUPPORTED = (
     *("CAN_USE_64_BIT_STREAM_MEM_OPS", "CAN_USE_STREAM_WAIT_VALUE_NOR"),
     *("CAN_USE_STREAM_MEM_OPS_V1", "CAN_USE_64_BIT_STREAM_MEM_OPS_V1", "CAN_USE_STREAM_WAIT_VALUE_NOR_V1"),
 )
-# The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
+# Attributes with the same value on every emulated device. `_attributes` has those that depend on the machine; all
+# others are 0.
 _FIXED = {
     "MAX_THREADS_PER_BLOCK": 1024,
     "MAX_BLOCK_DIM_X": 1024,
@@ -65,7 +66,7 @@ def _attributes(proc: Process, index: int) -> dict[str, int]:
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": proc.machine.limits.shared_block,
         "PCI_BUS_ID": index + 1,
         "CLUSTER_LAUNCH": int(proc.machine.capability >= (9, 0)),
-        # as of an H200 without an IMEX channel, where allocations with such handles fail all the same
+        # as on an H200 without an IMEX channel, where allocations with such handles fail nevertheless
         "HANDLE_TYPE_FABRIC_SUPPORTED": int(proc.machine.capability >= (9, 0)),
         "MULTICAST_SUPPORTED": int(multicast.supported(proc.machine, proc.machine.devices[index])),
     }
@@ -99,7 +100,7 @@ def cuDeviceGetUuid(proc: Process, dev: Any) -> Any:
 
 @entry(1)
 def cuDeviceGetAttribute(proc: Process, attrib: Any, dev: Any) -> int:
-    """Every attribute of the enum has a value; that of a feature which the emulated device lacks is 0."""
+    """Returns a value for every attribute of the enum. It is 0 for a feature that the emulated device does not have."""
     index = proc.device(dev).index
     name = attrib.name.removeprefix(_PREFIX)
     check(name != "MAX")
@@ -129,7 +130,7 @@ def cuDeviceGetLuid(proc: Process, dev: Any) -> tuple[bytes, int]:
 
 @entry(1)
 def cuDeviceGetTexture1DLinearMaxWidth(proc: Process, pformat: Any, numChannels: int, dev: Any) -> int:
-    """Textures are not emulated, whatever their size."""
+    """Returns CUDA_ERROR_NOT_SUPPORTED, as textures are not emulated."""
     proc.device(dev)
     check(numChannels in (1, 2, 4))
     return 0
@@ -137,7 +138,7 @@ def cuDeviceGetTexture1DLinearMaxWidth(proc: Process, pformat: Any, numChannels:
 
 @entry(1)
 def cuDeviceGetExecAffinitySupport(proc: Process, typename: Any, dev: Any) -> int:
-    """No affinity is supported: a context cannot be restricted to some multiprocessors."""
+    """Returns 0: a context cannot be restricted to some multiprocessors."""
     proc.device(dev)
     check(typename == T.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
     return 0
@@ -170,7 +171,7 @@ def cuDeviceGetP2PAttribute(proc: Process, attrib: Any, srcDevice: Any, dstDevic
 
 @entry(1, bindings=13)
 def cuDeviceGetHostAtomicCapabilities(proc: Process, operations: list[Any], count: int, dev: Any) -> list[int]:
-    """No capabilities: the attribute of native atomics on host memory is 0."""
+    """Returns no capabilities, as the attribute for native atomics on host memory is 0."""
     proc.device(dev)
     check(count)
     return [0] * count
@@ -180,7 +181,7 @@ def cuDeviceGetHostAtomicCapabilities(proc: Process, operations: list[Any], coun
 def cuDeviceGetP2PAtomicCapabilities(
     proc: Process, operations: list[Any], count: int, srcDevice: Any, dstDevice: Any
 ) -> list[int]:
-    """All operations that kernels have instructions for, if the one device reaches the other."""
+    """Returns all operations for which kernels have instructions, if one device can reach the other."""
     source, target = proc.device(srcDevice), proc.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
     check(count)

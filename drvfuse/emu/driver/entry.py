@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common part of all functions of the emulated driver: registration, the reading of arguments, the result tuple.
 
-A function is written as `name(process, arguments...)`; it returns its outputs and raises `Failure` for anything but
-success. `@entry` registers it under its own name, and `invoke` turns both into cuda.bindings' `(CUresult, outputs...)`.
+A function is written as `name(process, arguments...)`. It returns its outputs, and raises `Failure` for every other
+CUresult than success. `@entry` registers it under its name, and `invoke` makes of its outputs, or of the Failure, the
+`(CUresult, outputs...)` of cuda.bindings.
 
-What a function gets of its arguments follows from its prototype (`wire.inputs`): an int for a number, a handle, a
-device pointer or a host pointer (which keeps the buffer that it came from), a member for an enum, bytes for a C string
-or an image, a list for a list, the bindings' own object for a structure, or None.
+The prototype of a function decides in which form it gets its arguments (`wire.inputs`): an int for a number, a handle,
+a device pointer or a host pointer (which keeps its buffer alive), a member for an enum, bytes for a C string or an
+image, a list for a list, the object of cuda.bindings for a structure, or None.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry:
-    """One function of the API. `outputs` is the number of values behind the CUresult."""
+    """One function of the API. `outputs` is the number of values that follow the CUresult."""
 
     name: str
     function: Callable[..., Any]
@@ -72,9 +73,12 @@ def entry(
     optional: bool = False,
     name: str = "",
 ) -> Callable[[Function], Function]:
-    """Register a function. `before_init`: legal before cuInit. `without_machine`: on a closed one too.
-    `unsafe`: illegal while a stream of this thread is captured (unless the capture is relaxed).
-    `bindings`: exists only under that major version of cuda.bindings. `optional`: only where they declare it."""
+    """Register a function.
+
+    `before_init`: it may be called before cuInit. `without_machine`: it may be called after the machine was closed.
+    `unsafe`: it may not be called while a stream of the thread is captured, unless the capture is relaxed. `bindings`:
+    it exists only in that major version of cuda.bindings. `optional`: it exists only in bindings that declare it.
+    """
 
     def register(function: Function) -> Function:
         if bindings is None or bindings == MAJOR:
@@ -88,7 +92,7 @@ def entry(
 
 
 def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Call an entry for a process and give the result the shape that cuda.bindings gives it."""
+    """Call a function for a process, and return the tuple that cuda.bindings would return."""
     values: Sequence[Any] | Invalid
     try:
         values = e.coder.read(args, kwargs)
@@ -102,7 +106,7 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tuple[Any, ...]:
-    """`invoke` with arguments that were read already, or refused."""
+    """`invoke`, with arguments that were read already, or with the reason why they are invalid."""
     machine = process.machine
     process.refusal = None
     if process.closed and not e.without_machine:
@@ -129,7 +133,7 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
                 inject(process, e, values)
             value = e.function(process, *values)
         except Failure as failure:
-            if process.closed:  # by another thread, while this call waited
+            if process.closed:  # another thread has closed the process while this call waited
                 return e.failure(R.CUDA_ERROR_DEINITIALIZED)
             report = failure.report
             if report is not None:
@@ -137,7 +141,7 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
                 machine.report(report)
             process.refusal = report
             return e.failure(failure.code)
-        except ValueError as error:  # a field of a structure holds a number that its enum does not have
+        except ValueError as error:  # a field of a structure has a number that is no member of its enum
             if not _NO_MEMBER.search(str(error)):
                 raise
             return e.failure(R.CUDA_ERROR_INVALID_VALUE)
@@ -148,13 +152,13 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
 
 @functools.cache
 def _tell_forked(holder: int) -> None:
-    """Log once in this forked process why its calls fail."""
+    """Log, once in this forked process, why its calls fail."""
     words = "process %d was forked from process %d, which holds the emulated machine, and has none: start processes by "
     log.warning(words + 'the method "spawn" of multiprocessing', os.getpid(), holder)
 
 
 def inject(process: Process, e: Entry, values: Sequence[Any]) -> None:
-    """Failure if this call was chosen to fail (`Process.inject`)."""
+    """Raise Failure if a test has made this call fail (`Process.inject`)."""
     rules = [rule for rule in process.injected if rule.function == e.name]
     if rules:
         devices = _devices(process, inspect.signature(e.function).bind(process, *values).arguments)
@@ -164,7 +168,9 @@ def inject(process: Process, e: Entry, values: Sequence[Any]) -> None:
 
 
 def _devices(process: Process, arguments: dict[str, Any]) -> set[int]:
-    """The devices that a call is about: those its arguments name, or whose memory they name, else the current one."""
+    """The devices that a call concerns: those that its arguments name or whose memory they name, else the current
+    one.
+    """
     found: set[int] = set()
     for name, value in arguments.items():
         if name in ("dev", "device"):
@@ -187,32 +193,32 @@ def _devices(process: Process, arguments: dict[str, Any]) -> set[int]:
 
 
 def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
-    """Fail with `code` unless the condition holds."""
+    """Raise Failure(code) unless the condition holds."""
     if not condition:
         raise Failure(code)
 
 
 def unsupported(message: str) -> Failure:
-    """The failure of a call that is not emulated, which is reported once."""
+    """The failure of a call that is not emulated. It is reported once per message."""
     return Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", message))
 
 
 def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Value:
-    """The value; fail with `code` if it is None."""
+    """The value. Raise Failure(code) if it is None."""
     check(value is not None, code)
     return cast(Value, value)
 
 
 def number(value: Any) -> int:
-    """The number of a handle or a pointer in a structure of cuda.bindings; None is 0."""
+    """The number of a handle or a pointer in a structure of cuda.bindings. None is 0."""
     return 0 if value is None else int(value)
 
 
 def host_address(value: Any) -> tuple[int, Any]:
-    """(address, what keeps it alive) of a host pointer."""
+    """(address, the object that keeps its memory alive) of a host pointer."""
     return number(value), value
 
 
 def text(value: bytes) -> str:
-    """A C string; bytes that are no UTF-8 stay what they are."""
+    """The text of a C string. Bytes that are no UTF-8 are kept as surrogates."""
     return value.decode(errors="surrogateescape")

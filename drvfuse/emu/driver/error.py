@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initialisation, version, error names and texts."""
+"""Initialisation, the version, and the names and texts of errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .entry import ENTRIES, check, entry, text
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000
 NEWEST_PTX = (9, 99)
-"""All of PTX 9, whatever bindings are installed: compilers are newer than these, and bring assemblers of their own."""
+"""The newest PTX version that is accepted. It does not depend on the installed bindings, as compilers may be newer."""
 
 TEXTS = {
     "CUDA_SUCCESS": "no error",
@@ -86,8 +86,8 @@ def cuGetErrorString(proc: Process, error: Any) -> bytes:
 
 @entry(2)
 def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int) -> tuple[int, Any]:
-    """The emulated functions have no machine code, so no address is found; functions that the version lacks are
-    reported as such.
+    """Finds no address, as the emulated functions have no machine code. The status says whether the requested version
+    has the function.
     """
     check(cudaVersion >= 0 and flags in (0, 1, 2))
     status = T.CUdriverProcAddressQueryResult
@@ -98,7 +98,7 @@ def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int)
 
 @entry(1)
 def cuGetExportTable(proc: Process, pExportTableId: Any) -> int:
-    """There are no tables of unpublished interfaces here, so none is ever found."""
+    """Finds no table, as the emulated driver has no unpublished interfaces."""
     check(pExportTableId is not None)
     raise Failure(R.CUDA_ERROR_NOT_FOUND)
 

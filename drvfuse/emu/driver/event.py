@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events. Their times are the machine's virtual clock: they order what happened and measure nothing."""
+"""Events. Their times are those of the machine's virtual clock, which gives an order but measures no real time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cuEventCreate(proc: Process, Flags: int) -> Any:
 
 
 def new_event(proc: Process, event: Event) -> Event:
-    """Make an event known to its process."""
+    """Register an event with its process."""
     event.context.events.add(event)
     return proc.add(event)
 
@@ -60,7 +60,7 @@ def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int)
 
 @entry()
 def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
-    """The event is recorded when all work queued in the context so far is done."""
+    """Records the event when all work that is queued in the context so far is done."""
     context, event = _uncaptured(proc, hCtx), proc.get(hEvent, Event)
     check(event.context is context, R.CUDA_ERROR_INVALID_HANDLE)
     event.captured = None
@@ -70,7 +70,9 @@ def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
 
 @entry()
 def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
-    """Makes all work that is queued in the context from now on wait for the event, in later streams too."""
+    """Makes all work that is queued in the context from now on wait for the event, even in streams that are created
+    later.
+    """
     context, event = _uncaptured(proc, hCtx), _recorded(proc, hEvent)
     if event.op is not None:
         context.gate = [op for op in context.gate if not op.done] + [event.op]
@@ -80,7 +82,7 @@ def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
 
 
 def _uncaptured(proc: Process, hCtx: Any) -> Context:
-    """The context of a call that is illegal while one of its streams is captured."""
+    """The context of a call that is not allowed while one of the context's streams is captured."""
     context = proc.get(hCtx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     proc.healthy(context)
     for stream in context.streams:
@@ -117,7 +119,7 @@ def cuEventSynchronize(proc: Process, hEvent: Any) -> None:
 @entry(1, bindings=12, name="cuEventElapsedTime_v2")
 @entry(1)
 def cuEventElapsedTime(proc: Process, hStart: Any, hEnd: Any) -> float:
-    """Milliseconds of virtual time, of which every operation between the two takes some."""
+    """Returns milliseconds of virtual time. Each operation between the two events takes some."""
     start, end = _recorded(proc, hStart), _recorded(proc, hEnd)
     check(start.timed and end.timed and start.op is not None and end.op is not None, R.CUDA_ERROR_INVALID_HANDLE)
     assert start.op is not None and end.op is not None

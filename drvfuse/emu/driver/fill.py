@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills, of elements in a row and of rows of them."""
+"""Fills (memset) of a row of elements, and of several rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .entry import check, entry
 def _fill(
     proc: Process, address: int, value: int, size: int, width: int, at: Stream | None, height: int = 1, pitch: int = 0
 ) -> None:
-    """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter. With no
-    stream it is work of the legacy one, and like the driver's it waits for memory that the host has too (pinned and
-    managed), and for no other.
+    """Queue a fill of `height` rows of `width` elements of `size` bytes. `pitch` does not matter for one row. Without a
+    stream, the fill is on the legacy stream; as in the driver, the call then waits for a fill of memory that the host
+    can access (pinned and managed memory), and for no other fill.
     """
     stream = proc.current().legacy if at is None else at
     if 0 in (width, height):
@@ -65,7 +65,7 @@ def cuMemsetD32Async(proc: Process, dstDevice: Any, ui: int, N: int, hStream: An
 
 @entry(unsafe=True)
 def cuMemsetD2D8(proc: Process, dstDevice: Any, dstPitch: int, uc: int, Width: int, Height: int) -> None:
-    """`Height` rows of `Width` bytes, `dstPitch` bytes apart."""
+    """Fills `Height` rows of `Width` bytes, `dstPitch` bytes apart."""
     _fill(proc, dstDevice, uc, 1, Width, None, Height, dstPitch)
 
 

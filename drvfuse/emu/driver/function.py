@@ -23,13 +23,13 @@ _REQUIRED_CLUSTER = (
 
 
 def max_dynamic(proc: Process, function: Function) -> int:
-    """Dynamic shared memory that a launch may ask for."""
+    """The most dynamic shared memory, in bytes, that a launch of a kernel may have."""
     key = int(_F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
     return function.attributes.get(key, max(0, residency.SHARED_DEFAULT - function.code.shared_static))
 
 
 def required_cluster(function: Function) -> Dim | None:
-    """The shape of clusters that a kernel's code requires, or its attributes."""
+    """The shape of clusters that the code of a kernel, or its attributes, require. None if they require none."""
     if function.code.reqncta:
         x, y, z = function.code.reqncta
     else:

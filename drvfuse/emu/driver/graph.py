@@ -25,14 +25,14 @@ def node_of(proc: Process, value: Any) -> Node:
 
 
 def register(proc: Process, graph: Graph) -> Graph:
-    """Give handles to a graph and all that is in it."""
+    """Register a graph, with its nodes and child graphs, under their handles."""
     for item in graph.everything():
         proc.add(item)
     return graph
 
 
 def discard(proc: Process, items: Iterable[Graph | Node]) -> None:
-    """Take handles back, and the references to user objects that go with graphs."""
+    """Remove handles of graphs and nodes, and release the references to user objects that the graphs hold."""
     for item in items:
         proc.remove(item)
         if isinstance(item, Graph):
@@ -48,7 +48,7 @@ def cuGraphCreate(proc: Process, flags: int) -> Any:
 
 @entry()
 def cuGraphDestroy(proc: Process, hGraph: Any) -> None:
-    """Executables of it stay. The graph of a child graph node goes with that node alone."""
+    """Destroys a graph. Its executables stay. A child graph is only destroyed with its node."""
     graph = graph_of(proc, hGraph)
     check(graph.parent is None)
     discard(proc, list(graph.everything()))
@@ -71,7 +71,7 @@ def cuGraphNodeFindInClone(proc: Process, hOriginalNode: Any, hClonedGraph: Any)
 
 @entry()
 def cuGraphDestroyNode(proc: Process, hNode: Any) -> None:
-    """Its edges go with it, and the graph of a child graph node."""
+    """Destroys a node with its edges and, for a child graph node, the child graph."""
     node = node_of(proc, hNode)
     check(not node.graph.of_memory())
     node.graph.remove(node)
@@ -82,7 +82,9 @@ def cuGraphDestroyNode(proc: Process, hNode: Any) -> None:
 
 
 def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
-    """cuda.bindings' two-step protocol: without a count only the number, then as many as asked for."""
+    """The result of a query of nodes as cuda.bindings give it: with a count of 0 the number of nodes only, else as many
+    nodes as asked for.
+    """
     found = [T.CUgraphNode(node.handle) for node in nodes]
     if count == 0:
         return [], len(found)
@@ -91,7 +93,7 @@ def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
 
 @entry(2)
 def cuGraphGetNodes(proc: Process, hGraph: Any, numNodes: int = 0) -> tuple[list[Any], int]:
-    """The nodes in the order in which they were added."""
+    """Returns the nodes in the order in which they were added."""
     return some(graph_of(proc, hGraph).nodes, numNodes)
 
 
@@ -112,7 +114,7 @@ def cuGraphGetId(proc: Process, hGraph: Any) -> int:
 
 @entry(1, optional=True)
 def cuGraphNodeGetLocalId(proc: Process, hNode: Any) -> int:
-    """The number of the node in its graph."""
+    """Returns the number of the node in its graph."""
     return node_of(proc, hNode).number
 
 
@@ -131,7 +133,7 @@ def cuGraphNodeGetContainingGraph(proc: Process, hNode: Any) -> Any:
 
 @entry()
 def cuGraphRetainUserObject(proc: Process, graph: Any, object: Any, count: int, flags: int) -> None:
-    """References of the graph: new ones, or with CU_GRAPH_USER_OBJECT_MOVE those of the caller."""
+    """Gives the graph references to a user object: new references or, with CU_GRAPH_USER_OBJECT_MOVE, the caller's."""
     found, item = graph_of(proc, graph), user_object(proc, object)
     check(0 < count < 1 << 31 and flags in (0, _MOVE))
     if not flags & _MOVE:
@@ -144,5 +146,5 @@ def cuGraphReleaseUserObject(proc: Process, graph: Any, object: Any, count: int)
     found, item = graph_of(proc, graph), user_object(proc, object)
     check(0 < count <= found.user_objects[item])
     found.user_objects[item] -= count
-    found.user_objects += type(found.user_objects)()  # without those of which nothing is left
+    found.user_objects += type(found.user_objects)()  # removes user objects without references
     item.release(proc, count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of all kinds by one structure, CUgraphNodeParams, whose members are the structures of the kinds."""
+"""Nodes of all kinds, by the structure CUgraphNodeParams, which contains the structure of each kind."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _REFUSED = {
     _N.CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT: EXTERNAL,
     _N.CU_GRAPH_NODE_TYPE_CONDITIONAL: CONDITIONAL,
 }
-"""Kinds of nodes that are not emulated, and why."""
+"""The kinds of nodes that are not emulated, and the reasons."""
 
 
 def command_of(proc: Process, p: Any, former: Command | None, strict: bool) -> Command | None:
-    """The command that CUgraphNodeParams describe, of a kind with parameters that can be set."""
+    """The command that CUgraphNodeParams describe. Its kind must be one whose parameters can be set."""
     kind = kind_of(p)
     makers: dict[Any, Callable[[], Command]] = {
         _N.CU_GRAPH_NODE_TYPE_KERNEL: lambda: commands.kernel(proc, p.kernel, former, strict=strict),
@@ -50,7 +50,7 @@ def kind_of(p: Any) -> Any:
     check(p is not None)
     try:
         return p.type
-    except ValueError:  # not a member of the enum
+    except ValueError:  # the number is no member of the enum
         raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
 
 
@@ -90,7 +90,7 @@ def _add_node(
 def cuGraphAddNode_v3(
     proc: Process, hGraph: Any, dependencies: Any, dependencyData: Any, numDependencies: int, nodeParams: Any
 ) -> Any:
-    """As cuGraphAddNode, and the context of a kernel node has to be that of its function."""
+    """Is like cuGraphAddNode, but the context of a kernel node must be that of its function."""
     return _add(proc, hGraph, dependencies, dependencyData, numDependencies, nodeParams, True)
 
 

@@ -32,7 +32,7 @@ _KINDS = T.CUmemorytype
 
 
 def context_of(proc: Process, value: Any) -> Context:
-    """The context that a structure names; the current one for NULL."""
+    """The context that a structure names. NULL means the current context."""
     context = proc.get(value, Context, R.CUDA_ERROR_INVALID_CONTEXT) if number(value) else proc.current()
     proc.healthy(context)
     return context
@@ -42,8 +42,8 @@ def context_of(proc: Process, value: Any) -> Context:
 
 
 def kernel(proc: Process, p: Any, former: Command | None = None, *, strict: bool = False) -> Launch:
-    """The launch that CUDA_KERNEL_NODE_PARAMS describe, with the attributes of a former one. `strict`: a context that
-    is named beside a function has to be the function's.
+    """The launch that CUDA_KERNEL_NODE_PARAMS describe, with the attributes of the launch `former`. `strict`: a context
+    that is given beside a function must be that of the function.
     """
     check(p is not None)
     function = proc.get(p.func if number(p.func) else p.kern, Function, R.CUDA_ERROR_INVALID_VALUE)
@@ -67,7 +67,7 @@ def with_attributes(proc: Process, launch: Launch, attributes: Attributes) -> La
 
 
 def describe_kernel(node: Node, p: Any) -> None:
-    """Fill CUDA_KERNEL_NODE_PARAMS; the parameters of the kernel are memory of the node."""
+    """Fill in CUDA_KERNEL_NODE_PARAMS. The node owns the memory of the kernel's parameters."""
     launch = node.command
     assert isinstance(launch, Launch)
     p.func, p.sharedMemBytes = T.CUfunction(launch.function.handle), launch.smem
@@ -80,13 +80,13 @@ def describe_kernel(node: Node, p: Any) -> None:
 
 
 def copy(proc: Process, p: Any, context: Context) -> Copy3D:
-    """The copy that a CUDA_MEMCPY3D describes, which is not empty."""
+    """The copy that a CUDA_MEMCPY3D describes. Failure if it is empty."""
     check(p is not None)
     return present(copy_3d(proc, p, context))
 
 
 def describe_copy(proc: Process, node: Node, p: Any) -> None:
-    """Fill a CUDA_MEMCPY3D."""
+    """Fill in a CUDA_MEMCPY3D."""
     command = node.command
     assert isinstance(command, Copy | Copy3D)
     if isinstance(command, Copy):
@@ -123,7 +123,7 @@ def fill(proc: Process, p: Any, context: Context) -> Fill:
 
 
 def describe_fill(node: Node, p: Any) -> None:
-    """Fill CUDA_MEMSET_NODE_PARAMS."""
+    """Fill in CUDA_MEMSET_NODE_PARAMS."""
     command = node.command
     assert isinstance(command, Fill)
     p.dst, p.value, p.elementSize = T.CUdeviceptr(command.destination), command.value, command.size
@@ -141,14 +141,14 @@ def host(proc: Process, p: Any) -> HostCall:
 
 
 def describe_host(node: Node, p: Any) -> None:
-    """Fill CUDA_HOST_NODE_PARAMS."""
+    """Fill in CUDA_HOST_NODE_PARAMS."""
     command = node.command
     assert isinstance(command, HostCall)
     p.fn, p.userData = T.CUhostFn(command.function), command.argument
 
 
 def event_in(node: Node) -> Event:
-    """The event of a node that records it, or waits for it."""
+    """The event of a node that records an event or waits for one."""
     assert isinstance(node.command, Record | Wait)
     return node.command.event
 
@@ -178,7 +178,7 @@ def batch(proc: Process, p: Any) -> ValueOps:
 
 
 def given_batch(p: Any) -> tuple[bytes, ...]:
-    """The CUstreamBatchMemOpParams themselves."""
+    """The CUstreamBatchMemOpParams of a structure, as bytes."""
     return tuple(_OPERATION.bytes_of(item) for item in _operations(p))
 
 
@@ -188,7 +188,7 @@ def _operations(p: Any) -> list[Any]:
 
 
 def describe_batch(node: Node, p: Any) -> None:
-    """Fill CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+    """Fill in CUDA_BATCH_MEM_OP_NODE_PARAMS."""
     command = node.command
     assert isinstance(command, ValueOps)
     items = [_OPERATION.made_of(content) for content in node.given] or [_described(o) for o in command.operations]

@@ -19,7 +19,7 @@ _PORTS = (1, 2)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, _LAUNCH_ORDER
 
 
 def data_of(edges: Iterable[Edge], count: int) -> list[Any]:
-    """The CUgraphEdgeData of that many edges, zeroed where there are fewer edges."""
+    """The CUgraphEdgeData of `count` edges. If there are fewer edges, the others are zeroed."""
     found = []
     for edge in [*edges][:count]:
         data = T.CUgraphEdgeData()
@@ -29,7 +29,7 @@ def data_of(edges: Iterable[Edge], count: int) -> list[Any]:
 
 
 def lossless(edges: Iterable[Edge]) -> None:
-    """Failure if a caller who does not take the data of edges would miss something."""
+    """Raise Failure if edges have data other than zero, which a query without data cannot return."""
     check(all(edge == COMPLETE for edge in edges), R.CUDA_ERROR_LOSSY_QUERY)
 
 
@@ -84,15 +84,15 @@ def cuGraphNodeGetDependentNodes(proc: Process, hNode: Any, numDependentNodes: i
 
 
 def edges_of(data: Sequence[Any] | None, count: int) -> list[Edge]:
-    """The edges that CUgraphEdgeData describe; all of them plain ones without."""
+    """The edges that CUgraphEdgeData describe. Without data, all edges are plain."""
     if not data:
         return [COMPLETE] * count
     return [Edge(int(item.from_port), int(item.to_port), int(item.type)) for item in data[:count]]
 
 
 def require_edge(before: Node, after: Any, edge: Edge) -> None:
-    """Failure unless an edge may lead from a node to what has the command `after`: only kernels have other ports than
-    the end of a node, and these belong to programmatic edges between kernels.
+    """Raise Failure unless an edge may lead from a node to a node with the command `after`. Only kernels have other
+    ports than the end of a node, and only programmatic edges between kernels may use them.
     """
     check(edge.to_port == 0 and edge.kind in (0, 1))
     if edge.programmatic:
@@ -104,7 +104,7 @@ def require_edge(before: Node, after: Any, edge: Edge) -> None:
 def dependencies_of(
     proc: Process, graph: Graph, nodes: Sequence[Any] | None, data: Sequence[Any] | None, count: int
 ) -> dict[Node, Edge]:
-    """The nodes of a graph that a new one waits for, each once."""
+    """The nodes of a graph for which a new node waits, each once, with their edges."""
     found = [node_of(proc, node) for node in (nodes or [])[:count]]
     check(len(found) == count == len(set(found)) and all(node.graph is graph for node in found))
     return dict(zip(found, edges_of(data, count), strict=True))
@@ -120,7 +120,7 @@ def _pairs(proc: Process, graph: Graph, first: Any, second: Any, count: int) -> 
 @entry(bindings=12, name="cuGraphAddDependencies_v2")
 @entry(bindings=13, name="cuGraphAddDependencies")
 def _add_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, numDependencies: int) -> None:
-    """Add all of the edges, or none. A cycle is found by instantiation."""
+    """Add all of the edges, or none. A cycle is only found when the graph is instantiated."""
     if numDependencies == 0:
         return
     graph = graph_of(proc, hGraph)
@@ -136,7 +136,7 @@ def _add_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, n
 @entry(bindings=12, name="cuGraphRemoveDependencies_v2")
 @entry(bindings=13, name="cuGraphRemoveDependencies")
 def _remove_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, numDependencies: int) -> None:
-    """Remove all of the edges, or none. Each has to exist with this data."""
+    """Remove all of the edges, or none. Each edge has to exist with the given data."""
     if numDependencies == 0:
         return
     graph = graph_of(proc, hGraph)

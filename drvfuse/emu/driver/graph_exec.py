@@ -54,7 +54,7 @@ def _cyclic(cycle: Cycle) -> Failure:
 
 @entry(1)
 def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
-    """Makes an executable, which later changes of the graph do not affect. A cycle of edges is found here."""
+    """Makes an executable, which later changes of the graph do not affect. A cycle of edges is refused."""
     check(not flags & UPLOAD)
     try:
         return T.CUgraphExec(_instantiate(proc, graph_of(proc, hGraph), flags).handle)
@@ -64,7 +64,7 @@ def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
 
 @entry(1)
 def cuGraphInstantiateWithParams(proc: Process, hGraph: Any, instantiateParams: Any) -> Any:
-    """Writes the result, and a node of a cycle if there is one, to `instantiateParams`."""
+    """Writes the result to `instantiateParams` and, if there is a cycle, a node of it."""
     p = instantiateParams
     check(p is not None)
     p.result_out, p.hErrNode_out = _RESULT.CUDA_GRAPH_INSTANTIATE_ERROR, T.CUgraphNode(0)
@@ -94,7 +94,7 @@ def cuGraphExecGetId(proc: Process, hGraphExec: Any) -> int:
 
 @entry()
 def cuGraphExecDestroy(proc: Process, hGraphExec: Any) -> None:
-    """Destroys an executable. A launch that is queued still runs."""
+    """Destroys an executable. Launches that are queued still run."""
     exec_of(proc, hGraphExec).destroy()
 
 
@@ -103,7 +103,7 @@ def cuGraphExecDestroy(proc: Process, hGraphExec: Any) -> None:
 
 @entry()
 def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
-    """Queues all nodes with the parameters that they have now. In a capture it becomes a child graph node."""
+    """Queues all nodes with their present parameters. In a capture, the launch becomes a child graph node."""
     found, stream = exec_of(proc, hGraphExec), proc.stream(hStream)
     if stream.capture is None:
         _require_modules(proc, found)
@@ -116,7 +116,7 @@ def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
 
 
 def _require_modules(proc: Process, executable: GraphExec) -> None:
-    """Failure if the module of a kernel was unloaded, which takes the code away from under a graph."""
+    """Raise Failure if the module of a kernel was unloaded, as the graph has no code for the kernel then."""
     for step in executable.plan.everything():
         command = step.command
         if isinstance(command, Launch) and step.enabled and not command.context.destroyed:
@@ -127,7 +127,9 @@ def _require_modules(proc: Process, executable: GraphExec) -> None:
 
 
 def _require_host_memory(proc: Process, executable: GraphExec) -> None:
-    """Failure if pageable memory that a node copies is not mapped any more: the copy would crash the process."""
+    """Raise Failure if pageable memory that a node copies is not mapped any more, as the copy would crash the
+    process.
+    """
     for step in executable.plan.everything():
         for at in step.command.accesses() if isinstance(step.command, Copy | Copy3D) and step.enabled else ():
             local = at.address < FOREIGN and not proc.machine.window.contains(at.address)
@@ -158,8 +160,8 @@ def _unfit(unfit: Unfit, code: Any) -> Failure:
 
 @entry(1)
 def cuGraphExecUpdate(proc: Process, hGraphExec: Any, hGraph: Any) -> Any:
-    """Fails with CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, and then nothing has changed; the report says why, as
-    cuda.bindings return no CUgraphExecUpdateResultInfo then.
+    """Returns CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, without a change, if the graph does not fit. The report gives the
+    reason, as cuda.bindings return no CUgraphExecUpdateResultInfo with an error.
     """
     executable, graph = exec_of(proc, hGraphExec), graph_of(proc, hGraph)
     check(not graph.moved)
@@ -187,7 +189,7 @@ def cuGraphExecChildGraphNodeSetParams(proc: Process, hGraphExec: Any, hNode: An
 
 
 def _step(proc: Process, hGraphExec: Any, hNode: Any, kind: Any = None) -> tuple[GraphExec, Step]:
-    """An executable and what it does for a node of the graph that it was made from."""
+    """An executable, and its step for a node of the graph from which it was made."""
     executable, node = exec_of(proc, hGraphExec), node_of(proc, hNode)
     step = executable.plan.step(node)
     if step is None:
@@ -197,7 +199,7 @@ def _step(proc: Process, hGraphExec: Any, hNode: Any, kind: Any = None) -> tuple
 
 
 def _put(executable: GraphExec, step: Step, command: Command) -> None:
-    """Let later launches execute another command of the same kind for a node."""
+    """Replace the command of a step by another one of the same kind, for later launches."""
     was = step.command
     why = refusal(executable, was, command)
     if why is not None:

@@ -30,7 +30,7 @@ Where = tuple[Graph, Mapping[Node, Edge]]
 
 
 def add_allocation(proc: Process, where: Where, p: Any) -> Node:
-    """Add an allocation node by CUDA_MEM_ALLOC_NODE_PARAMS, into which the address is written."""
+    """Add an allocation node that CUDA_MEM_ALLOC_NODE_PARAMS describe, and write its address to them."""
     check(p is not None and where[0].parent is None)
     props = p.poolProps
     check(props.allocType == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED and p.bytesize > 0)
@@ -50,7 +50,7 @@ def add_allocation(proc: Process, where: Where, p: Any) -> Node:
 
 
 def describe_allocation(node: Node, p: Any) -> None:
-    """Fill CUDA_MEM_ALLOC_NODE_PARAMS."""
+    """Fill in CUDA_MEM_ALLOC_NODE_PARAMS."""
     command = node.command
     assert isinstance(command, Allocate)
     memory, kinds = command.memory, T.CUmemLocationType
@@ -69,7 +69,7 @@ def describe_allocation(node: Node, p: Any) -> None:
 
 
 def memory_at(proc: Process, address: int) -> GraphMemory:
-    """The memory of a graph that begins at an address. Failure for anything else."""
+    """The memory of a graph that begins at an address. Failure if there is none."""
     found = proc.memory.at(address)
     if found is None or found.graph is None:
         raise proc.memory.stray("a free node needs the address that an allocation node returned", address)
@@ -77,7 +77,9 @@ def memory_at(proc: Process, address: int) -> GraphMemory:
 
 
 def add_free(proc: Process, where: Where, address: int) -> Node:
-    """A free node: once for each allocation in a graph, and either in its own graph or in others."""
+    """Add a free node. A graph may have one for each allocation, and either the allocation's own graph or other graphs
+    may have them.
+    """
     graph, memory = where[0], memory_at(proc, address)
     check(graph.parent is None and memory.freeable_in(graph))
     node = insert(proc, where, Free(proc.current(), memory.allocation))
@@ -116,7 +118,7 @@ def cuGraphMemFreeNodeGetParams(proc: Process, hNode: Any) -> Any:
 
 @entry()
 def cuDeviceGraphMemTrim(proc: Process, device: Any) -> None:
-    """Gives back the memory that no queued graph and no live allocation uses."""
+    """Gives the memory back that no queued graph and no live allocation uses."""
     proc.graph_memory.trim(proc.device(device))
 
 
@@ -133,7 +135,9 @@ def cuDeviceGetGraphMemAttribute(proc: Process, device: Any, attr: Any) -> Any:
 
 @entry()
 def cuDeviceSetGraphMemAttribute(proc: Process, device: Any, attr: Any, value: Any) -> None:
-    """A high mark can only be set to 0, which resets it to the present value."""
+    """Sets an attribute. Only the high-water marks can be set, and only to 0, which resets them to the present
+    value.
+    """
     found = _reserve(proc, device)
     check(attr in _ATTRIBUTES and _ATTRIBUTES[attr].endswith("_high") and int(value) == 0)
     name = _ATTRIBUTES[attr]

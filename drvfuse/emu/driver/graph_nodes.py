@@ -23,7 +23,7 @@ _CLONE, _MOVE = 0, 1  # CUgraphChildGraphNodeOwnership
 
 
 def place(proc: Process, graph: Any, nodes: Any, count: int, data: Any = None) -> tuple[Graph, Mapping[Node, Edge]]:
-    """The graph and the dependencies of a new node, checked."""
+    """The graph and the dependencies of a new node, from checked arguments."""
     found = graph_of(proc, graph)
     return found, dependencies_of(proc, found, nodes, data, count)
 
@@ -41,14 +41,14 @@ def handle(node: Node) -> Any:
 
 
 def of_kind(proc: Process, value: Any, kind: Any) -> Node:
-    """A node of one kind."""
+    """The node of a handle, which must be of a certain kind."""
     node = node_of(proc, value)
     check(node.kind == kind)
     return node
 
 
 def assign(node: Node, command: Command | None, given: tuple[bytes, ...] = ()) -> None:
-    """Give a node another command of its kind."""
+    """Give a node another command of the same kind."""
     for before, edge in node.dependencies.items():
         require_edge(before, command, edge)
     node.command, node.given = command, given
@@ -63,7 +63,7 @@ def cuGraphAddEmptyNode(proc: Process, hGraph: Any, dependencies: Any, numDepend
 
 
 def add_child(proc: Process, where: tuple[Graph, Mapping[Node, Edge]], child: Graph, ownership: int) -> Node:
-    """A node with a copy of a graph or, if it is moved there, with the graph itself."""
+    """Add a node with a copy of a graph or, if the graph is moved, with the graph itself."""
     check(ownership in (_CLONE, _MOVE))
     if ownership == _MOVE:
         check(child.parent is None and child.executable is None and where[0].root is not child)
@@ -83,7 +83,7 @@ def add_child(proc: Process, where: tuple[Graph, Mapping[Node, Edge]], child: Gr
 def cuGraphAddChildGraphNode(
     proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, childGraph: Any
 ) -> Any:
-    """The node gets a copy of the graph."""
+    """Adds a node with a copy of the graph."""
     where = place(proc, hGraph, dependencies, numDependencies)
     return handle(add_child(proc, where, graph_of(proc, childGraph), _CLONE))
 
@@ -95,7 +95,7 @@ def child_handle(node: Node) -> Any:
 
 @entry(1)
 def cuGraphChildGraphNodeGetGraph(proc: Process, hNode: Any) -> Any:
-    """The graph of the node itself, which the node keeps."""
+    """Returns the child graph itself, which still belongs to the node."""
     return child_handle(of_kind(proc, hNode, _N.CU_GRAPH_NODE_TYPE_GRAPH))
 
 
@@ -117,7 +117,9 @@ def kernel_node(proc: Process, value: Any) -> tuple[Node, Launch]:
 
 @entry(1)
 def cuGraphKernelNodeGetParams(proc: Process, hNode: Any) -> Any:
-    """The memory behind `kernelParams` is valid until the next query of the node, or until it is destroyed."""
+    """Returns the parameters. The memory of `kernelParams` is valid until the next query of the node or its
+    destruction.
+    """
     node, _ = kernel_node(proc, hNode)
     p = T.CUDA_KERNEL_NODE_PARAMS()
     commands.describe_kernel(node, p)
@@ -126,7 +128,7 @@ def cuGraphKernelNodeGetParams(proc: Process, hNode: Any) -> Any:
 
 @entry()
 def cuGraphKernelNodeSetParams(proc: Process, hNode: Any, nodeParams: Any) -> None:
-    """The attributes of the node stay."""
+    """Sets the parameters of a node. Its attributes do not change."""
     node, launch = kernel_node(proc, hNode)
     assign(node, commands.kernel(proc, nodeParams, launch))
 
@@ -229,7 +231,7 @@ def event_handle(node: Node) -> Any:
 
 @entry(1)
 def cuGraphAddEventRecordNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """The event is recorded, in the order of calls, when the graph is launched."""
+    """Adds a node that records an event. For the order of calls, the record is made when the graph is launched."""
     where = place(proc, hGraph, dependencies, numDependencies)
     return handle(insert(proc, where, commands.record(proc, event)))
 
@@ -246,7 +248,7 @@ def cuGraphEventRecordNodeSetEvent(proc: Process, hNode: Any, event: Any) -> Non
 
 @entry(1)
 def cuGraphAddEventWaitNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """Adds a node that waits for what the event has recorded when the graph is launched."""
+    """Adds a node that waits for the last record of an event before the launch of the graph."""
     return handle(insert(proc, place(proc, hGraph, dependencies, numDependencies), commands.wait(proc, event)))
 
 

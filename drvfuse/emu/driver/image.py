@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of code: PTX, alone or in a fat binary; images that are refused, and the buffers for error logs."""
+"""Images of code: PTX, alone or in a fat binary; images that are refused; and the buffers for error logs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..wire.jit_options import ErrorLog
 from .entry import present, text, unsupported
 
 _ELF = b"\x7fELF"
-_WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
+_WRAPPER = b"\xb1\x43\x62\x46"  # the magic number of nvcc's wrapper around a fat binary
 _EM_CUDA = 190
 
 
 def ptx_of(proc: Process, image: bytes | None) -> str:
-    """The text of an image. Of the PTX in a fat binary, that for the newest device which is no newer than ours."""
+    """The PTX of an image. Of several in a fat binary, the one for the newest target that the devices can run."""
     data = present(image)
     if data[:4] == fatbin.MAGIC:
         data = _newest(proc, data)
@@ -42,7 +42,9 @@ def ptx_of(proc: Process, image: bytes | None) -> str:
 
 
 def _newest(proc: Process, image: bytes) -> bytes:
-    """The PTX of a fat binary that suits the devices best; if none does, the one with the lowest requirement."""
+    """The PTX of a fat binary for the newest target that the devices can run; if there is none, the one with the lowest
+    requirement.
+    """
     try:
         found = fatbin.entries(image)
         texts = [entry.text() for entry in found if entry.ptx]
@@ -61,7 +63,7 @@ def _target(ptx: bytes) -> str:
 
 
 def _needs(ptx: bytes) -> tuple[int, int]:
-    """The compute capability that a PTX text needs, as one number, and whether it runs on no other."""
+    """(compute capability that a PTX text needs, as one number; 1 if it runs on no other capability)."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 
@@ -77,7 +79,7 @@ def suits(proc: Process, target: str) -> bool:
 
 
 def _machine_code(data: bytes) -> Failure:
-    """The failure for machine code: the emulated driver has no use for it."""
+    """The failure for an image of machine code, which the emulated driver cannot run."""
     if int.from_bytes(data[18:20], "little") != _EM_CUDA:
         return refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
     flags = int.from_bytes(data[48:52], "little")
@@ -90,7 +92,7 @@ def _machine_code(data: bytes) -> Failure:
 
 
 def refused(code: object, message: str) -> Failure:
-    """The failure of a call that is given an image which cannot be used."""
+    """The failure of a call with an image that cannot be used."""
     return Failure(code, Report("module", message))
 
 
@@ -104,7 +106,7 @@ def file_content(name: bytes) -> bytes:
 
 @contextlib.contextmanager
 def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
-    """Write the failure of a call inside the block to the first of the buffers for errors that was given."""
+    """For a block: if a call inside fails, write the failure to the first of `logs` that is not None."""
     try:
         yield
     except Failure as failure:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and events that processes pass to one another by handles of bytes (`machine/shared.py`).
 
-As with CUDA, a process cannot open what is its own. Memory that its owner frees is also gone for the processes that
-have opened it: any later access by them is a finding.
+As with CUDA, a process cannot open its own memory or events. When the owner frees the memory, it is gone for the
+processes that have opened it too, and a later access by them is a finding.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _LAZY_PEER_ACCESS = 1
 
 
 def handle_of(proc: Process, item: object, kind: Any) -> Any:
-    """The handle of something of this process, in a structure of the bindings."""
+    """The handle of an object of this process, as a structure of the bindings."""
     made = kind()
     ctypes.memmove(int(made.getPtr()), proc.machine.shared.handle(item), HANDLE_BYTES)
     return made
 
 
 def item_of(proc: Process, handle: Any, kind: type[Any]) -> Any:
-    """The object of a handle in a structure; None if it is gone, or never existed."""
+    """The object of a handle in a structure. None if the object is gone or never existed."""
     return proc.machine.shared.find(ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES), kind)
 
 
 def own(what: str) -> Failure:
-    """The failure of a process that opens its own memory or event, with the driver's code."""
+    """The failure of a process that opens its own memory or event, with the CUresult of the driver."""
     message = f"the handle is of {what} of the process that opens it: only others can"
     return Failure(R.CUDA_ERROR_INVALID_CONTEXT, Report("context", message))
 
 
 @entry(1)
 def cuIpcGetMemHandle(proc: Process, dptr: Any) -> Any:
-    """A handle of the whole allocation of cuMemAlloc that an address lies in. Memory of pools, mappings, managed and
-    host memory has no such handle.
+    """Returns a handle of the allocation of cuMemAlloc that contains an address. Memory of pools and mappings, managed
+    memory and host memory have no such handle.
     """
     proc.current()
     allocation = proc.memory.find(dptr)
@@ -54,8 +54,8 @@ def cuIpcGetMemHandle(proc: Process, dptr: Any) -> Any:
 
 @entry(1, unsafe=True)
 def cuIpcOpenMemHandle(proc: Process, handle: Any, Flags: int) -> Any:
-    """The memory, at the same address as in its own process, for the current context's device. Opened again, it has to
-    be closed as often.
+    """Opens memory of another process, at the same address as there, for the device of the current context. It may be
+    opened several times, and must be closed as often.
     """
     context = proc.current()
     check(Flags in (0, _LAZY_PEER_ACCESS))
@@ -71,8 +71,8 @@ def cuIpcOpenMemHandle(proc: Process, handle: Any, Flags: int) -> Any:
 
 @entry(unsafe=True)
 def cuIpcCloseMemHandle(proc: Process, dptr: Any) -> None:
-    """Waits for the work of the context that has opened the memory. If the owner has freed it, there is nothing to
-    close: CUDA_ERROR_INVALID_VALUE.
+    """Waits for the work of the context that has opened the memory, then closes it. CUDA_ERROR_INVALID_VALUE if the
+    owner has freed the memory.
     """
     proc.current()
     view = proc.memory.at(dptr)
@@ -84,7 +84,7 @@ def cuIpcCloseMemHandle(proc: Process, dptr: Any) -> None:
 
 @entry(1)
 def cuIpcGetEventHandle(proc: Process, event: Any) -> Any:
-    """A handle of an event that was created with CU_EVENT_INTERPROCESS."""
+    """Returns a handle of an event that was created with CU_EVENT_INTERPROCESS."""
     found = proc.get(event, Event)
     check(found.interprocess)
     found.mark.home = proc
@@ -93,7 +93,7 @@ def cuIpcGetEventHandle(proc: Process, event: Any) -> Any:
 
 @entry(1)
 def cuIpcOpenEventHandle(proc: Process, handle: Any) -> Any:
-    """An event of the current context that has the other one's records, and whose own the other one has."""
+    """Makes an event of the current context that shares its records with the event of the other process."""
     context = proc.current()
     mark = present(item_of(proc, handle, Mark), R.CUDA_ERROR_INVALID_HANDLE)
     if mark.home is proc:

@@ -22,13 +22,13 @@ from .function import NON_PORTABLE, max_dynamic, required_cluster
 from .module import refused_kernel, resolve
 
 _ID = T.CUlaunchAttributeID
-_VALUE_BYTES = 64  # of a CUlaunchAttributeValue
+_VALUE_BYTES = 64  # the size of a CUlaunchAttributeValue
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 
 
 def _by_name(*names: str) -> set[Any]:
-    """The attributes of these names that the installed bindings know."""
+    """The attributes with these names that the installed bindings have."""
     return {
         getattr(_ID, f"CU_LAUNCH_ATTRIBUTE_{name}") for name in names if hasattr(_ID, f"CU_LAUNCH_ATTRIBUTE_{name}")
     }
@@ -47,7 +47,7 @@ def _refused(kind: Any) -> Failure:
 
 @dataclass
 class Attributes:
-    """The attributes of a launch. `hints` are those without an effect here: id -> the bytes of the value."""
+    """The attributes of a launch. `hints` are the attributes without an effect here: id -> bytes of the value."""
 
     cooperative: bool = False
     programmatic: bool = False
@@ -60,8 +60,8 @@ class Attributes:
         return cls(launch.cooperative, launch.programmatic, launch.priority, launch.cluster, dict(launch.hints))
 
     def set(self, kind: Any, value: Any) -> None:
-        """Take an attribute by its CUlaunchAttributeID and its CUlaunchAttributeValue. One that is not known is an
-        error, never dropped.
+        """Set an attribute by its CUlaunchAttributeID and its CUlaunchAttributeValue. An unknown attribute is
+        refused.
         """
         if kind == _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
             self.cooperative = bool(value.cooperative)
@@ -84,7 +84,7 @@ class Attributes:
             self.hints[int(kind)] = ctypes.string_at(int(value.getPtr()), _VALUE_BYTES)
 
     def get(self, kind: Any, value: Any) -> None:
-        """Write an attribute into a CUlaunchAttributeValue that is all zero."""
+        """Write an attribute to a CUlaunchAttributeValue that is all zero."""
         if kind == _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
             value.cooperative = int(self.cooperative)
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
@@ -102,7 +102,7 @@ class Attributes:
 
 
 def attributes_of(config: Any) -> Attributes:
-    """The attributes of a launch, checked."""
+    """The checked attributes of a CUlaunchConfig."""
     found = Attributes()
     attributes = list(config.attrs or [])
     check(config.numAttrs <= len(attributes))
@@ -129,11 +129,11 @@ def most_blocks(function: Function) -> int:
 
 
 def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) -> Dim | None:
-    """The shape of a launch's clusters: that of its attribute, or that which the kernel requires; None for none.
+    """The shape of a launch's clusters, which its attribute gives or the kernel requires. None for no clusters.
 
-    CUDA_ERROR_INVALID_VALUE where the two differ, or the grid is not a multiple; CUDA_ERROR_INVALID_CLUSTER_SIZE where
-    a cluster has more blocks than the kernel or the device allows, or the kernel needs one; CUDA_ERROR_NOT_SUPPORTED
-    on devices before compute capability 9.0.
+    CUDA_ERROR_INVALID_VALUE if the two differ or the grid is no multiple of the shape. CUDA_ERROR_INVALID_CLUSTER_SIZE
+    if a cluster has more blocks than the kernel or the device allows, or if the kernel needs clusters and the launch
+    has none. CUDA_ERROR_NOT_SUPPORTED on devices below compute capability 9.0.
     """
     required = required_cluster(function)
     shape = asked or required

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of the time before cuLaunchKernel: block, shared memory and parameters are kept with the kernel; and
-cooperative launches on several devices at once.
+"""The launch functions that are older than cuLaunchKernel, for which block, shared memory and parameters are set on the
+kernel, and cooperative launches on several devices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cuFuncSetBlockShape(proc: Process, hfunc: Any, x: int, y: int, z: int) -> No
 
 @entry()
 def cuFuncSetSharedSize(proc: Process, hfunc: Any, numbytes: int) -> None:
-    """Sets the dynamic shared memory of the next launch, which checks it."""
+    """Sets the dynamic shared memory of the next launch. The launch checks it."""
     _kept(proc, hfunc).smem = numbytes
 
 
@@ -74,7 +74,7 @@ def cuParamSetv(proc: Process, hfunc: Any, offset: int, ptr: Any, numbytes: int)
 
 
 def _launch(proc: Process, f: Any, width: int, height: int, stream: Stream) -> None:
-    """Launch with what is kept. Failure unless a block was set, and as many bytes of parameters as the kernel has."""
+    """Launch with the settings of the kernel. Failure unless a block, and all bytes of the parameters, were set."""
     function = function_of(proc, f)
     kept = present(function.legacy)
     module = present(function.module)
@@ -106,9 +106,9 @@ def cuLaunchGridAsync(proc: Process, f: Any, grid_width: int, grid_height: int, 
 
 @entry()
 def cuLaunchCooperativeKernelMultiDevice(proc: Process, launchParamsList: Any, numDevices: int, flags: int) -> None:
-    """Launches the same kernel, by name, with the same shape on streams of different devices, each grid resident as a
-    whole. All grids begin when the work in front of every one has ended, and work behind any of them waits for all,
-    unless the flags say otherwise. Grids have no barrier across devices here. Not legal in a capture.
+    """Launches the same kernel, by name, with the same shape on streams of different devices. Each grid is resident as
+    a whole. Unless the flags say otherwise, all grids start when the earlier work of all streams has ended, and later
+    work of each stream waits for all grids. There is no barrier across devices. Not allowed in a capture.
     """
     check(0 < numDevices <= len(proc.machine.devices) and 0 <= flags <= _NO_PRE_SYNC | _NO_POST_SYNC)
     made = [_one_of_several(proc, params) for params in launchParamsList[:numDevices]]

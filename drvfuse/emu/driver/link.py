@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linking PTX into one module (`ptx.linker`). The image is PTX again, which every function for loading takes."""
+"""Linking of PTX into one module (`ptx.linker`). The resulting image is PTX, which all functions for loading accept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from .module import load
 _IN = T.CUjitInputType
 _PTX = (_IN.CU_JIT_INPUT_PTX, _IN.CU_JIT_INPUT_FATBINARY)
 _CODE = (_IN.CU_JIT_INPUT_CUBIN, _IN.CU_JIT_INPUT_OBJECT)
-"""What a program that runs on the emulated driver holds for one of these may be PTX (`emu.program`)."""
+"""Types of inputs that are accepted because they may be PTX in a program that runs on the emulated driver
+(`emu.program`).
+"""
 
 
 def _state(proc: Process, value: Any) -> Link:
@@ -34,8 +36,8 @@ def _state(proc: Process, value: Any) -> Link:
 
 @entry(1, unsafe=True)
 def cuLinkCreate(proc: Process, numOptions: int, options: Any, optionValues: Any) -> Any:
-    """The buffer of errors that the options name is written by the calls that follow, if they fail, and has to live as
-    long as the link; the buffer of information is left alone, as no assembler runs here. Other options change nothing.
+    """Begins a link. Later calls of the link write their failures to the error buffer of the options, which must live
+    as long as the link. The info buffer is not written, as no assembler runs here. Other options have no effect.
     """
     proc.current()
     return T.CUlinkState(proc.add(Link(ErrorLog.of(options, optionValues))).handle)
@@ -53,9 +55,7 @@ def cuLinkAddData(
     options: Any,
     optionValues: Any,
 ) -> None:
-    """Add PTX, or a fat binary with PTX in it; anything else is refused (NOT_SUPPORTED), as is PTX that cannot be
-    read.
-    """
+    """Adds PTX, or a fat binary that contains PTX. All other inputs are refused (NOT_SUPPORTED), as is invalid PTX."""
     found = _state(proc, state)
     with errors_logged(ErrorLog.of(options, optionValues), found.log):
         _add(proc, found, typename, present(mapped.copied(data, size)), text(name) or f"input {len(found.units) + 1}")
@@ -92,8 +92,8 @@ def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> No
 
 @entry(2, unsafe=True)
 def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
-    """(address, bytes) of the image, which the link keeps until it is destroyed. It is PTX, and ends with a NUL that
-    does not count. CUDA_ERROR_INVALID_IMAGE where symbols are missing or defined twice, which the report names.
+    """Returns (address, bytes) of the image, which the link owns. It is PTX that ends with a NUL, which is not counted.
+    CUDA_ERROR_INVALID_IMAGE if symbols are missing or defined twice; the report names them.
     """
     found = _state(proc, state)
     with errors_logged(found.log):
@@ -111,5 +111,5 @@ def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
 
 @entry()
 def cuLinkDestroy(proc: Process, state: Any) -> None:
-    """The image goes too; modules that were loaded from it stay."""
+    """Destroys the link and its image. Modules that were loaded from the image stay."""
     proc.remove(_state(proc, state))

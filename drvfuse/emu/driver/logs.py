@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of errors: what a machine has reported, one line for each report."""
+"""The error log, which has one line for each report of the machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_
 
 
 def _lines(proc: Process, iterator: int) -> list[bytes]:
-    """The lines from an iterator on, which is the number of a line."""
+    """The lines from an iterator on. An iterator is the number of a line."""
     return [f"{report.brief()}\n".encode() for report in proc.machine.reports[iterator:]]
 
 
 def _advanced(proc: Process, iterator: int) -> Any:
-    """The iterator that was given, behind the last line. It is an object of the bindings, which moves by itself."""
+    """The given iterator, an object of the bindings, after it was moved behind the last line."""
     end = len(proc.machine.reports)
     if type(iterator) is not Address:
         return T.CUlogIterator(end)
@@ -49,8 +49,8 @@ def cuLogsDumpToFile(proc: Process, iterator: int, pathToFile: bytes, flags: int
 
 @entry(2)
 def cuLogsDumpToMemory(proc: Process, iterator: int, buffer: Address, size: int, flags: int) -> tuple[Any, int]:
-    """Writes as many of the last lines as the memory holds, with a NUL behind them; INVALID_VALUE if it does not hold
-    one.
+    """Writes as many of the last lines as the buffer can hold, followed by a NUL. INVALID_VALUE if it cannot hold one
+    line.
     """
     check(flags == 0)
     lines, room, kept = _lines(proc, iterator), min(size, buffer.keep.nbytes) - 1, b""
@@ -66,8 +66,8 @@ def cuLogsDumpToMemory(proc: Process, iterator: int, buffer: Address, size: int,
 
 @entry(1)
 def cuLogsRegisterCallback(proc: Process, callbackFunc: int, userData: int) -> Any:
-    """The function is called with each report on a call that failed, in the thread that made the call. It has to be of
-    this process: for a client of a served machine it is not supported.
+    """Registers a function that is called with each report of a failed call, in the thread of the call. The function
+    must be in this process; clients of a served machine get CUDA_ERROR_NOT_SUPPORTED.
     """
     check(callbackFunc)
     check(proc.foreign is None, R.CUDA_ERROR_NOT_SUPPORTED)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Managed memory: allocation, advice, prefetches and the attributes of ranges.
 
-It is plain memory here, which the host and every device access at the same address at any time, as on devices with
-CONCURRENT_MANAGED_ACCESS. Nothing ever moves: advice and prefetches are kept for queries. It counts as initialised host
-memory, since the emulator does not see the host's writes.
+Managed memory is plain memory here, which the host and all devices access at the same address at any time, as on
+devices with CONCURRENT_MANAGED_ACCESS. It never moves; advice and prefetches are kept for queries. It counts as
+initialised host memory, since the emulator does not see the host's writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _KINDS = (
 
 @entry(1, unsafe=True)
 def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
-    """`flags` is CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST, which only cuStreamAttachMemAsync would tell apart."""
+    """Allocates managed memory. `flags` is CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST, which have the same effect
+    here.
+    """
     context = proc.current()
     check(bytesize > 0 and flags in (_GLOBAL, _HOST))
     allocation = proc.memory.managed_alloc(context, bytesize)
@@ -40,8 +42,8 @@ def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
 
 
 def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
-    """The advice of the allocations in a range, each with the bytes of it that the range has. Failure unless all of it
-    is managed memory.
+    """For each allocation in a range: its advice, and the first and last byte of the range in it. Failure unless all of
+    the range is managed memory.
     """
     check(count > 0)
     found = proc.memory.within(start, count)
@@ -53,7 +55,7 @@ def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, i
 
 
 def place_of(proc: Process, location: Any) -> Place:
-    """A CUmemLocation. Failure for one that is none, or of a device that there is not."""
+    """The place that a CUmemLocation names. Failure for an invalid location or a device that does not exist."""
     check(location is not None and location.type in _KINDS, R.CUDA_ERROR_INVALID_DEVICE)
     if location.type == _KIND.CU_MEM_LOCATION_TYPE_DEVICE:
         return Place(int(location.type), proc.device(location.id).index)
@@ -63,7 +65,7 @@ def place_of(proc: Process, location: Any) -> Place:
 
 
 def _device_place(proc: Process, device: Any) -> Place:
-    """A device, or CU_DEVICE_CPU."""
+    """The place of a device argument, which may be CU_DEVICE_CPU."""
     if device == _CPU:
         return Place(int(_KIND.CU_MEM_LOCATION_TYPE_HOST), 0)
     return Place(int(_KIND.CU_MEM_LOCATION_TYPE_DEVICE), proc.device(device).index)
@@ -71,7 +73,7 @@ def _device_place(proc: Process, device: Any) -> Place:
 
 @entry(bindings=12)
 def cuMemAdvise(proc: Process, devPtr: Any, count: int, advice: Any, device: Any) -> None:
-    """The device does not matter for READ_MOSTLY and UNSET_PREFERRED_LOCATION."""
+    """Sets advice. The device does not matter for READ_MOSTLY and UNSET_PREFERRED_LOCATION."""
     _advise(proc, devPtr, count, advice, lambda: _device_place(proc, device))
 
 
@@ -104,7 +106,7 @@ def _advise(proc: Process, address: Any, count: int, advice: Any, place: Any) ->
 
 @entry(bindings=12)
 def cuMemPrefetchAsync(proc: Process, devPtr: Any, count: int, dstDevice: Any, hStream: Any) -> None:
-    """A prefetch moves nothing, but is ordered as work of its stream. Not legal in a capture."""
+    """Queues a prefetch, which moves nothing but is ordered as work of its stream. Not allowed in a capture."""
     _prefetch(proc, devPtr, count, _device_place(proc, dstDevice), hStream)
 
 
@@ -128,7 +130,7 @@ def _prefetch(proc: Process, address: Any, count: int, place: Place, hStream: An
 
 
 def _common(pieces: list[tuple[Piecewise[Any], int, int]]) -> Any:
-    """The value of all bytes; None if they differ."""
+    """The common value of all bytes of the pieces, or None if they differ."""
     found = {piece.common(start, end) for piece, start, end in pieces}
     return found.pop() if len(found) == 1 else None
 
@@ -156,7 +158,7 @@ def _ordinal(place: Place) -> int:
 
 
 def _accessed_by(parts: list[tuple[Advice, int, int]], room: int) -> list[int]:
-    """Devices in their order, then the host, then CU_DEVICE_INVALID; as many as there is room for."""
+    """The `room` entries of an ACCESSED_BY query: devices in their order, then the host, then CU_DEVICE_INVALID."""
     places = sorted({place for kept, _, _ in parts for place in kept.accessed_by})
     nowhere: Piecewise[bool] = Piecewise(False)
     devices = [
@@ -169,7 +171,7 @@ def _accessed_by(parts: list[tuple[Advice, int, int]], room: int) -> list[int]:
 
 @entry(1)
 def cuMemRangeGetAttribute(proc: Process, dataSize: int, attribute: Any, devPtr: Any, count: int) -> Any:
-    """A number of 4 bytes; for ACCESSED_BY a list of `dataSize` / 4 of them."""
+    """Returns a number of 4 bytes or, for ACCESSED_BY, a list of `dataSize` / 4 numbers."""
     return _range_attribute(proc, dataSize, attribute, devPtr, count)
 
 
@@ -184,10 +186,10 @@ def cuMemRangeGetAttributes(
 
 @entry()
 def cuStreamAttachMemAsync(proc: Process, hStream: Any, dptr: Any, length: int, flags: int) -> None:
-    """The attachment is kept and restricts nothing: the host may always access managed memory. `length` is 0 or all of
-    it.
+    """Keeps the attachment, which restricts nothing: the host may always access managed memory. `length` is 0 or the
+    size of the allocation.
 
-    CU_MEM_ATTACH_SINGLE needs a stream that is not the default one. Not legal in a capture.
+    CU_MEM_ATTACH_SINGLE needs a stream other than a default stream. Not allowed in a capture.
     """
     stream = proc.stream(hStream)
     allocation = proc.memory.at(dptr)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches and discards of several ranges of managed memory by one call, of CUDA 13 on. They are not ordered among
-themselves.
+"""Prefetches and discards of several ranges of managed memory by one call, which exist since CUDA 13. The ranges are
+not ordered with one another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _ranges(dptrs: Any, sizes: Any, count: int, flags: int) -> list[tuple[int, i
 
 
 def _prefetch(proc: Process, ranges: list[tuple[int, int]], locations: Any, starts: Any, count: int) -> None:
-    """Location i is that of the ranges from `starts[i]` on."""
+    """Prefetch ranges. Location i is that of the ranges from index `starts[i]` on."""
     begins = starts[:count]
     check(0 < count <= len(ranges) and begins[0] == 0)
     check(all(a < b for a, b in zip(begins, [*begins[1:], len(ranges)], strict=True)))
@@ -33,7 +33,7 @@ def _prefetch(proc: Process, ranges: list[tuple[int, int]], locations: Any, star
 
 
 def _discard(proc: Process, ranges: list[tuple[int, int]], stream: Stream) -> None:
-    """Discard ranges. Their contents are undefined then; here they are zero, as if they were written."""
+    """Discard ranges. Their contents are undefined afterwards; here the bytes are zero, and count as written."""
     for one in ranges:
         managed_range(proc, *one)
     fills = [Fill(stream.context, address, 0, 1, nbytes) for address, nbytes in ranges]
@@ -52,7 +52,7 @@ def cuMemPrefetchBatchAsync(
     flags: int,
     hStream: Any,
 ) -> None:
-    """Prefetches move nothing. Queries return the location (cuMemRangeGetAttribute)."""
+    """Prefetches ranges, which moves nothing. cuMemRangeGetAttribute returns the location."""
     stream = batch_stream(proc, hStream)
     _prefetch(proc, _ranges(dptrs, sizes, count, flags), prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
     proc.enqueue(stream, Command(stream.context))

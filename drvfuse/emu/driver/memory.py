@@ -36,7 +36,9 @@ def cuMemAllocPitch(proc: Process, WidthInBytes: int, Height: int, ElementSizeBy
 
 @entry(unsafe=True)
 def cuMemFree(proc: Process, dptr: Any) -> None:
-    """Waits for all work of the memory's context first, as the driver does. Memory of other processes is closed."""
+    """Waits for all work of the memory's context, as the driver does, then frees it. Memory of another process is only
+    closed.
+    """
     proc.current()
     address = number(dptr)
     if address == 0:
@@ -87,7 +89,7 @@ def cuMemHostAlloc(proc: Process, bytesize: int, Flags: int) -> int:
 
 @entry(unsafe=True)
 def cuMemFreeHost(proc: Process, p: Any) -> None:
-    """Waits for all work of the memory's context first."""
+    """Waits for all work of the memory's context, then frees it."""
     address, _ = host_address(p)
     allocation = present(proc.memory.at(address))
     check(allocation.host_flags is not None and not allocation.registered and allocation.host is None)
@@ -108,7 +110,9 @@ def _host(proc: Process, p: Any) -> Allocation:
 
 @entry(1)
 def cuMemHostGetDevicePointer(proc: Process, p: Any, Flags: int) -> Any:
-    """Memory from cuMemHostAlloc has the same address on a device; registered memory has another one, or none."""
+    """Returns the device address. It is the same for memory of cuMemHostAlloc; registered memory has another address,
+    or none.
+    """
     proc.current()
     check(Flags == 0)
     found = _host(proc, p)
@@ -123,8 +127,8 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 
 @entry(unsafe=True)
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
-    """Pins memory for asynchronous copies. Kernels reach it, at the address that cuMemHostGetDevicePointer tells,
-    if it is shared memory of a file of which a descriptor is open, or if DEVICEMAP asks for that (`host_files`).
+    """Pins memory for asynchronous copies. Kernels can access it, at the address that cuMemHostGetDevicePointer
+    returns, if it is shared memory of a file with an open descriptor, or with the flag DEVICEMAP (`host_files`).
     """
     context = proc.current()
     address, _ = host_address(p)
@@ -150,7 +154,7 @@ def cuMemHostUnregister(proc: Process, p: Any) -> None:
 
 @entry(1)
 def cuMemGetHandleForAddressRange(proc: Process, dptr: Any, size: int, handleType: Any, flags: int) -> int:
-    """No emulated device has buffers for other devices of the host (DMA_BUF_SUPPORTED): CUDA_ERROR_NOT_SUPPORTED."""
+    """Returns CUDA_ERROR_NOT_SUPPORTED, as no emulated device has DMA buffers (DMA_BUF_SUPPORTED is 0)."""
     proc.current()
     check(size > 0 and proc.memory.uncovered(dptr, size) is None)
     raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

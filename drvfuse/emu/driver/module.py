@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules and libraries (PTX only), their kernels and variables."""
+"""Modules and libraries, which are PTX only, and their kernels and variables."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def refused_kernel(image: EngineModule, name: str) -> Failure:
 
 
 def load(proc: Process, image: Any) -> EngineModule:
-    """Translate an image, or find it translated. What is wrong with it becomes a report.
+    """Translate an image, unless the machine has its translation already. An error in the image becomes a report.
 
-    A module of which some kernels use instructions that are refused by name is loaded, but for these kernels.
+    Kernels with instructions that are refused by name do not make the load fail; only a use of such a kernel fails.
     """
     ptx = ptx_of(proc, image)
     known = proc.machine.images.get(ptx)
@@ -78,7 +78,7 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
     """A module of a context, with its own copy of the variables."""
     module = Module(context, image)
     if image.globals_bytes:
-        if any(variable.managed for variable in image.globals):  # one allocation has all variables of a module
+        if any(variable.managed for variable in image.globals):  # all variables of a module are in one allocation
             allocation = proc.memory.managed_alloc(context, image.globals_bytes)
         else:
             allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
@@ -112,7 +112,7 @@ def cuModuleLoadData(proc: Process, image: Any) -> Any:
 
 @entry(1, unsafe=True)
 def cuModuleLoadDataEx(proc: Process, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
-    """The options steer an assembler that does not run here, but for the buffer of errors, which is written."""
+    """Loads a module. Of the options, only the error buffer has an effect, as no assembler runs here."""
     context = proc.current()
     with errors_logged(ErrorLog.of(options, optionValues)):
         return T.CUmodule(_module(proc, context, load(proc, image)).handle)
@@ -120,7 +120,7 @@ def cuModuleLoadDataEx(proc: Process, image: Any, numOptions: int, options: Any,
 
 @entry(1, unsafe=True)
 def cuModuleLoadFatBinary(proc: Process, fatCubin: Any) -> Any:
-    """A fat binary with PTX in it, or any other image that cuModuleLoadData takes."""
+    """Loads a fat binary that contains PTX, or any other image that cuModuleLoadData accepts."""
     return cuModuleLoadData(proc, fatCubin)
 
 
@@ -133,7 +133,7 @@ def cuModuleLoad(proc: Process, fname: bytes) -> Any:
 
 @entry(unsafe=True)
 def cuModuleUnload(proc: Process, hmod: Any) -> None:
-    """Waits for the context's work first."""
+    """Waits for all work of the context, then unloads the module."""
     _unload(proc, proc.get(hmod, Module))
 
 
@@ -258,7 +258,7 @@ def cuLibraryGetGlobal(proc: Process, library: Any, name: bytes) -> tuple[Any, i
 
 @entry(2)
 def cuLibraryGetManaged(proc: Process, library: Any, name: bytes) -> tuple[Any, int]:
-    """A `__managed__` variable; of the current context, where CUDA has one for all."""
+    """Returns a `__managed__` variable. Here each context has one of its own, where CUDA has one for all contexts."""
     found = proc.get(library, Library)
     variable = next((v for v in found.image.globals if v.name == text(name)), None)
     check(variable is not None and variable.managed, R.CUDA_ERROR_NOT_FOUND)
@@ -267,7 +267,7 @@ def cuLibraryGetManaged(proc: Process, library: Any, name: bytes) -> tuple[Any, 
 
 @entry(1)
 def cuLibraryGetUnifiedFunction(proc: Process, library: Any, symbol: bytes) -> int:
-    """No emulated device has unified function pointers (UNIFIED_FUNCTION_POINTERS), so there is none to find."""
+    """Finds no function, as no emulated device has unified function pointers (UNIFIED_FUNCTION_POINTERS is 0)."""
     proc.get(library, Library)
     raise Failure(R.CUDA_ERROR_NOT_FOUND)
 
@@ -292,7 +292,7 @@ def cuKernelGetName(proc: Process, hfunc: Any) -> bytes:
 
 
 def resolve(proc: Process, function: Function, context: Context) -> Function:
-    """The function of a context for a CUkernel; a CUfunction is its own."""
+    """The function of a context for a CUkernel. For a CUfunction, the function itself."""
     if function.library is None:
         return function
     module = _library_module(proc, function.library, context)
@@ -302,6 +302,6 @@ def resolve(proc: Process, function: Function, context: Context) -> Function:
 
 
 def function_of(proc: Process, value: Any) -> Function:
-    """A CUfunction, or a CUkernel in the current context."""
+    """The function of a CUfunction, or that of a CUkernel in the current context."""
     found = proc.get(value, Function)
     return resolve(proc, found, proc.current()) if found.library is not None else found

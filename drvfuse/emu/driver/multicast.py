@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multicast objects. cuMemMap, cuMemSetAccess, cuMemUnmap and cuMemRelease take them too (`vmm`)."""
+"""Multicast objects. cuMemMap, cuMemSetAccess, cuMemUnmap and cuMemRelease accept them too (`vmm`)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .entry import check, entry, present
 from .vmm import exportable, memory_of
 
 RECOMMENDED = 2 * PIECE
-"""More than the minimum, so that who mixes them up notices; what a GPU recommends is its driver's affair."""
+"""The recommended granularity. It differs from the minimum, so that a program that confuses the two is noticed."""
 
 
 def _object(proc: Process, value: Any) -> tuple[Handle, Multicast]:
-    """A handle of a multicast object, and the object."""
+    """The handle of a multicast object, and the object."""
     handle = proc.get(value, Handle, R.CUDA_ERROR_INVALID_VALUE)
     check(isinstance(handle.item, Multicast))
     return handle, cast(Multicast, handle.item)
 
 
 def _properties(proc: Process, prop: Any) -> int:
-    """Check a CUmulticastObjectProp; its handle types."""
+    """Check a CUmulticastObjectProp, and return its handle types."""
     check(any(multicast.supported(proc.machine, device) for device in proc.machine.devices), R.CUDA_ERROR_NOT_SUPPORTED)
     check(prop is not None)
     check(prop.flags == 0 and 0 < prop.numDevices <= len(proc.machine.devices))
@@ -68,7 +68,7 @@ def _bind_memory(
 def _bind_address(
     proc: Process, handle: Any, device: Device | None, offset: int, address: int, size: int, flags: int
 ) -> None:
-    """Memory of cuMemCreate, by any address that it is mapped at, or of a pool."""
+    """Bind memory by its address: memory of cuMemCreate, wherever it is mapped, or memory of a pool."""
     (own, item), found = _object(proc, handle), present(proc.memory.find(address))
     check(found.memory is not None or found.pool is not None)
     at = address - found.base
@@ -99,7 +99,7 @@ def cuMulticastBindAddr(proc: Process, mcHandle: Any, mcOffset: int, memptr: Any
 def cuMulticastBindMem_v2(
     proc: Process, mcHandle: Any, dev: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
 ) -> None:
-    """As cuMulticastBindMem, for memory that has to be of `dev`."""
+    """Is like cuMulticastBindMem, but the memory must be of `dev`."""
     _bind_memory(proc, mcHandle, proc.device(dev), mcOffset, memHandle, memOffset, size, flags)
 
 
@@ -112,7 +112,7 @@ def cuMulticastBindAddr_v2(
 
 @entry(unsafe=True)
 def cuMulticastUnbind(proc: Process, mcHandle: Any, dev: Any, mcOffset: int, size: int) -> None:
-    """Unbinds at once, without a wait: work that still uses the range faults."""
+    """Unbinds at once. Work that still uses the range faults."""
     (_, item), device = _object(proc, mcHandle), proc.device(dev)
     check(size > 0 and multicast.aligned(mcOffset, size) and mcOffset + size <= item.nbytes)
     multicast.unbind(proc, item, device, mcOffset, size)

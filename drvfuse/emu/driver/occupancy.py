@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks of a kernel a multiprocessor holds, and how many clusters of them a device."""
+"""Queries of the number of blocks of a kernel that are resident on a multiprocessor, and of clusters on a device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
 def cuOccupancyMaxPotentialBlockSize(
     proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int
 ) -> tuple[int, int]:
-    """The block size with the most resident threads; the larger one of equals, as the driver chooses."""
+    """Returns the block size with the most resident threads. Of equal ones it is the largest, as the driver chooses."""
     return cuOccupancyMaxPotentialBlockSizeWithFlags(
         proc, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, 0
     )
@@ -79,7 +79,7 @@ def cuOccupancyAvailableDynamicSMemPerBlock(proc: Process, func: Any, numBlocks:
 
 
 def _config(config: Any) -> tuple[Any, int, int]:
-    """(shape of its clusters, or None; threads; dynamic shared memory) of a launch's configuration."""
+    """(shape of clusters, or None; threads per block; bytes of dynamic shared memory) of a CUlaunchConfig."""
     check(config is not None)
     threads = config.blockDimX * config.blockDimY * config.blockDimZ
     check(threads > 0)
@@ -88,7 +88,7 @@ def _config(config: Any) -> tuple[Any, int, int]:
 
 @entry(1)
 def cuOccupancyMaxPotentialClusterSize(proc: Process, func: Any, config: Any) -> int:
-    """The largest cluster of which one fits a device."""
+    """Returns the largest number of blocks of a cluster that fits on a device."""
     function = function_of(proc, func)
     _, threads, smem = _config(config)
     check(proc.machine.capability >= (9, 0), R.CUDA_ERROR_NOT_SUPPORTED)
@@ -100,7 +100,7 @@ def cuOccupancyMaxPotentialClusterSize(proc: Process, func: Any, config: Any) ->
 
 @entry(1)
 def cuOccupancyMaxActiveClusters(proc: Process, func: Any, config: Any) -> int:
-    """The number of clusters of the launch that fit on an otherwise empty device; 0 if none does."""
+    """Returns the number of clusters of the launch that fit on an otherwise empty device, which may be 0."""
     function = function_of(proc, func)
     asked, threads, smem = _config(config)
     grid = config.gridDimX, config.gridDimY, config.gridDimZ

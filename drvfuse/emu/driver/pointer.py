@@ -16,7 +16,7 @@ _P = T.CUpointer_attribute
 
 
 def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> Any:
-    """The value of a pointer attribute, in the type that cuda.bindings gives it."""
+    """The value of a pointer attribute, with the type of cuda.bindings."""
     host = a.device is None and a.multicast is None and a.managed is None
     owner = a.multicast.devices[0] if a.multicast else a.device or (a.context.device if a.context else None)
     index = owner.index if owner else -1
@@ -55,7 +55,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
 
 
 def _access_flags(proc: Process, a: Allocation) -> int:
-    """The access that the current context's device has to an allocation, as CU_POINTER_ATTRIBUTE_ACCESS_FLAGS."""
+    """The CU_POINTER_ATTRIBUTE_ACCESS_FLAGS of an allocation: the access of the current context's device."""
     bit = 1 << proc.current().device.index
     read, write = proc.machine.window.access(a.base, proc.table) if not a.registered else (0, 0)
     return READ_WRITE if write & bit else READ if read & bit else 0
@@ -68,8 +68,8 @@ def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
 
 @entry()
 def cuPointerSetAttribute(proc: Process, value: Any, attribute: Any, ptr: Any) -> None:
-    """CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set, and is only returned by queries: copies to and from pageable
-    memory, and those without a stream, wait in any case.
+    """Sets an attribute, which can only be CU_POINTER_ATTRIBUTE_SYNC_MEMOPS. It is only kept for queries, as copies to
+    and from pageable memory, and copies without a stream, are synchronous in any case.
     """
     check(attribute == _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
     present(proc.memory.find(ptr)).synchronous = bool(value)
@@ -77,7 +77,9 @@ def cuPointerSetAttribute(proc: Process, value: Any, attribute: Any, ptr: Any) -
 
 @entry(1)
 def cuPointerGetAttributes(proc: Process, numAttributes: int, attributes: Any, ptr: Any) -> list[Any]:
-    """Unlike the single query this succeeds for any pointer, with zeros for memory that CUDA does not know."""
+    """Returns attributes. Unlike the query of one attribute, it succeeds for any pointer: unknown memory gives
+    zeros.
+    """
     allocation = proc.memory.find(ptr)
     return [_or_empty(proc, allocation, attribute, ptr) for attribute in attributes[:numAttributes]]
 

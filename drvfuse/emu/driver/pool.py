@@ -36,7 +36,7 @@ def pool_of(proc: Process, value: Any) -> Pool:
 
 
 def located_device(proc: Process, location: Any) -> Device:
-    """The device of a CUmemLocation; host locations are not supported."""
+    """The device of a CUmemLocation. Host locations are not supported."""
     check(location is not None)
     kinds = T.CUmemLocationType
     check(location.type != kinds.CU_MEM_LOCATION_TYPE_INVALID)
@@ -53,8 +53,8 @@ def access_list(proc: Process, descriptors: Any, count: int) -> list[tuple[Devic
 
 
 def exportable(types: int) -> int:
-    """The handle types that memory, a pool or a multicast object is asked to have: descriptors, or none. Fabric handles
-    are not permitted, as on a machine without an IMEX channel.
+    """Check the requested handle types of memory, a pool or a multicast object: file descriptors or none. Fabric
+    handles are not permitted, as on a machine without an IMEX channel.
     """
     check(types != _H.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
     check(types in (_H.CU_MEM_HANDLE_TYPE_NONE, DESCRIPTOR), R.CUDA_ERROR_NOT_SUPPORTED)
@@ -72,7 +72,7 @@ def cuMemPoolCreate(proc: Process, poolProps: Any) -> Any:
 
 @entry(unsafe=True)
 def cuMemPoolDestroy(proc: Process, pool: Any) -> None:
-    """Memory that is still allocated stays until it is freed."""
+    """Destroys a pool. Memory that is still allocated stays until it is freed."""
     found = pool_of(proc, pool)
     check(not found.is_default)
     found.destroyed = True
@@ -125,7 +125,7 @@ def cuMemPoolGetAttribute(proc: Process, pool: Any, attr: Any) -> Any:
 
 @entry()
 def cuMemPoolTrimTo(proc: Process, pool: Any, minBytesToKeep: int) -> None:
-    """Freed memory is returned at once, so there is nothing to trim."""
+    """Does nothing, as freed memory is given back at once."""
     pool_of(proc, pool)
 
 
@@ -141,8 +141,8 @@ def cuMemAllocFromPoolAsync(proc: Process, bytesize: int, pool: Any, hStream: An
 
 
 def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
-    """The address is returned at once; a use of it before the stream reaches the allocation is not detected. In a
-    capture it is the address of memory of the graph, to which those have access who have it to the pool now.
+    """Allocate from a pool. The address is returned at once; an access before the stream reaches the allocation is not
+    detected. In a capture, the memory belongs to the graph, with the present access rights of the pool.
     """
     check(not pool.imported)
     check(nbytes > 0)
@@ -154,15 +154,15 @@ def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
     try:
         allocation = proc.memory.pool_alloc(pool, nbytes)
     except Failure:
-        proc.machine.waits.drain(proc)  # what was freed in stream order may make room
+        proc.machine.waits.drain(proc)  # queued frees may make room
         allocation = proc.memory.pool_alloc(pool, nbytes)
     return T.CUdeviceptr(allocation.base)
 
 
 @entry()
 def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
-    """The memory is freed when the stream reaches this operation; accesses after that fault. Of imported memory only
-    its use in this process ends. A capture takes memory of graphs alone.
+    """Frees memory when the stream reaches this operation; later accesses fault. Imported memory is only closed. In a
+    capture, only memory of graphs can be freed.
     """
     stream = proc.stream(hStream)
     allocation = proc.memory.at(dptr)
@@ -188,7 +188,7 @@ def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
 
 
 def _device_of(proc: Process, location: Any, kind: Any) -> Device:
-    """The device whose pools are meant. There are pools of device memory alone."""
+    """The device whose pools a location means. All pools are of device memory."""
     check(kind == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, R.CUDA_ERROR_NOT_SUPPORTED)
     return located_device(proc, location)
 

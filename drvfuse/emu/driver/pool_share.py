@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory pools that are passed to other processes by descriptors, and memory in them."""
+"""Memory pools that are passed to other processes by file descriptors, and memory in these pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .pool import DESCRIPTOR, pool_of
 
 @entry(1)
 def cuMemPoolExportToShareableHandle(proc: Process, pool: Any, handleType: Any, flags: int) -> int:
-    """A new descriptor of this process of the operating system, which the caller closes. It holds no memory."""
+    """Returns a new file descriptor of this operating-system process, which the caller closes. It keeps no memory
+    alive.
+    """
     found = pool_of(proc, pool)
     check(flags == 0 and not found.imported)
     check(handleType == DESCRIPTOR and found.handle_types == DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
@@ -27,8 +29,8 @@ def cuMemPoolExportToShareableHandle(proc: Process, pool: Any, handleType: Any, 
 
 @entry(1)
 def cuMemPoolImportFromShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> Any:
-    """A pool that stands for an exported one of another process. Nothing can be allocated from it. The descriptor stays
-    the caller's. At first only the device of the memory has access.
+    """Makes a pool that stands for an exported pool of another process. It cannot be used for allocations. The caller
+    still owns the descriptor. At first only the device of the memory has access.
     """
     check(flags == 0)
     check(handleType == DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
@@ -52,7 +54,7 @@ def cuMemPoolExportPointer(proc: Process, ptr: Any) -> Any:
 
 @entry(1)
 def cuMemPoolImportPointer(proc: Process, pool: Any, shareData: Any) -> Any:
-    """The memory, at the same address as in its own process, by the pool that was imported for it. It is freed here, by
+    """Opens memory of an imported pool, at the same address as in its own process. It must be freed here, by
     cuMemFreeAsync or cuMemFree, before its owner frees it.
     """
     found = pool_of(proc, pool)

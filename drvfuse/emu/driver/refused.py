@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that the emulated driver refuses: a closed list, each with its reason.
+"""The functions that the emulated driver refuses, each with its reason.
 
-A call of one of them returns CUDA_ERROR_NOT_SUPPORTED, with None for each result as cuda.bindings give a failure. The
-first call of each name is reported, as a finding of kind "unsupported", which is one line of the log. Functions of
-bindings that are newer than this list are refused in the same way.
+A call of one of them returns CUDA_ERROR_NOT_SUPPORTED, with None for each result, as cuda.bindings do for a failure.
+The first call of each function makes a report of kind "unsupported", which is one line of the log. Functions of newer
+bindings that are not in this list are refused in the same way.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ BY_REASON = {
 }
 _RESULTS = dict.fromkeys(("cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"), 1)
 _RESULTS |= dict.fromkeys(("cuCoredumpSetAttribute", "cuCoredumpSetAttributeGlobal"), 0)
-"""Of functions whose docstrings do not tell."""
+"""The number of results of functions whose docstrings do not list them."""
 REFUSED = {name: reason for reason, names in BY_REASON.items() for name in names.split()}
-"""Name of a function -> why it is refused. The functions of both major versions of cuda.bindings, 12.9 and 13."""
+"""By name of a function: why it is refused. It has the functions of cuda.bindings 12.9 and 13."""
 
 
 def refuse(process: Process, name: str) -> tuple[Any, ...]:
@@ -104,13 +104,13 @@ def refuse(process: Process, name: str) -> tuple[Any, ...]:
 
 
 def refusal(name: str) -> str:
-    """Why a function is refused, in a sentence."""
+    """The sentence that says why a function is refused."""
     return f"{name} is refused: {REFUSED.get(name, NEWER)}"
 
 
 @cache
 def results(name: str) -> int:
-    """How many results a function of cuda.bindings has behind the CUresult, as its docstring lists them."""
+    """The number of results that a function of cuda.bindings returns after the CUresult, by its docstring."""
     if name in _RESULTS:
         return _RESULTS[name]
     _, _, listed = (FUNCTIONS[name].__doc__ or "").partition("Returns\n")

@@ -17,7 +17,7 @@ _BANKS = T.CUsharedconfig.CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE
 
 @dataclass(eq=False)
 class Notification(Object):
-    """A callback for events of a device. It is never called, as none of the events happen on an emulated one."""
+    """A callback for events of a device. It is never called, as these events do not occur on an emulated device."""
 
     device: Device
 
@@ -43,7 +43,7 @@ def cuCtxGetCacheConfig(proc: Process) -> Any:
 
 @entry()
 def cuCtxSetSharedMemConfig(proc: Process, config: Any) -> None:
-    """This has no effect, as on every device whose banks have a fixed width."""
+    """Keeps the setting, which has no effect, as on all devices whose banks have a fixed width."""
     proc.current()
 
 
@@ -60,7 +60,7 @@ def cuCtxResetPersistingL2Cache(proc: Process) -> None:
 
 @entry(1)
 def cuCtxGetExecAffinity(proc: Process, typename: Any) -> Any:
-    """A context has all multiprocessors of its device."""
+    """Returns all multiprocessors of the device, as no context is restricted."""
     proc.current()
     check(typename == T.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT, R.CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY)
     found = T.CUexecAffinityParam()
@@ -71,7 +71,7 @@ def cuCtxGetExecAffinity(proc: Process, typename: Any) -> Any:
 
 @entry()
 def cuFlushGPUDirectRDMAWrites(proc: Process, target: Any, scope: Any) -> None:
-    """No other device of the host writes to the memory of an emulated one."""
+    """Does nothing, as no other device of the host writes to memory of an emulated device."""
     proc.current()
 
 

@@ -38,10 +38,10 @@ def cuStreamCreateWithPriority(proc: Process, flags: int, priority: int) -> Any:
 @entry()
 def cuStreamDestroy(proc: Process, hStream: Any) -> None:
     """Returns at once. Queued work still runs."""
-    stream = proc.get(hStream, Stream)  # one that was created, not one of the default ones
+    stream = proc.get(hStream, Stream)  # refuses the default streams, which have no object of their own
     if stream.capture is not None:
         stream.capture.invalidate()
-    stream.destroyed = True  # it stays among its context's streams until its work is done
+    stream.destroyed = True  # it stays in the list of its context's streams until its work is done
     proc.remove(stream)
 
 
@@ -51,7 +51,7 @@ def _not_capturing(proc: Process, stream: Stream) -> None:
 
 
 def _pending(proc: Process, stream: Stream) -> list[Any]:
-    """The operations that a wait for this stream waits for."""
+    """The operations for which a wait for this stream has to wait."""
     ops = list(stream.tail)
     if stream.is_legacy:
         ops += [op for other in stream.context.streams if other.blocking for op in other.tail]
@@ -123,7 +123,7 @@ def cuStreamGetCtx(proc: Process, hStream: Any) -> Any:
 
 @entry(2)
 def cuStreamGetCtx_v2(proc: Process, hStream: Any) -> tuple[Any, Any]:
-    """The context of the stream, and no green context."""
+    """Returns the context of the stream, and no green context."""
     return cuStreamGetCtx(proc, hStream), T.CUgreenCtx(0)
 
 
@@ -134,7 +134,7 @@ def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
 
 @entry()
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
-    """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
+    """Queues a host function. It runs in a thread that waits for the machine, and may not call the driver."""
     stream = proc.stream(hStream)
     check(fn)
     proc.enqueue(stream, HostCall(stream.context, fn, int(userData), userData))
@@ -142,8 +142,8 @@ def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> Non
 
 @entry()
 def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: Any, flags: int) -> None:
-    """The function runs as that of cuLaunchHostFunc does. It is given the stream and a CUresult, that of the context:
-    after a fault it still runs. Not legal in a capture.
+    """Queues a host function, as cuLaunchHostFunc does. It gets the stream and the CUresult of the context, and runs
+    even after a fault. Not allowed in a capture.
     """
     stream = proc.stream(hStream)
     check(callback and flags == 0)
@@ -228,7 +228,7 @@ def cuStreamGetCaptureInfo(proc: Process, hStream: Any) -> tuple[Any, ...]:
 def _update(
     proc: Process, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int
 ) -> None:
-    """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
+    """Add to (flags 0) or replace (flags 1) the dependencies of the next captured node of a stream."""
     stream = proc.stream(hStream)
     capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
     nodes = dependencies_of(proc, capture.graph, dependencies, dependencyData, numDependencies)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of streams. All but the priority are hints, which are only kept and returned."""
+"""Attributes of streams. All except the priority are hints, which are only kept for queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NBYTES = 64
 
 
 def _known(attr: Any) -> str:
-    """The name of a stream attribute; Failure for an attribute that streams do not have."""
+    """The name of a stream attribute. Failure for an attribute that streams do not have."""
     name: str = attr.name.split("ATTRIBUTE_", 1)[-1]
     check(name in _NAMES)
     return name
@@ -38,7 +38,7 @@ def _value(stream: Stream, name: str) -> Any:
 
 @entry(1)
 def cuStreamGetAttribute(proc: Process, hStream: Any, attr: Any) -> Any:
-    """The value that was set, or the default."""
+    """Returns the value that was set, or the default."""
     return _value(proc.stream(hStream), _known(attr))
 
 

@@ -20,7 +20,8 @@ def user_object(proc: Process, value: Any) -> UserObject:
 
 @entry(1)
 def cuUserObjectCreate(proc: Process, ptr: Any, destroy: Any, initialRefcount: int, flags: int) -> Any:
-    """The call that gives the last reference back calls `destroy` with `ptr`, which may call nothing of the driver.
+    """Makes a user object. The call that releases its last reference calls `destroy` with `ptr`; `destroy` may not call
+    the driver.
 
     `flags` has to be CU_USER_OBJECT_NO_DESTRUCTOR_SYNC.
     """
@@ -38,7 +39,7 @@ def cuUserObjectRetain(proc: Process, object: Any, count: int) -> None:
 
 @entry()
 def cuUserObjectRelease(proc: Process, object: Any, count: int) -> None:
-    """Releases references, at most as many as there are."""
+    """Releases references of the program, at most as many as it has."""
     found = user_object(proc, object)
     check(0 < count <= found.references)
     found.release(proc, count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that streams write to memory and wait for, one or several in order (`machine/values.py`)."""
+"""Writes of values to memory by streams, and waits for values in memory, single or in batches (`machine/values.py`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = {
 }
 _WAITS = (_OP.CU_STREAM_MEM_OP_WAIT_VALUE_32, _OP.CU_STREAM_MEM_OP_WAIT_VALUE_64)
 _LAYOUT = Structure("CUstreamBatchMemOpParams")
-_PARAMS = struct.Struct("<IIQQI")  # operation, flags of a barrier, address, value, flags
+_PARAMS = struct.Struct("<IIQQI")  # operation, flags of a memory barrier, address, value, flags
 _NO_MEMORY_BARRIER = 1
 _FLUSH = 1 << 30
 _MOST = 256
@@ -35,14 +35,16 @@ def _write(proc: Process, context: Context, address: int, value: int, size: int,
 
 
 def _wait(proc: Process, context: Context, address: int, value: int, size: int, flags: int) -> WaitValue:
-    """No emulated device can flush remote writes, as CAN_FLUSH_REMOTE_WRITES says."""
+    """A checked wait. The flag FLUSH is refused, as no emulated device can flush remote writes (CAN_FLUSH_REMOTE_WRITES
+    is 0).
+    """
     check(not flags & _FLUSH, R.CUDA_ERROR_NOT_SUPPORTED)
     check(0 <= flags <= NOR)
     return WaitValue(_word(proc, context, "a stream wait reads", address, size), value, size, flags)
 
 
 def _word(proc: Process, context: Context, what: str, address: int, size: int) -> int:
-    """The address of a word. Failure unless it is aligned, and memory that the device of the context has access to."""
+    """The address of a word. Failure unless it is aligned, and the device of the context has access to its memory."""
     at = proc.memory.on_device(address)
     check(at % size == 0)
     proc.memory.require(what, at, size, context, direct=True)
@@ -50,8 +52,8 @@ def _word(proc: Process, context: Context, what: str, address: int, size: int) -
 
 
 def value_operations(proc: Process, context: Context, params: Any, count: int) -> tuple[WriteValue | WaitValue, ...]:
-    """The operations of an array of CUstreamBatchMemOpParams, checked and not queued. A memory barrier is not an
-    operation of its own: later operations are ordered behind earlier ones anyway.
+    """The checked operations of an array of CUstreamBatchMemOpParams. A memory barrier becomes no operation, as the
+    operations are in order anyway.
     """
     check(0 < count <= _MOST)
     found: list[WriteValue | WaitValue] = []
@@ -59,7 +61,7 @@ def value_operations(proc: Process, context: Context, params: Any, count: int) -
         kind, low, address, value, flags = _PARAMS.unpack(_LAYOUT.bytes_of(p)[: _PARAMS.size])
         check(kind != _OP.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES, R.CUDA_ERROR_NOT_SUPPORTED)
         if kind == _OP.CU_STREAM_MEM_OP_BARRIER:
-            check(low in (0, 1))  # the barrier's flags
+            check(low in (0, 1))  # the flags of the memory barrier
             continue
         check(kind in _SIZES)
         size, make = _SIZES[kind], _wait if kind in _WAITS else _write
@@ -69,8 +71,8 @@ def value_operations(proc: Process, context: Context, params: Any, count: int) -
 
 @entry()
 def cuStreamBatchMemOp(proc: Process, stream: Any, count: int, paramArray: Any, flags: int) -> None:
-    """Executes the operations one after another, as one operation of the stream: others may see the first write before
-    the last is made.
+    """Executes the operations one after another. Other streams and kernels may see the first write before the last one
+    is made.
     """
     queue = proc.stream(stream)
     check(flags == 0)
@@ -79,8 +81,8 @@ def cuStreamBatchMemOp(proc: Process, stream: Any, count: int, paramArray: Any, 
 
 @entry()
 def cuStreamWriteValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
-    """Writes a word behind all earlier work of the stream. With the flag NO_MEMORY_BARRIER the write releases nothing:
-    whoever sees the value is not ordered behind that work.
+    """Writes a word after all earlier work of the stream. With the flag NO_MEMORY_BARRIER the write is no release: work
+    that sees the value is not ordered after that earlier work.
     """
     queue = proc.stream(stream)
     write = _write(proc, queue.context, addr, value, 4, flags)
@@ -96,8 +98,9 @@ def cuStreamWriteValue64(proc: Process, stream: Any, addr: Any, value: int, flag
 
 @entry()
 def cuStreamWaitValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
-    """Holds back later work of the stream until the word fulfils the condition. If nothing can write it any more, calls
-    that wait for the stream return CUDA_ERROR_LAUNCH_TIMEOUT with a report of kind "deadlock", where CUDA hangs.
+    """Holds later work of the stream back until the word satisfies the condition. If nothing can write the word any
+    more, calls that wait for the stream return CUDA_ERROR_LAUNCH_TIMEOUT with a report of kind "deadlock", where CUDA
+    hangs.
     """
     queue = proc.stream(stream)
     wait = _wait(proc, queue.context, addr, value, 4, flags)

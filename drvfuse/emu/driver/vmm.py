@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual memory: physical memory, addresses, mappings and their access."""
+"""Virtual memory management: physical memory, reserved addresses, mappings and their access rights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DESCRIPTOR = _T.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
-    """A handle of physical memory, and the memory."""
+    """The handle of physical memory, and the memory."""
     handle = proc.get(value, Handle, R.CUDA_ERROR_INVALID_VALUE)
     check(isinstance(handle.item, Memory))
     return handle, cast(Memory, handle.item)
@@ -52,7 +52,7 @@ def cuMemCreate(proc: Process, size: int, prop: Any, flags: int) -> Any:
 
 @entry(unsafe=True)
 def cuMemRelease(proc: Process, handle: Any) -> None:
-    """Memory stays while it is mapped or bound, a multicast object while it is mapped."""
+    """Releases a handle. Memory stays while it is mapped or bound, a multicast object while it is mapped."""
     found = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE)
     found.references -= 1
     if found.references == 0:
@@ -62,7 +62,7 @@ def cuMemRelease(proc: Process, handle: Any) -> None:
 
 @entry(1, unsafe=True)
 def cuMemAddressReserve(proc: Process, size: int, alignment: int, addr: Any, flags: int) -> Any:
-    """A requested fixed address is ignored."""
+    """Reserves addresses. A requested fixed address is ignored."""
     check(flags == 0 and size > 0 and size % GRANULARITY == 0)
     check(alignment >= 0 and alignment & (alignment - 1) == 0)
     try:
@@ -82,7 +82,9 @@ def cuMemAddressFree(proc: Process, ptr: Any, size: int) -> None:
 
 @entry(unsafe=True)
 def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags: int) -> None:
-    """No device may access the range before cuMemSetAccess. It waits for the team of a multicast object."""
+    """Maps memory or a multicast object. No device may access the range before cuMemSetAccess. For a multicast object
+    the call waits until its team is complete.
+    """
     found = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE)
     address = ptr
     check(flags == 0 and offset == 0 and size > 0 and size % GRANULARITY == 0 and address % GRANULARITY == 0)
@@ -96,7 +98,7 @@ def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags
 
 
 def _mapped(proc: Process, ptr: Any, size: int) -> list[Allocation]:
-    """The mappings in a range that begins and ends with a mapping."""
+    """The mappings in a range. Failure unless the range begins and ends with a mapping."""
     address = ptr
     mapped = proc.memory.within(address, size)
     check(mapped and all(a.mapped is not None for a in mapped))
@@ -106,14 +108,14 @@ def _mapped(proc: Process, ptr: Any, size: int) -> list[Allocation]:
 
 @entry(unsafe=True)
 def cuMemUnmap(proc: Process, ptr: Any, size: int) -> None:
-    """Unmaps at once, without a wait: work that still uses the range faults."""
+    """Unmaps at once. Work that still uses the range faults."""
     for mapping in _mapped(proc, ptr, size):
         proc.memory.unmap(mapping)
 
 
 @entry(unsafe=True)
 def cuMemSetAccess(proc: Process, ptr: Any, size: int, desc: Any, count: int) -> None:
-    """Sets access rights. For a multicast object only devices of its team can have access: ILLEGAL_STATE for others."""
+    """Sets access rights. Only devices of its team can have access to a multicast object; others give ILLEGAL_STATE."""
     mapped = _mapped(proc, ptr, size)
     check(sum(a.nbytes for a in mapped) == size)
     access = access_list(proc, desc, count)
@@ -161,7 +163,9 @@ def cuMemGetAllocationPropertiesFromHandle(proc: Process, handle: Any) -> Any:
 
 @entry(1)
 def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> int:
-    """A new descriptor of this process of the operating system, which the caller closes. It holds the memory."""
+    """Returns a new file descriptor of this operating-system process, which the caller closes. It keeps the memory
+    alive.
+    """
     item = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE).item
     check(flags == 0)
     check(handleType == _DESCRIPTOR and item.handle_types == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
@@ -170,7 +174,9 @@ def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, fl
 
 @entry(1)
 def cuMemImportFromShareableHandle(proc: Process, osHandle: Any, shHandleType: Any) -> Any:
-    """A new handle of what any process of the machine has exported. The descriptor stays the caller's."""
+    """Returns a new handle of memory or of a multicast object that a process of the machine has exported. The caller
+    still owns the descriptor.
+    """
     check(shHandleType != _T.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
     check(shHandleType == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
     descriptor = osHandle

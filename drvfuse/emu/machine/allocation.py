@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
-    pool, handle and graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at
-    times only.
+    """A live range of addresses. `device` is None for host memory, managed memory and multicast addresses.
+
+    Exactly one of context, pool, handle and graph is set, and decides who may access it (`machine/memory.py`). `handle`
+    is the handle that cuMemMap was given. An allocation of a graph has memory only between its allocation and its free
+    node.
     """
 
     base: int
@@ -31,28 +33,28 @@ class Allocation:
     graph: GraphMemory | None = None
     host_flags: int | None = None
     registered: bool = False
-    alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
-    descriptor: int | None = None  # of registered memory: its file, so that what else lies in its pages is found there
-    host: int | None = None  # of such addresses: where the host has the memory
-    of_module: bool = False  # the variables of a module
-    managed: Advice | None = None  # of managed memory: what the program has said about its use
+    alias: Allocation | None = None  # for registered memory: the addresses by which devices reach it
+    descriptor: int | None = None  # for registered memory: its file
+    host: int | None = None  # for an `alias`: the host's address of the memory
+    of_module: bool = False  # whether it has the variables of a module
+    managed: Advice | None = None  # for managed memory: the program's advice on its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # whether cuMemFreeAsync is queued for it
     export: Export | None = None  # the handle by which other processes can open it
-    origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
+    origin: Export | None = None  # for memory of another process, which this process has opened `opens` times
     opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
     def freeable(self) -> bool:
-        """Memory that cuMemFree takes: of cuMemAlloc, managed or of a pool."""
+        """Whether cuMemFree can free it: memory of cuMemAlloc, managed memory and memory of a pool."""
         memory = self.device is not None or self.managed is not None
         return memory and self.mapped is None and not self.of_module
 
     @property
     def exportable(self) -> bool:
-        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
+        """Whether another process can open it by cuIpcGetMemHandle: memory of cuMemAlloc."""
         return self.device is not None and self.context is not None and self.origin is None and not self.of_module
 
     @property

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factory of a process's driver API. The API's functions are in a room above this one, so the package `emu` sets
-the factory.
+"""The factory of a process's driver API. The functions of the API are in `emu.driver`, which this room may not import;
+so the package `emu` sets the factory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from .process import Process
 
 make: Callable[[Process], Any]
-"""The API of a process, as an object whose attributes are the functions. Set by `drvfuse/emu/__init__.py`."""
+"""Makes the driver API of a process, an object whose attributes are the functions. `drvfuse/emu/__init__.py` sets it.
+"""
 
 attach: Callable[[str], Any]
-"""The machine that another process serves at an address, as an object with what others use of a `Machine`. Set there
-too.
+"""Attaches to the machine that another process serves at an address, and returns an object with the methods of a
+`Machine` that other rooms use. `drvfuse/emu/__init__.py` sets it too.
 """

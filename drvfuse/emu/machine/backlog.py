@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that have not begun: which of them may, and in which order."""
+"""The operations that have not started: which of them may start, and in which order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from .work import Op
 
 
 class Backlog:
-    """The operations of one machine that wait for nothing but their turn. Order depends on calls and the seed alone.
+    """The operations of a machine that wait for no other operation. Their order depends on the calls and the seed
+    alone.
 
-    A seed other than 0 draws the order, and holds some back until others have ended. With an odd one a programmatic
-    dependent begins as soon as its primary has triggered, with an even one when the primary has ended.
+    With seed 0, operations start in the order of the calls. Another seed draws the order, and holds some operations
+    back until others have ended. With an odd seed, a programmatic dependent starts as soon as its primary has
+    triggered, with an even one when the primary has ended.
     """
 
     def __init__(self, seed: int) -> None:
@@ -26,7 +28,7 @@ class Backlog:
         self._ended = 0
 
     def draw(self) -> int:
-        """A random number that decides between ready operations of one priority."""
+        """A random number that decides the order of ready operations of the same priority."""
         return self._random.getrandbits(32) if self._seed else 0
 
     def release(self, op: Op) -> None:
@@ -47,7 +49,7 @@ class Backlog:
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:
-        """An operation has ended: release those that waited for it."""
+        """Called when an operation has ended: release the operations that waited for it."""
         self._ended += 1
         for secondary in op.secondaries:
             secondary.primary = None

@@ -24,8 +24,8 @@ _ids = itertools.count(1)
 
 @dataclass(eq=False)
 class Capture:
-    """Streams being captured into one graph: a new one, or one that `given` says is there already, behind the nodes of
-    `after`. It began on `origin` and has to end there.
+    """The capture of streams into one graph, which is new or, if `given`, one that exists already and to which nodes
+    are added after those of `after`. The capture began on the stream `origin` and has to end there.
     """
 
     process: Process
@@ -47,7 +47,7 @@ class Capture:
         self.process.captures.append(self)
 
     def invalidate(self) -> None:
-        """Called after an illegal operation: nothing can be added any more, and `end` gives no graph."""
+        """Called after an illegal operation: no command can be added any more, and `end` returns no graph."""
         self.invalid = True
 
     def valid(self) -> None:
@@ -65,7 +65,9 @@ class Capture:
             stream.capture_tail.setdefault(node, edge)
 
     def record(self, stream: Stream, command: Command) -> Node:
-        """Add a command behind what the stream has to wait for. A kernel gets the priority of the stream."""
+        """Add a node for a command, after the nodes for which the stream has to wait. A kernel gets the stream's
+        priority.
+        """
         if isinstance(command, Launch) and command.priority is None and stream.priority:
             command = replace(command, priority=stream.priority)
         node = Node(self._ready(), command)
@@ -76,7 +78,7 @@ class Capture:
         return self._behind(stream, node, tail)
 
     def record_graph(self, stream: Stream, executable: GraphExec) -> Node:
-        """Add what an executable graph does now, as a child graph."""
+        """Add a child graph with the present commands of an executable graph."""
         node = Node(self._ready())
         node.child = executable.plan.graph(node)
         retain(node.child.all_objects())
@@ -89,13 +91,13 @@ class Capture:
         return self.graph
 
     def _behind(self, stream: Stream, node: Node, tail: Mapping[Node, Edge]) -> Node:
-        """Add a node that depends on the last nodes of a stream, and is the stream's last node now."""
+        """Add a node that depends on the last nodes of a stream. It is the stream's last node afterwards."""
         self.graph.add(node, {before: edge for before, edge in tail.items() if before in self.graph.nodes})
         stream.capture_tail = {node: COMPLETE}
         return self.process.add(node)
 
     def end(self, stream: Stream) -> Graph:
-        """End the capture. The streams are ordinary again, also if it fails."""
+        """End the capture and return its graph. The streams are not captured any more, even if this fails."""
         if stream is not self.origin:
             self.invalidate()
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
@@ -116,7 +118,7 @@ class Capture:
         return self.process.add(self.graph)
 
     def _unjoined(self) -> bool:
-        """True if some captured work does not lead to the origin stream."""
+        """True if the origin stream does not wait for all captured work."""
         reached: set[Node] = set()
         front: list[Node] = list(self.origin.capture_tail)
         while front:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors by which memory and multicast objects pass from one process to another."""
+"""File descriptors by which memory and multicast objects pass from one process to another."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Identity = tuple[int, int]  # device and inode
 
 
 class Descriptors:
-    """The objects that were exported. Each descriptor holds its object while a copy of it is open somewhere, or in
-    transit.
+    """The exported objects. Each is held while a copy of its descriptor is open in some process, or in transit.
 
-    A descriptor is the writing end of a pipe that was made for it, whose reading end stays here. Both ends have the
-    identity by which `find` knows it again, however it has travelled; and when the last copy of the writing end is
-    closed, by whomever, the reading end says so. `sweep` looks, so an object goes no sooner than that is called.
+    A descriptor is the writing end of a pipe of its own, whose reading end stays here. Both ends have the same device
+    and inode, by which `find` recognises a copy that another process has sent. When the last copy of the writing end is
+    closed, the reading end reports a hang-up. `sweep` checks for that, so an object is released at the next `sweep`.
     """
 
     def __init__(self, mappables: Mappables) -> None:
@@ -39,10 +38,10 @@ class Descriptors:
         return writing
 
     def find(self, descriptor: int) -> Mappable | None:
-        """The object of a descriptor, or of a copy of it. The descriptor stays the caller's."""
+        """The object of a descriptor, or of a copy of one. The caller still owns the descriptor."""
         try:
             found = self._exports.get(_identity(descriptor))
-        except OSError:  # it is not open
+        except OSError:  # the descriptor is not open
             return None
         return None if found is None else found[1]
 
@@ -52,7 +51,7 @@ class Descriptors:
             return
         poll, ends = select.poll(), {reading: identity for identity, (reading, _) in self._exports.items()}
         for reading in ends:
-            poll.register(reading, 0)  # hang-ups are reported without being asked for
+            poll.register(reading, 0)  # hang-ups are always reported
         for reading, _ in poll.poll(0):
             _, item = self._exports.pop(ends[reading])
             os.close(reading)

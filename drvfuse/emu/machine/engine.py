@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launches of a machine, run together by the native runtime.
 
-The scheduler, the checks and the structures below are those of `runtime.cu`. An engine serves one machine; `load` is
-thread-safe, everything else is called with the machine's lock held. Native code runs without Python's lock.
+The scheduler and the checks are in `native/runtime.cu` and its headers. An engine serves one machine. `load` is
+thread-safe; for all other methods the caller holds the machine's lock. Native code runs without Python's global lock.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
     from .work import Op
 
 EngineModule = loader.NativeModule
-_IDENTITIES = 1 << 16  # how many operations are remembered
-_RESUMES = 20_000  # length of a run that is bounded by resumes and not by time
+_IDENTITIES = 1 << 16  # operations that are remembered for reports
+_RESUMES = 20_000  # the budget of a run that counts resumes
 
 
 class Engine:
-    """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches and warps back.
+    """Runs the launches of one machine. With seed 0, blocks run in order; other seeds rotate them and hold launches and
+    warps back.
 
-    `loop_limit`: accesses, or rounds of loops without accesses, that a thread may make between two places where it can
-    wait. `delay_stores`: stores reach other blocks late (native/delay.cuh). `count_resumes()` lets a `run` end after a
-    number of steps and not after some time, so that it ends at the same place each time. `idle` tells whether the last
-    `run` ended because nothing could move; `clock_ns` is the virtual time.
+    `loop_limit`: the most accesses, or rounds of loops without accesses, that a thread may make between two suspends.
+    `delay_stores`: stores reach other blocks late (native/delay.cuh). After `count_resumes()`, a `run` ends after a
+    number of resumes instead of a time, so that it ends at the same point in each repetition. `idle`: whether the last
+    `run` ended because nothing could move. `clock_ns`: the virtual time.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Engine:
 
     @functools.cached_property
     def copies(self) -> np.ndarray:
-        """The native table of pending asynchronous copies, of all launches."""
+        """The native table of the pending asynchronous copies of all launches."""
         return zeroed(loader.runtime().function("rt_copy_bytes", ctypes.c_uint64)())
 
     @property
@@ -98,18 +99,18 @@ class Engine:
         return int(self._state.event_count)
 
     def history(self, until: int | None = None) -> np.ndarray:
-        """The events in the ring, oldest first, without those after the `until`th."""
+        """The events in the ring buffer, oldest first. With `until`, only those with a lower number."""
         return events.recent(self._events, self.event_count, until)
 
     @property
     def undecided(self) -> int:
-        """After an `advance_clock` that returned False: the number of polls after which it gave up, if there is no
-        proof that the threads wait for ever, else 0.
+        """After an `advance_clock` that returned False: 0 if the threads are proved to wait for ever, else the number
+        of polls after which the check was stopped.
         """
         return int(self._state.loop_limit) if self._state.undecided else 0
 
     def notices(self) -> list[Report]:
-        """The notices since the last call: findings that have ended no launch. A place may appear again."""
+        """The notices since the last call, which are findings that stop no launch. The same site may appear again."""
         state = self._state
         taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
         state.notices = 0
@@ -117,11 +118,11 @@ class Engine:
 
     @staticmethod
     def load(ptx: str) -> EngineModule:
-        """Native code of a module. Raises PtxError with the line that the translator refuses."""
+        """The native code of a PTX module. Raises PtxError with the line that the translator refuses."""
         return loader.load(ptx)
 
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
-        """Remember what an operation is, for reports. Only the last operations are kept."""
+        """Remember the name of an operation for reports. Only the last operations are remembered."""
         if launch is None:
             context = op.command.context
             title = op.command.title
@@ -134,7 +135,7 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """The knowledge of the threads of a launch that has ended or is stopped: a reference to a clock."""
+        """Called when a launch has ended or is stopped: a reference to the clock of what its threads know."""
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
         for reference in (launch.start, launch.primary):
@@ -142,8 +143,8 @@ class Engine:
         return known
 
     def run(self, launches: Sequence[EngineLaunch], budget_ms: float = 50) -> None:
-        """Run these launches together until one ends, faults or has triggered in all its blocks, nothing can move
-        (`idle`), or the time, or number of resumes, is up. Launches that have ended already are passed over.
+        """Run these launches together until one ends, faults or has triggered in all its blocks, until nothing can move
+        (`idle`), or until the budget of time, or of resumes, is spent. Launches that have ended are skipped.
         """
         live = [launch for launch in launches if launch.running]
         self._last = live
@@ -154,20 +155,19 @@ class Engine:
         self.idle = self._native(self._run, live, budget, then=(0,)) == RunEnd.IDLE
 
     def count_resumes(self) -> None:
-        """Let `run` end after a number of resumes, and not after some time, from now on."""
+        """Make `run` end after a number of resumes instead of a time from now on."""
         self._state.counted = 1
 
     def advance_clock(self) -> bool:
-        """The launches of the last `run` are idle: let virtual time pass, in growing steps, and all spins poll again.
-
-        False if nothing came of it and nobody reads a clock: then they wait for ever.
+        """Called when the launches of the last `run` are idle: advance virtual time, by growing steps, and let all
+        threads poll again. False if that made no progress and no thread reads a clock: then they wait for ever.
         """
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._advance, live))
 
     def pass_time(self, ns: int, resumes: int) -> bool:
-        """The launches of the last `run` are idle, and others may still do something: let so much virtual time pass and
-        all spins poll again, once, and about `resumes` times in all. False if nothing came of it.
+        """Called when the launches of the last `run` are idle but other threads or processes may still act: advance
+        virtual time by `ns` and let all threads poll again, in about `resumes` resumes. False if that made no progress.
         """
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._pass_time, live, ns, resumes))
@@ -179,12 +179,12 @@ class Engine:
         *arguments: int,
         then: tuple[int, ...] | None = None,
     ) -> int:
-        """Call a native function of launches until it has no more to do, after the first time with `then` in place of
-        its arguments.
+        """Call a native function on launches until it does not return MORE. From the second call on, its arguments are
+        `then`, if given.
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
-        while found == RunEnd.MORE:  # an interrupt may end this; a later run finds every thread between two suspends
+        while found == RunEnd.MORE:  # an interrupt may end this loop, as every thread is suspended between two calls
             with interrupts.native():
                 found = function(state, array, len(launches), *arguments, again)
             again, arguments = True, arguments if then is None else then

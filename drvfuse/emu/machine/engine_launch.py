@@ -31,12 +31,13 @@ _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
 
 class EngineLaunch:
-    """A launch that the engine's `run` will run, for `op`. At most `max_resident` of its blocks are resident at once.
-    `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
+    """A launch that `Engine.run` runs, for the operation `op`. At most `max_resident` of its blocks are resident at
+    once.
 
-    `access` is the table of the process that launches it, the window's first one where it is None, and `process` its
-    name, if a machine has several. `heap` is that of its context; without one, malloc gives null.
-    `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise).
+    `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
+    `access` is the access table of the process that launches it (None: the window's first table), and `process` the
+    name of that process if the machine has several. `heap` is the heap of its context; without one, malloc returns
+    null. `gdc_open` decides whether griddepcontrol.wait passes; it is True unless the machine clears it.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class EngineLaunch:
         self._struct.gdc_open = int(value)
 
     def primary_ended(self, primary: Op) -> None:
-        """The primary has ended: griddepcontrol.wait passes from now on."""
+        """Called when the primary has ended: griddepcontrol.wait passes from now on."""
         if self.engine.detector is not None:
             self._struct.primary = self.engine.detector.share(primary.known)
         self.gdc_open = True
@@ -193,7 +194,7 @@ class EngineLaunch:
 
     @property
     def remaining(self) -> int:
-        """Blocks that have not ended, resident or not."""
+        """The number of blocks that have not ended, resident or not."""
         return int(self._struct.blocks - self._struct.finished)
 
     @property
@@ -202,7 +203,7 @@ class EngineLaunch:
 
     @property
     def unplaced(self) -> int:
-        """Blocks that have never been resident."""
+        """The number of blocks that have never been resident."""
         return int(self._struct.blocks - self._struct.next)
 
     @property
@@ -210,8 +211,8 @@ class EngineLaunch:
         return int(self._struct.finished)
 
     def allow(self, resident: int) -> None:
-        """Set how many blocks may be resident (rounded down to whole clusters). The first call comes before the launch
-        is first run; later ones may only raise the number.
+        """Set how many blocks may be resident, rounded down to whole clusters. The first call is made before the launch
+        runs; later calls may only raise the number.
         """
         s = self._struct
         groups = min(resident // s.cluster_size, len(self._groups))
@@ -235,7 +236,7 @@ class EngineLaunch:
             self.settle()
 
     def settle(self) -> None:
-        """The launch has ended: keep its counts and clock, and give its memory back."""
+        """Called when the launch has ended: keep its counts and its clock, and give its memory back."""
         if self._counters is None:
             if self.engine._end_delay is not None:
                 self.engine._end_delay(ctypes.addressof(self.engine._state), self.address)
@@ -253,7 +254,7 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """The class in which the counters of a launch on this device count each owner of memory."""
+    """By owner of memory: the MemoryOf under which the counters of a launch on this device count it."""
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE
     classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = MemoryOf.HOST, MemoryOf.SHARED

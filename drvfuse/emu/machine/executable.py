@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executable graphs: snapshots of graphs, which can be launched any number of times.
 
-A `Plan` is taken from a graph when it is instantiated: one step for each node, in an order in which each stands behind
-its dependencies, with the command that the node had. Steps name the nodes they were made from, because calls that
-change a step name it by its node; nothing else of the graph is looked at again. A child graph is a plan inside of its
-step.
+A `Plan` is made of a graph when the graph is instantiated. It has one step for each node, with the command of the node,
+in an order in which each step comes after its dependencies. Each step refers to its node, because the calls that change
+a step name it by the node; nothing else of the graph is used later. A child graph is a plan inside of its step.
 
-A launch queues one operation for each step. Two launches of one executable never overlap, so each is ordered behind the
-one before it, as it is behind the work of its stream. An operation keeps its command, and a change of a step puts
-another command in place of it, so launches that are queued already are not affected.
+A launch queues one operation for each step. Two launches of one executable never overlap, so each is ordered after the
+previous one, as well as after the work of its stream. Changing a step replaces its command, and an operation keeps the
+command with which it was queued; so launches that are queued already do not change.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 
 @dataclass(eq=False)
 class Step:
-    """The part of an executable for one node. `after` are the steps that it waits for; `inner` is the plan of a child
-    graph. A step that is not `enabled` does nothing, in its place.
+    """The part of an executable for one node. `after` are the steps for which it waits; `inner` is the plan of a child
+    graph. A step that is not `enabled` does nothing, but keeps its place in the order.
     """
 
     node: Node
@@ -45,11 +44,11 @@ class Step:
     after: dict[Step, Edge]
     chain: int
     enabled: bool = True
-    last: bool = True  # steps for which no other step waits
+    last: bool = True  # whether no other step waits for it
 
 
 class Plan:
-    """The steps of a graph. Raises Cycle."""
+    """The steps of a graph. The constructor raises Cycle."""
 
     def __init__(self, graph: Graph) -> None:
         self.steps: dict[Node, Step] = {}
@@ -66,19 +65,19 @@ class Plan:
                 step.last = False
 
     def everything(self) -> Iterator[Step]:
-        """All steps, those of inner plans included."""
+        """All steps, including those of inner plans."""
         for step in self.steps.values():
             yield step
             if step.inner is not None:
                 yield from step.inner.everything()
 
     def all_objects(self) -> Counter[UserObject]:
-        """The references to user objects, those of inner plans too."""
+        """The references to user objects, including those of inner plans."""
         inner = (step.inner.all_objects() for step in self.steps.values() if step.inner is not None)
         return sum(inner, Counter(self.user_objects))
 
     def graph(self, parent: Node) -> Graph:
-        """A graph of the steps as they are now, which can be the child of a node."""
+        """A new graph with the present commands of the steps, which can be the child graph of a node."""
         made = Graph(parent)
         made.user_objects.update(self.user_objects)
         nodes: dict[Step, Node] = {}
@@ -97,7 +96,7 @@ class Plan:
 
 @dataclass(eq=False)
 class GraphExec(Object):
-    """An executable graph. `last` is the end of its last launch."""
+    """An executable graph. `last` are the operations that end its last launch."""
 
     process: Process
     graph: Graph
@@ -125,7 +124,7 @@ class GraphExec(Object):
         self._release(former)
 
     def destroy(self) -> None:
-        """Destroy the executable. What is queued still runs."""
+        """Destroy the executable. Launches that are queued still run."""
         self.process.remove(self)
         if self.graph.root.executable is self:
             self.graph.root.executable = None
@@ -136,7 +135,7 @@ class GraphExec(Object):
         self.process.graph_memory.sweep()
 
     def _release(self, objects: Counter[UserObject]) -> None:
-        """Give references to user objects back, when what is queued has ended."""
+        """Give references to user objects back when all queued launches have ended."""
         if self.last is None or self.last.done:
             release(self.process, objects)
         elif objects:
@@ -144,7 +143,9 @@ class GraphExec(Object):
             self.process.machine.progress.submit(command, [self.last], chain=new_chain())
 
     def launch(self, stream: Stream) -> None:
-        """Queue every step; the stream's next operation waits for all of them. Failure before anything is queued."""
+        """Queue all steps. The stream's next operation waits for all of them. A Failure is raised before any is
+        queued.
+        """
         process, progress = self.process, self.process.machine.progress
         process.refuse_implicit(stream)
         for context in {step.command.context for step in self.plan.everything() if step.command is not None}:
@@ -153,7 +154,7 @@ class GraphExec(Object):
         if unfreed and not self.flags & AUTO_FREE or any(not m.live for m in self.frees if m not in self.allocates):
             raise Failure(R.CUDA_ERROR_INVALID_VALUE)
         process.graph_memory.back(self.allocates)
-        # a marker orders the steps behind the stream and the former launch
+        # a marker, after which the steps are ordered; it follows the stream's work and the previous launch
         start = progress.enqueue(stream, Command(stream.context))
         before: list[Op] = [start] if self.last is None else [start, self.last]
         for memory in unfreed:
@@ -166,20 +167,20 @@ class GraphExec(Object):
 
 
 class _Launch:
-    """The queueing of one launch."""
+    """Queues one launch."""
 
     def __init__(self, executable: GraphExec, stream: Stream) -> None:
         self._executable, self._stream = executable, stream
         self._progress = executable.process.machine.progress
 
     def run(self, plan: Plan, before: list[Op]) -> list[Op]:
-        """Queue the steps of a plan behind some operations; the operations that end it."""
+        """Queue the steps of a plan after the operations `before`, and return the operations that end it."""
         ends: dict[Step, list[Op]] = {}
         for step in plan.steps.values():
             waits = [op for other in step.after for op in ends[other]] or before
             ends[step] = self._inner(step.inner, waits) if step.inner is not None else [self._submit(step, ends, waits)]
         last = [op for step, ops in ends.items() if step.last for op in ops]
-        # a kernel that overlaps another may end before it
+        # a kernel may end before another one that it overlaps
         overlapped = (o for s in ends for other, edge in s.after.items() if edge.programmatic for o in ends[other])
         return list(dict.fromkeys([*last, *overlapped]))
 
@@ -193,7 +194,7 @@ class _Launch:
             if self._executable.flags & NODE_PRIORITY:
                 priority = command.priority or 0
             elif command.priority is not None:
-                command = replace(command, priority=None)  # the stream's priority counts
+                command = replace(command, priority=None)  # the priority is that of the stream
             overlapped = (ends[other][0] for other, edge in step.after.items() if edge.programmatic)
             primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
         if isinstance(command, Wait) and command.event.op is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The failure of a driver call, and calls that a test has chosen to fail."""
+"""The failure of a driver call, and failures that a test has injected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Failure(Exception):
-    """A driver call ends with this CUresult; `report` says why, where the code alone does not."""
+    """Ends a driver call with a CUresult. `report` gives the reason if the code alone does not."""
 
     def __init__(self, code: Any, report: Report | None = None) -> None:
         super().__init__(code)
@@ -24,7 +24,9 @@ class Failure(Exception):
 
 @dataclass
 class Injected:
-    """Calls of a driver function that fail with a code: `left` of them, behind the next `after`, if about `device`."""
+    """Calls of a driver function that are to fail with a code: after `after` more calls, the next `left` calls. With
+    `device`, only calls that concern the device count.
+    """
 
     function: str
     code: Any
@@ -36,7 +38,7 @@ class Injected:
     def checked(
         cls, process: Process, function: str, code: Any, device: int | None, after: int, times: int
     ) -> Injected:
-        """Calls of a process that are to fail, from checked arguments. Raises ArgumentError."""
+        """Check the arguments of `Process.inject` and make an Injected of them. Raises ArgumentError."""
         if not callable(getattr(process.driver, str(function), None)):
             raise ArgumentError("function", repr(function), "the name of a function of the driver")
         if code not in list(R) or code == R.CUDA_SUCCESS:
@@ -49,7 +51,7 @@ class Injected:
         return cls(function, R(code), device, after, times)
 
     def hits(self, devices: set[int]) -> bool:
-        """Count a call of the function that is about these devices; True if it fails."""
+        """Count a call of the function that concerns these devices. True if the call is to fail."""
         if self.left == 0 or (self.device is not None and self.device not in devices):
             return False
         if self.after:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory of a process that is another process of the operating system than the machine's.
+"""Host memory of a process that is not in the machine's own operating-system process.
 
-A call brings such memory along, for its own time. What a graph copies when it runs has to be asked for then, so its
-commands name the memory by its address there plus `FOREIGN`. Neither process has memory at these addresses.
+A driver call carries the contents of the host memory that it uses. A graph copies host memory when it runs, so that
+memory is requested from the process then; commands of graphs name it by its address in that process plus `FOREIGN`.
+Neither process has memory at the resulting address.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ FOREIGN = 1 << 57
 
 
 class Foreign(Protocol):
-    """The memory of that process, by its own addresses. Failure where there is none any more."""
+    """Reads and writes the memory of that process, by the process's own addresses. Raises Failure if the memory is
+    gone.
+    """
 
     def read(self, address: int, nbytes: int) -> bytes: ...
 
@@ -25,7 +28,7 @@ class Foreign(Protocol):
 
 
 def copy(window: Window, foreign: Foreign | None, destination: int, source: int, nbytes: int) -> None:
-    """memmove of memory of the machine, of this process, or of a foreign one."""
+    """memmove between memory of the machine, of this process and of a foreign process."""
     if foreign is None or max(destination, source) < FOREIGN:
         window.copy(destination, source, nbytes)
     elif destination < FOREIGN:

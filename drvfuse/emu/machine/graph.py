@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs: nodes, and edges between them, as programs build and change them.
 
-A graph keeps its nodes in the order in which they were added, and every edge at both of its ends. An edge makes one
-node wait for another; nothing else orders the nodes, so an edge may lead to a node that was added earlier, and the
-order of addition says nothing about the order of execution. Edges are made and removed at any time, one by one. A cycle
-is therefore no error while a graph is built: `order`, which instantiation asks for, finds it, as the driver's
-documentation has it. Between nodes that may run in either order, the one that was added first comes first, which makes
-the order of a graph that was captured, or built from its roots on, the order of addition.
+A graph keeps its nodes in the order in which they were added, and each edge at both of its nodes. An edge makes one
+node wait for another. Only edges order nodes, and an edge may lead to a node that was added earlier. Edges can be added
+and removed at any time, so a cycle is no error while a graph is built; instantiation finds it (`order`), as the
+driver's documentation says. Of two nodes that no edges order, `order` puts the one first that was added first. So a
+graph that was captured, or built from its roots on, runs in the order of addition.
 
-A graph never runs. `executable.GraphExec` takes copies of the commands and edges, and what happens to the graph later
-does not change it.
+A graph itself never runs. `executable.GraphExec` copies its commands and edges, and later changes of the graph do not
+affect the copy.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _KINDS = {
 
 
 class Edge(NamedTuple):
-    """The content of a CUgraphEdgeData: which part of the first node the second one waits for."""
+    """The contents of a CUgraphEdgeData, which says for which part of its first node the second node waits."""
 
     from_port: int = 0
     to_port: int = 0
@@ -56,17 +55,17 @@ class Edge(NamedTuple):
 
     @property
     def programmatic(self) -> bool:
-        """Whether the second node, a kernel, may begin before the first one has ended, and waits for it by itself."""
+        """Whether the second node, a kernel, may start before the first one has ended (programmatic launch)."""
         return self.kind == 1
 
 
 COMPLETE = Edge()
 TRIGGERED = Edge(from_port=1, kind=1)
-"""The edge of a programmatic launch: from the trigger of the kernel in front of it."""
+"""The edge of a programmatic launch, from the trigger of the primary kernel."""
 
 
 class Cycle(Exception):
-    """The edges of a graph form a ring of these nodes, each of which waits for the one before it."""
+    """The edges of a graph form a cycle of these nodes, each of which waits for the previous one."""
 
     def __init__(self, nodes: list[Node]) -> None:
         super().__init__(nodes)
@@ -75,13 +74,13 @@ class Cycle(Exception):
 
 @dataclass(eq=False)
 class Node(Object):
-    """A node of a graph, the `number`th that was added to it.
+    """A node of a graph. `number` counts the nodes in the order of addition.
 
-    command     what it does; None for an empty node and for a child graph
-    child       the graph that it executes, which belongs to it
-    origin      the node that this one is a clone of
-    given       of memory operations: the CUstreamBatchMemOpParams that they were made of, as bytes
-    lent        the memory of parameters that a call has asked for
+    command     its command; None for an empty node and for a child graph
+    child       the child graph, which belongs to the node
+    origin      the node of which this node is a clone
+    given       for memory operations: the CUstreamBatchMemOpParams of the call, as bytes
+    lent        the memory of the parameters that calls have returned pointers to
     """
 
     graph: Graph
@@ -108,25 +107,25 @@ class Node(Object):
 
 @dataclass(eq=False)
 class Graph(Object):
-    """Nodes and edges. `parent` is the child graph node that a graph belongs to; `moved`: that node was given the graph
-    itself and not a copy. `user_objects` counts the references that the graph has.
+    """A graph. `parent` is the child graph node to which it belongs; with `moved`, that node was given the graph itself
+    and not a copy. `user_objects` counts the references that the graph holds.
     """
 
     parent: Node | None = None
     moved: bool = False
     nodes: dict[Node, None] = field(default_factory=dict, init=False)
     user_objects: Counter[UserObject] = field(default_factory=Counter, init=False)
-    executable: GraphExec | None = field(default=None, init=False)  # the only executable of a graph with memory nodes
+    executable: GraphExec | None = field(default=None, init=False)  # a graph with memory nodes can have only this one
     ident: int = field(default_factory=_ids.__next__, init=False)
     numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     @property
     def root(self) -> Graph:
-        """The outermost graph of which this is a child, directly or not."""
+        """The outermost graph that contains this one as a child, directly or not."""
         return self if self.parent is None else self.parent.graph.root
 
     def connect(self, before: Node, after: Node, edge: Edge = COMPLETE) -> None:
-        """Make `after` wait for `before`. There is no such edge yet."""
+        """Make `after` wait for `before`. The caller has checked that there is no such edge yet."""
         before.dependents[after] = after.dependencies[before] = edge
 
     def disconnect(self, before: Node, after: Node) -> None:
@@ -150,7 +149,7 @@ class Graph(Object):
         return [node for node in self.nodes if not node.dependencies]
 
     def edges(self) -> list[tuple[Node, Node, Edge]]:
-        """(from, to, data) of every edge, by the nodes they lead to."""
+        """(from, to, data) of every edge, in the order of the nodes to which the edges lead."""
         return [(before, node, edge) for node in self.nodes for before, edge in node.dependencies.items()]
 
     def everything(self) -> Iterator[Graph | Node]:
@@ -162,16 +161,16 @@ class Graph(Object):
                 yield from node.child.everything()
 
     def all_objects(self) -> Counter[UserObject]:
-        """The references to user objects, those of child graphs too."""
+        """The references to user objects, including those of child graphs."""
         graphs = (item for item in self.everything() if isinstance(item, Graph))
         return sum((graph.user_objects for graph in graphs), Counter())
 
     def of_memory(self) -> bool:
-        """Whether it has allocation or free nodes, with which many calls are refused. Child graphs count."""
+        """Whether it, or a child graph, has allocation or free nodes; many calls refuse such a graph."""
         return any(isinstance(item, Node) and isinstance(item.command, Allocate | Free) for item in self.everything())
 
     def order(self) -> list[Node]:
-        """The nodes in an order in which each stands behind its dependencies. Raises Cycle."""
+        """The nodes in an order in which each comes after its dependencies. Raises Cycle."""
         waits = {node: len(node.dependencies) for node in self.nodes}
         ready = [(node.number, node) for node, count in waits.items() if not count]
         found = []
@@ -187,7 +186,9 @@ class Graph(Object):
         return found
 
     def clone(self, parent: Node | None = None) -> Graph:
-        """A graph with the same nodes and edges, child graphs included. Its nodes tell what they are clones of."""
+        """A graph with the same nodes and edges, including child graphs. `origin` of its nodes are those of this
+        graph.
+        """
         graph = Graph(parent)
         graph.user_objects.update(self.user_objects)
         copies: dict[Node, Node] = {}
@@ -201,7 +202,7 @@ class Graph(Object):
 
 
 def _ring(rest: set[Node]) -> list[Node]:
-    """A cycle among nodes that are part of one or depend on one."""
+    """A cycle among nodes, each of which is part of a cycle or depends on one."""
     node = min(rest, key=lambda node: node.number)
     path: dict[Node, None] = {}
     while node not in path:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that graphs allocate: one address for all launches, and memory there only while a launch has it allocated.
+"""Memory that graphs allocate. It has the same address in all launches, and memory there only while it is allocated.
 
-Three things happen to it at different times:
+Address, use and device memory have different lifetimes:
 
-- It gets its address when its node is created, and keeps it while the graph or an executable of it exists, or while it
-  is allocated. What is queued for that address means this memory.
-- It is `live` from the call that launches its graph to the call that frees it or launches a free node for it: what
-  later calls may do with it. The addresses hold memory from the allocation node's turn to that of the free; an access
-  before or after is found as a use after free.
-- Device memory is counted for it, `backed`, from the first launch or upload on until its executable is destroyed. What
-  is not in use then stays reserved for other graphs of the device until it is trimmed. Two graphs never share memory
+- The address is assigned when the allocation node is created. It is kept while the graph or an executable of it exists,
+  or while the memory is allocated. Queued work that uses the address uses this memory.
+- It is `live`, so that later calls may use it, from the call that launches its graph to the call that frees it or that
+  launches a free node for it. There is memory at the address from the run of the allocation node to that of the free;
+  an access before or after is reported as a use after free.
+- It is `backed`, so that device memory is counted for it, from the first launch or upload until its executable is
+  destroyed. Then its bytes stay reserved for graphs of the device until they are trimmed. Two graphs never share memory
   here.
 """
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class GraphMemory:
-    """The memory of one allocation node of the graph `owner`. `access` maps a device to the CUmemAccess_flags it has
-    beside the memory's own. `freed_in` are the graphs with a free node for it; `last` is the last operation that may
-    use it; `abandoned`: its graph is gone.
+    """The memory of one allocation node of the graph `owner`. `access` maps each device, except the one with the
+    memory, to its CUmemAccess_flags. `freed_in` are the graphs with a free node for it; `last` is the last operation
+    that may use it; `abandoned`: its graph was destroyed.
     """
 
     owner: Graph
@@ -56,7 +56,9 @@ class GraphMemory:
         return self.live and self.owner not in self.freed_in
 
     def freeable_in(self, graph: Graph) -> bool:
-        """True if a graph may have a free node for it: one, and either its own graph or others."""
+        """True if a free node for it may be added to a graph. A graph may have one, and either its own graph or other
+        graphs may have it.
+        """
         if graph in self.freed_in:
             return False
         return not self.freed_in if graph is self.owner else self.owner not in self.freed_in
@@ -64,7 +66,7 @@ class GraphMemory:
 
 @dataclass
 class Reserve:
-    """Bytes of one device for the graphs of a process: of memory that is backed, and all that were not given back."""
+    """Bytes of a device for the graphs of a process: `used` by backed memory, and `reserved` in all."""
 
     used: int = 0
     used_high: int = 0
@@ -73,7 +75,7 @@ class Reserve:
 
 
 class GraphMemories:
-    """The memories of graphs of one process."""
+    """The memory of all graphs of one process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -84,7 +86,7 @@ class GraphMemories:
         return self._reserves[device.index]
 
     def create(self, owner: Graph, device: Device, nbytes: int, access: dict[int, int]) -> GraphMemory:
-        """Memory of a new node. Failure if the device, or the address space, has no room for it."""
+        """Make the memory of a new allocation node. Failure if the device, or the address space, has no room for it."""
         memory, process = GraphMemory(owner, access), self._process
         if nbytes > device.total:
             raise process.memory.full(device, nbytes, f"it has {device.total} bytes")
@@ -97,7 +99,7 @@ class GraphMemories:
         return memory
 
     def back(self, memories: Iterable[GraphMemory]) -> None:
-        """Reserve device memory for all of these. Failure, with nothing changed, if there is not enough."""
+        """Reserve device memory for all of `memories`. Failure, with no change, if there is not enough."""
         done: list[GraphMemory] = []
         for memory in memories:
             if not memory.backed:
@@ -122,14 +124,14 @@ class GraphMemories:
         reserve.reserved_high = max(reserve.reserved_high, reserve.reserved)
 
     def unback(self, memory: GraphMemory) -> None:
-        """Release the device memory that backs it. This stays reserved for graphs."""
+        """Release the device memory that backs `memory`. Its bytes stay reserved for graphs."""
         if memory.backed:
             assert memory.allocation.device is not None
             memory.backed = False
             self.reserve(memory.allocation.device).used -= memory.allocation.nbytes
 
     def trim(self, device: Device) -> None:
-        """Give back all that is not in use."""
+        """Give the device's reserved memory that is not in use back."""
         self.sweep()
         for memory in self._memories:
             if memory.allocation.device is device and not memory.in_use:
@@ -139,7 +141,7 @@ class GraphMemories:
         reserve.reserved = reserve.used
 
     def occupy(self, memory: GraphMemory) -> None:
-        """Its allocation node runs: there is memory at the address from now on."""
+        """Called when the allocation node runs: put memory at the address."""
         allocation, window = memory.allocation, self._process.machine.window
         assert allocation.device is not None
         if not window.index.covers(allocation.base, 1):
@@ -149,20 +151,20 @@ class GraphMemories:
             )
 
     def free_now(self, memory: GraphMemory) -> None:
-        """Free it at once, in a call that has waited for its users."""
+        """Free `memory` at once. The call that does this has waited for its users."""
         memory.live = False
         self._process.memory.give_back(memory.allocation)
         self.sweep()
 
     def abandon(self, owner: Graph) -> None:
-        """A graph is destroyed, with its nodes."""
+        """Called when a graph is destroyed, with its nodes."""
         for memory in self._memories:
             memory.abandoned = memory.abandoned or memory.owner is owner
             memory.freed_in.discard(owner)
         self.sweep()
 
     def sweep(self) -> None:
-        """Forget memory that no graph and no executable has, and nothing uses."""
+        """Drop memory that belongs to no graph and no executable any more, and that nothing uses."""
         for memory in list(self._memories):
             if memory.abandoned and memory.owner.root.executable is None and not memory.in_use:
                 self.unback(memory)
@@ -170,7 +172,7 @@ class GraphMemories:
                 del self._memories[memory]
 
     def clear(self) -> None:
-        """Called when the process ends: release all device memory. The addresses are released with the allocations."""
+        """Called when the process ends: release all device memory. ProcessMemory releases the addresses."""
         for reserve, device in zip(self._reserves, self._process.machine.devices, strict=True):
             device.used -= reserve.reserved
             reserve.reserved = reserve.used = 0

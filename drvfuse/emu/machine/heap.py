@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that kernels allocate themselves, by malloc and free (or new and delete) in device code.
+"""Memory that kernels allocate, by malloc and free (or new and delete) in device code.
 
-Each piece is an allocation of the window of its own, so that bounds are exact and a use after free is found. A context
-has one heap of at most so many bytes as CU_LIMIT_MALLOC_HEAP_SIZE said when a kernel first asked for some; malloc gives
-a null pointer where no more are left. What is never freed stays until the context is destroyed, which is no finding.
+Each piece is an allocation of its own in the window, so bounds are exact and a use after free is found. A context has
+one heap, whose size is the value of CU_LIMIT_MALLOC_HEAP_SIZE at the first malloc of a kernel. malloc returns a null
+pointer if the heap is used up. Memory that is never freed stays until the context is destroyed, and is no finding.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Heap:
 
     @property
     def settled(self) -> bool:
-        """Whether its size is fixed, as a kernel has allocated from it."""
+        """Whether its size is fixed, which it is once a kernel has allocated from it."""
         return self._left is not None
 
     def _serve(self, at: int) -> int:
-        """Serve one call of native code. It cannot raise, so a failed allocation returns null."""
+        """Serve one call of native code. It must not raise, so a failed allocation returns null."""
         call = structs.Heap.from_address(at)
         if call.kind == HeapCall.MALLOC:
             call.address = self._malloc(int(call.nbytes))
@@ -68,7 +68,7 @@ class Heap:
         self._window.free(address)
 
     def close(self) -> None:
-        """Free everything: the context is destroyed."""
+        """Called when the context is destroyed: free all memory."""
         for address in list(self._live):
             self._free(address)
 
@@ -78,7 +78,7 @@ def _size(nbytes: int) -> int:
 
 
 def heap_of(context: Context) -> Heap:
-    """The heap of a context, which it has from its first launch on."""
+    """The heap of a context, which is made at the context's first launch."""
     if context.heap is None:
         context.heap = Heap(context)
     return context.heap

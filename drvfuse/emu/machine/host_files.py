@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file behind memory of this process: that which a shared mapping has, and one made for private memory.
+"""The files of memory of this process: the file of a shared mapping, and a file that is made for private memory.
 
-The devices of a machine reach memory of the host by a second mapping of the same file. Private memory, such as that of
-numpy's arrays, has none: `make_shared` gives it one, which takes the place of its pages at the same addresses.
+The devices of a machine reach host memory by a second mapping of its file. Private memory, such as that of numpy's
+arrays, has no file; `make_shared` moves its contents to a new file that is mapped at the same addresses.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 _MAPS = Path("/proc/self/maps")
 _DESCRIPTORS = Path("/proc/self/fd")
 _GROWTH = 1 << 40
-"""So much longer than the memory is the file: what `realloc` adds to a mapping in place has to be memory, too."""
+"""Bytes by which the file is longer than the memory, as `realloc` may extend the mapping in place."""
 
-_libc = ctypes.PyDLL(None)  # it keeps the interpreter: no other Python thread writes while the pages change
+_libc = ctypes.PyDLL(None)  # keeps Python's global lock, so no other Python thread writes while the pages are replaced
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.write.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
@@ -28,16 +28,17 @@ _MAP_FIXED = 0x10
 
 
 class FilePart(NamedTuple):
-    """The place of some memory in an open, writable file. `descriptor` belongs to the caller."""
+    """The file and the offset at which some memory lies. The caller owns `descriptor`, which can read and write."""
 
     descriptor: int
     offset: int
 
 
 def behind(address: int, nbytes: int) -> FilePart | None:
-    """The part of a file that a range of this process's memory is a shared mapping of (a memfd, or a file in /dev/shm).
+    """The part of a file (a memfd, or a file in /dev/shm) of which a range of this process's memory is a shared
+    mapping.
 
-    None if it is anything else, if the file ends before the range does, or if this process has no open descriptor of
+    None if the range is other memory, if the file ends before the range, or if this process has no open descriptor of
     the file that can read and write.
     """
     found = _mapping(address, nbytes)
@@ -47,19 +48,20 @@ def behind(address: int, nbytes: int) -> FilePart | None:
     for name in os.listdir(_DESCRIPTORS):
         try:
             status, mode = os.fstat(int(name)), fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE
-            whole = status.st_size >= offset + nbytes  # an access behind the end of the file would kill the process
+            whole = status.st_size >= offset + nbytes  # an access beyond the end of the file would kill the process
             if whole and (status.st_dev, status.st_ino, mode) == (device, inode, os.O_RDWR):
                 return FilePart(fcntl.fcntl(int(name), fcntl.F_DUPFD_CLOEXEC, 0), offset)
-        except OSError:  # another thread has closed it
+        except OSError:  # another thread has closed the descriptor
             continue
     return None
 
 
 def make_shared(address: int, nbytes: int) -> FilePart | None:
-    """The file of private memory, whose pages become a shared mapping of it, with what they hold.
+    """Move private memory to a file, whose shared mapping replaces its pages at the same addresses, and return the
+    file.
 
-    They stay that, so processes that are forked from now on share them. None for memory that cannot be written or is
-    shared already. A thread that runs no Python code must not write to the pages meanwhile.
+    The pages stay shared, so processes that are forked later share them too. None for memory that cannot be written or
+    is shared already. Threads that run no Python code must not write to the pages during the call.
     """
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     size = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE - start
@@ -99,7 +101,9 @@ def _private(start: int, end: int) -> bool:
 
 
 def _mapping(address: int, nbytes: int) -> tuple[int, int, int] | None:
-    """(device, inode, offset) of the file that all of a range is one shared, writable piece of."""
+    """(device, inode, offset) of the file of which the whole range is one shared, writable mapping. None if it is
+    not.
+    """
     at, found = address, None
     for line in _MAPS.read_text().splitlines():
         span, rights, offset, device, inode = line.split(maxsplit=5)[:5]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C between two changes of a machine's state and never inside of one.
+"""Makes Ctrl-C take effect between two changes of a machine's state, and never in the middle of one.
 
 Python runs signal handlers between any two bytecodes of the main thread, so a KeyboardInterrupt could lose an operation
-on its way from one list to the next. A driver call holds SIGINT back while it runs; it takes effect where the call says
-that it may (`taken`, `check`), else when the call is over. Handlers of other signals, and other threads, are let alone.
+that is moved from one list to another. A driver call therefore holds SIGINT back while it runs. SIGINT takes effect at
+points that the call allows (`taken`, `check`), else at the end of the call. Handlers of other signals, and other
+threads, are not affected.
 
-Where another process makes the calls, its Ctrl-C comes as a message: `interrupt(thread)` has the effect in the thread
-that does the call, and `held(watcher)` is how the caller learns that there is something to tell.
+If another process makes the calls, its Ctrl-C arrives as a message: there, `held(watcher)` calls `watcher` when SIGINT
+comes, and here `interrupt(thread)` makes it take effect in the thread that executes the call.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_c: Any = sys.modules["_signal"]  # the C module: `signal` converts to enums, which takes longer than most driver calls
+_c: Any = sys.modules["_signal"]  # `signal` itself converts to enums, which takes longer than most driver calls
 
 _handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own handler, while SIGINT is held back
 _open = False
 _native = False
 _pending = False
 _watcher: Callable[[], None] | None = None
-_interrupted: set[int] = set()  # threads, by their idents
+_interrupted: set[int] = set()  # identifiers of the threads with a pending interrupt
 
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _open, _pending
     if _watcher is not None and _handler is not None:
-        if _pending:  # a second Ctrl-C: the first one had no effect
+        if _pending:  # a second Ctrl-C, while the first one still has had no effect
             _handler(number, frame)
         _pending = True
         _watcher()
     elif _open and not _native and _handler is not None:
-        _open = False  # what the handler raises is cleaned up after undisturbed
+        _open = False  # no second interrupt while the exception of the handler is handled
         _handler(number, frame)
     else:
         _pending = True
 
 
 class held:
-    """Context manager: SIGINT waits until the end of the block. Blocks nest; the outermost one decides.
+    """Context manager in which SIGINT is held back until the end of the block. Blocks nest; the outermost one counts.
 
-    With a `watcher`, which is called when SIGINT comes, only the first one waits.
+    A `watcher` is called when SIGINT comes; with one, only the first SIGINT is held back.
     """
 
     __slots__ = ("_mine", "_watcher")
@@ -66,7 +67,7 @@ class held:
         self._mine = handler
         _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
-        _handler = handler  # after the exchange, and gone before the one below: there an interrupt may end this method
+        _handler = handler  # set only while the handler is exchanged, as an interrupt may end this method in between
 
     def __exit__(self, *exc: object) -> None:
         global _handler, _pending, _watcher
@@ -82,7 +83,7 @@ class held:
 
 @contextlib.contextmanager
 def taken() -> Iterator[None]:
-    """SIGINT takes effect at once inside the block: nothing in it may be left half done."""
+    """For a block in which SIGINT takes effect at once, so an interrupt may end the block anywhere."""
     global _open
     if _handler is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -99,8 +100,8 @@ def taken() -> Iterator[None]:
 
 @contextlib.contextmanager
 def native() -> Iterator[None]:
-    """For native code, which may call Python: a handler must not raise there. SIGINT takes effect after the block, and
-    native code that asks for `pending` ends soon.
+    """For a block of native code, which may call Python code where a handler must not raise. SIGINT takes effect after
+    the block; native code that checks `pending` ends soon.
     """
     global _native
     if threading.current_thread() is not threading.main_thread():
@@ -124,12 +125,12 @@ def pending() -> bool:
 
 
 def interrupt(thread: int) -> None:
-    """Let KeyboardInterrupt be raised in a thread where its driver call may be interrupted, as by Ctrl-C."""
+    """Raise KeyboardInterrupt in a thread, at a point where its driver call allows that, as Ctrl-C does."""
     _interrupted.add(thread)
 
 
 def forget(thread: int) -> None:
-    """Forget an interrupt: the call that it was for is over."""
+    """Drop an interrupt of a thread, as the call for which it was meant has ended."""
     _interrupted.discard(thread)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running kernels: how many blocks of each the multiprocessors hold beside those of the others."""
+"""The running kernels of a machine, and how many blocks of each are resident on the multiprocessors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """The kernels of one machine that run, and those that wait for room on a multiprocessor."""
+    """The kernels of a machine that run, and those that wait for room on a multiprocessor."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -24,9 +24,9 @@ class Kernels:
         self.crowded: list[Op] = []
 
     def place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel with as many resident blocks as the SMs of its device have left; False if none fits.
+        """Start a kernel with as many resident blocks as the SMs of its device have room for. False if none fits.
 
-        Raises WindowError without room for the memory of its blocks.
+        Raises WindowError if the window has no room for the memory of its blocks.
         """
         machine = self.machine
         room = self._room(op, command)
@@ -59,9 +59,9 @@ class Kernels:
         return True
 
     def make_room(self) -> list[Op]:
-        """Blocks have ended: more of the kernels that were short of room may become resident.
+        """Called when blocks have ended: more blocks of running kernels may become resident.
 
-        Gives back those of which none could, to be placed anew.
+        Returns the kernels of which no block could become resident yet; the caller places them again.
         """
         for op in self.running:
             command = op.command
@@ -75,8 +75,8 @@ class Kernels:
         return again
 
     def standstill(self, kind: str, headline: str, waits: Sequence[str]) -> reports.Report:
-        """The report of running kernels of which none can go on; `waits` are the values in memory that streams wait
-        for, in words.
+        """The report of running kernels of which none can continue. `waits` describe the values in memory for which
+        streams wait.
         """
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
@@ -87,8 +87,8 @@ class Kernels:
         return reports.standstill(kind, headline, launches, crowded, idle, waits)
 
     def _room(self, op: Op, command: Launch) -> int:
-        """The number of blocks of a kernel that the multiprocessors hold beside those of the other kernels that run on
-        its device.
+        """The number of blocks of a kernel for which the multiprocessors of its device have room, beside the blocks of
+        the other running kernels.
         """
         machine = self.machine
         free = 1.0
@@ -101,7 +101,7 @@ class Kernels:
 
 
 def _named(op: Op) -> tuple[str, int]:
-    """A kernel, with its process, and its device."""
+    """(name of a kernel, with its process if there are several; its device)."""
     assert isinstance(op.command, Launch)
     name, context = op.command.function.name, op.command.context
     process = context.process.title

@@ -16,7 +16,7 @@ _KEPT = 64 << 20  # larger pieces are freed when they are given back
 
 
 class LaunchMemory:
-    """Pieces of memory that launches borrow. Those that were given back are kept by size, to be lent again.
+    """Pieces of memory that launches borrow. Pieces that were given back are kept, by size, and lent again.
 
     Memory for frames is host memory; all other memory is in the window.
     """
@@ -26,7 +26,9 @@ class LaunchMemory:
         self._free: dict[tuple[Kind, int], list[Any]] = {}
 
     def take(self, kind: Kind, nbytes: int) -> tuple[int, Any]:
-        """(address, ticket) of at least `nbytes`; `Kind.NONE` is memory outside the window."""
+        """(address, ticket) of at least `nbytes` of a kind of memory; `Kind.NONE` is memory outside of the window.
+        `give` takes the ticket.
+        """
         size = max(4096, 1 << (nbytes - 1).bit_length())
         kept = self._free.get((kind, size))
         if kept:

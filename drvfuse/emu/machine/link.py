@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A link in progress: its modules, and the image that it results in."""
+"""A link in progress: its modules, and the image that it produces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .objects import Object
 
 @dataclass(eq=False)
 class Link(Object):
-    """A link in progress. `log` is the buffer for its errors; `image` the result, which lives as long as the link."""
+    """A link in progress. `log` is the buffer for its errors; `image` is the result, which lives as long as the
+    link.
+    """
 
     log: Any
     units: list[Unit] = field(default_factory=list)

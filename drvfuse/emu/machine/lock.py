@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class MachineLock:
-    """One lock a machine, which a thread that waits for work passes on to those that want to queue some.
+    """The lock of a machine. A thread that waits for work passes it on to threads that want to queue work.
 
-    `order` records who gets it, or decides that: `with lock: lock.called(process, what); ...`.
+    `order` records which thread gets it or, in a repeated run, decides it: `with lock: lock.called(process, what);
+    ...`.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,8 @@ class MachineLock:
         self._waiting = 0
         self._caller: Process | None = None
         self.call = ""  # the driver call of the thread that holds the lock
-        self.changes = self._seen = 0  # calls of `changed`: in all, and up to the last `give_way`
-        self.pressed = 0.0  # when a thread last had to wait for the lock
+        self.changes = self._seen = 0  # the number of calls of `changed`, in all and up to the last `give_way`
+        self.pressed = 0.0  # the last time at which a thread had to wait for the lock
         self.order: Order | None = None
 
     def __enter__(self) -> None:
@@ -47,29 +48,29 @@ class MachineLock:
 
     def __exit__(self, *exc: object) -> None:
         if self.order is not None:
-            self._condition.notify_all()  # it may be the turn of a thread that waits for the lock
+            self._condition.notify_all()  # a waiting thread may be the one whose turn it is
         self._condition.release()
 
     def called(self, process: Process, what: str) -> None:
-        """The calling thread has it for a call of a process. Where a run repeats another it waits for its turn here."""
+        """Called by a thread that has got the lock for a call of a process. In a repeated run it waits for its turn."""
         self._caller, self.call = process, what
         if self.order is not None:
             self.order.called(process, what)
             self._caller, self.call = process, what
 
     def choose(self, kind: str, value: int) -> int:
-        """The value of a choice that depends on the time of the wall, of which 0 is the usual one: `value`, unless a
-        run is repeated where it was another.
+        """The value of a choice that depends on wall-clock time; 0 is the usual value. It is `value` or, in a repeated
+        run, the recorded value.
         """
         return value if self.order is None else self.order.choose(kind, int(value))
 
     def changed(self) -> None:
-        """Something was queued or ended: wake those that wait."""
+        """Called when an operation was queued or has ended: wake the threads that wait."""
         self.changes += 1
         self._condition.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Release the lock until something changes, for at most that time."""
+        """Release the lock until `changed` is called, for at most `seconds`."""
         self._waiting += 1
         try:
             with self._lent():
@@ -104,7 +105,7 @@ class MachineLock:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
-        """Let other threads have the lock inside the block; the calling thread has it again behind it."""
+        """Let other threads have the lock inside the block. The calling thread has it again after the block."""
         caller, call = self._caller, self.call
         if self.order is not None:
             self._condition.notify_all()

@@ -55,7 +55,7 @@ _ARCHES = {
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A kernel that ended, completed or not, and its counts. `process` is as in a `Report`."""
+    """A kernel that has ended, completed or not, with its counts. `process` is as in a `Report`."""
 
     kernel: str
     device: int
@@ -76,35 +76,36 @@ class Memory(Protocol):
 
 
 class Machine:
-    """Emulated GPUs whose driver API is `machine.driver` (`EmulatedDriver`).
+    """Emulated GPUs. `machine.driver` (`EmulatedDriver`) is the driver API of the machine's own process.
 
-    That is the driver of the machine's own process. `process()` makes others, each of which has a driver of its own, as
-    if it were another process of the operating system: `Process` says what they share.
+    `process()` makes further processes, each with a driver of its own, as if it were another process of the operating
+    system. The docstring of `Process` says what they share.
 
-    devices   how many, 1 to 8
-    arch      what they are: "sm_90a", "sm_100a", ...; a module's PTX must be for it or for an older one
-    seed      decides the order in which blocks and warps run and when queued work starts; the same seed and the same
-              calls give the same run, step for step. With 0, what is ready starts at once, in the order of the calls;
-              others draw the order in which work of different streams starts, and hold some of it back. Odd seeds
-              start a programmatic launch as early as allowed, even ones as late as possible.
-    race      the happens-before detector, which reports data races and lets the run go on: True or "hardware" accepts
-              what the hardware orders beyond the PTX model, "strict" does not (`native/race.cuh`)
-    peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
-    sm_count  multiprocessors per device, which bound how many blocks are resident
-    memory_bytes  device memory of each device
-    check_initialised  a kernel that reads memory nobody has written is a fault; else such memory is zero
+    devices   the number of devices, 1 to 8
+    arch      their architecture: "sm_90a", "sm_100a", ...; PTX of a module must be for this or an older architecture
+    seed      decides the order in which blocks and warps run and when queued work starts. The same seed and the same
+              calls give the same run, step for step. With 0, ready work starts at once, in the order of the calls.
+              Other seeds draw the order in which work of different streams starts, and hold some of it back. Odd seeds
+              start a programmatic launch as early as allowed, even seeds as late as possible.
+    race      the race detector, which reports data races and lets the run continue. With True or "hardware" it accepts
+              order that hardware gives beyond the PTX memory model, with "strict" it does not (`native/race.cuh`)
+    peers     which pairs of devices can reach each other: None or True = all, False = none, a matrix, or a function
+              `f(from, to) -> bool`
+    sm_count  multiprocessors per device, which limit the number of resident blocks
+    memory_bytes  device memory per device
+    check_initialised  a kernel that reads memory which was never written is a fault; without it, the memory reads as 0
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
-              unless a release or fence that covers them, of sufficient scope, comes first: a missing one shows as a
-              wrong result under some seed. Loads are never stale otherwise, so a missing acquire does not show.
-    record    a file to which the order of calls of processes and threads is written (`order`)
-    replay    such a file: the calls are let in in that order, so that the run is the recorded one, step for step; a
-              call that does not fit raises `Diverged`
-    served    other processes of the operating system can use it (`drvfuse.emu.serve`)
+              unless a release or fence of sufficient scope covers them before. So a missing release or fence gives
+              wrong results with some seeds. Loads are never stale, so a missing acquire does not.
+    record    a file to which the order of the calls of all processes and threads is written (`machine/order.py`)
+    replay    a file of `record`: calls are made in the recorded order, so that the run is repeated step for step. A
+              call that does not match the record raises `Diverged`
+    served    whether other processes of the operating system can use the machine (`drvfuse.emu.serve`)
 
-    `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
-    Every call takes the machine's lock; nothing runs between calls.
-    `close()` gives the memory back; driver calls then answer CUDA_ERROR_DEINITIALIZED, `declare_polled` and `engine`
-    raise ClosedError, and `reports`, `launches`, `counters()` and `clock()` still tell what was.
+    `reports` are the findings and refused calls, oldest first; `launches` are the last kernels that ended, with their
+    counts. Every call takes the machine's lock. Nothing runs between calls. `close()` gives the memory back. After it,
+    driver calls return CUDA_ERROR_DEINITIALIZED, `declare_polled` and `engine` raise ClosedError, and `reports`,
+    `launches`, `counters()` and `clock()` can still be read.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Machine:
         *,
         served: bool = False,
     ) -> None:
-        self.gate: Any = None  # the Driver of the runtime for the machine's own process: they die together
+        self.gate: Any = None  # the runtime's Driver for the machine's own process, which lives as long as the machine
         devices = _integer("devices", devices, 1, MAX_DEVICES)
         seed = _integer("seed", seed)
         sm_count = _integer("sm_count", sm_count, 1)
@@ -178,7 +179,7 @@ class Machine:
 
     @property
     def engine(self) -> Engine:
-        """The engine, made on first use: it has native code to load."""
+        """The engine. It is made at its first use, as it loads native code."""
         if self._engine is None:
             self.require_open()
             self._engine = Engine(
@@ -211,8 +212,8 @@ class Machine:
         return self.own.refusal
 
     def process(self, name: str | None = None) -> Process:
-        """One more process that uses this machine. `name` tells it from others in reports and records: at least one
-        printable character, and no other live process may have it; None makes one of its number.
+        """Make one more process that uses this machine. `name` distinguishes it in reports and records. It has at least
+        one character, all printable, and no other live process may have it. None makes a name of the process's number.
         """
         self.require_open()
         with interrupts.held(), self.lock:
@@ -232,7 +233,7 @@ class Machine:
             return process
 
     def close(self) -> None:
-        """Drop all work and memory. Idempotent."""
+        """Drop all work and all memory. Idempotent."""
         if not self.closed:
             with interrupts.held():
                 self.closed = True
@@ -257,19 +258,19 @@ class Machine:
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
     ) -> Injected:
-        """`Process.inject`, of the machine's own process."""
+        """`Process.inject` for the machine's own process."""
         return self.own.inject(function, code, device=device, after=after, times=times)
 
     def held(self) -> dict[str, int]:
-        """What is allocated: `device_bytes`, `allocations` (of cuMemAlloc, pools, pinned and registered memory, and the
-        variables of modules), `physical` memory of cuMemCreate, `multicast` objects, their `binds`, `mappings` and
-        `reservations`. What was released and is still mapped or bound counts.
+        """The numbers of live allocations: `device_bytes`, `allocations` (by cuMemAlloc, pools, pinned and registered
+        memory, and variables of modules), `physical` allocations by cuMemCreate, `multicast` objects, their `binds`,
+        `mappings` and `reservations`. Memory that was released but is still mapped or bound counts.
         """
         return self.own.held()
 
     def report(self, report: Report) -> None:
-        """Keep a report, and log it as one line: a race at level INFO, as nothing fails because of it. A call that is
-        not emulated is reported once, however often a program makes it.
+        """Keep a report, and log it as one line; a race is logged at level INFO, as it makes no call fail. A call that
+        is not emulated is reported once, however often a program makes it.
         """
         if report.kind == "unsupported" and any(_same(report, known) for known in self.reports):
             return
@@ -299,10 +300,11 @@ class Machine:
         return 0 if self._engine is None else self._engine.clock_ns
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
-        """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
-        readiness), until it is freed.
+        """Report no races in a range until it is freed. It is for protocols with unordered accesses, such as words that
+        carry their own readiness.
 
-        `memory` is an array (without `nbytes`: all of it) or an address. Without `race` there is nothing to do.
+        `memory` is an array or an address. For an array, `nbytes` may be left out: the range is the whole array.
+        Without `race` this does nothing.
         """
         self.own.declare_polled(memory, nbytes)
 
@@ -347,10 +349,11 @@ _default_lock = threading.Lock()
 def default_machine(*, served: bool = False) -> Machine:
     """The process-wide machine behind `driver="emu"`, `drvfuse.emu.driver` and `drvfuse emu run`, made on first use.
 
-    It is the machine at the address that the setting `emu_machine` names, which another process holds; else one of
-    this process, as the settings `emu_devices`, `emu_arch`, `emu_seed`, `emu_race` and `emu_delay_stores` say (without
-    them 8 devices, seed 0, no detector). Settings are read when it is made; once it was closed, the next call makes a
-    new one. `served` is that of `Machine`, if it is made now. Raises ArgumentError for a setting that it cannot have.
+    If the setting `emu_machine` names an address, it is the machine that another process serves there. Otherwise it is
+    a machine of this process with the settings `emu_devices`, `emu_arch`, `emu_seed`, `emu_race` and `emu_delay_stores`
+    (defaults: 8 devices, seed 0, no detector). Settings are read when it is made; after it was closed, the next call
+    makes a new one. `served` is that of `Machine`, for a machine that is made now. Raises ArgumentError for a setting
+    with a wrong value.
     """
     global _default
     with _default_lock:
@@ -366,5 +369,5 @@ def _configured(served: bool) -> Machine:
 
 
 def _same(one: Report, other: Report) -> bool:
-    """Whether two reports say the same of the same place, whatever process they are of."""
+    """Whether two reports are equal except for their processes."""
     return (one.message, one.kernel, one.file, one.line) == (other.message, other.kernel, other.file, other.line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice on managed memory. It moves nothing here: it is kept, and returned to queries."""
+"""Advice on managed memory. It is kept for queries, and has no other effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Place(NamedTuple):
 
 
 class Piecewise(Generic[Value]):
-    """A value for each byte of an allocation: the same everywhere at first."""
+    """A value for each byte of an allocation. At first all bytes have the same value."""
 
     def __init__(self, value: Value) -> None:
         self._starts, self._values = [0], [value]
@@ -42,7 +42,7 @@ class Piecewise(Generic[Value]):
 class Advice:
     """The advice of cuMemAdvise on each byte of an allocation, and the last target of cuMemPrefetchAsync.
 
-    attach  the CUmemAttach_flags, of which none restricts an access here
+    attach  the CUmemAttach_flags, none of which restricts an access here
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lifetime of memory of cuMemCreate and of multicast objects, over all processes."""
+"""The lifetimes of memory of cuMemCreate and of multicast objects, which all processes share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 class Mappables:
-    """All of both in a machine. Each lives until its last holder lets go: a handle with references, a mapping, a
-    descriptor or, for memory, a bind. A multicast object's binds go with it.
+    """The memory of cuMemCreate and the multicast objects of a machine. Each lives until its last holder lets go.
+    Holders are handles with references, mappings, descriptors and, of memory, binds. The binds of a multicast object
+    end with it.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -29,12 +30,12 @@ class Mappables:
         return [item for item in self._live if isinstance(item, Multicast)]
 
     def hold(self, item: Mappable) -> None:
-        """Add a holder, to a new item too."""
+        """Add a holder to an item, which may be new."""
         self._live[item] = None
         item.holders += 1
 
     def let_go(self, item: Mappable) -> None:
-        """Remove a holder. With the last one the item is destroyed."""
+        """Remove a holder. An item without holders is destroyed."""
         item.holders -= 1
         if item.holders:
             return

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's regimes.
+"""Memory of one process. The way in which memory was allocated decides which devices may access it:
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
 pinned and managed memory      every device
-pools                          the owner, and the devices that the pool's access list names
-allocation nodes of graphs     the owner, and the devices that the node's access list names
-VMM                            the devices that were given access at that address, the owner not excepted; multicast
-                               objects are mapped so too, but their addresses hold no memory and have no owner
+pools                          the owner, and the devices in the pool's access list
+allocation nodes of graphs     the owner, and the devices in the node's access list
+cuMemMap                       only devices that were given access at that address, which holds for the owner too; the
+                               addresses of a multicast object have no owner and no memory of their own
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from .process import Process
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
-_LARGEST = 3  # how many allocations are named when memory is exhausted
+_LARGEST = 3  # the number of allocations that a report of exhausted memory names
 
 
 class ProcessMemory:
-    """The live allocations of a process, by address, and the addresses that it has reserved."""
+    """The live allocations of a process, by address, and its reserved addresses."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._window = process, process.machine.window
@@ -67,7 +67,9 @@ class ProcessMemory:
         return [a.base for a in self._live.values() if a.registered]
 
     def uncovered(self, address: int, nbytes: int) -> int | None:
-        """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
+        """The address of the first byte of a range that is not live memory of the window, or None. The range may span
+        adjacent mappings.
+        """
         end = address + nbytes
         while address < end:
             allocation = self.find(address)
@@ -77,7 +79,7 @@ class ProcessMemory:
         return None
 
     def within(self, start: int, nbytes: int) -> list[Allocation]:
-        """The live allocations that touch a range, in order."""
+        """The live allocations that overlap a range, in the order of their addresses."""
         i = max(bisect.bisect_right(self._starts, start) - 1, 0)
         found = []
         for base in self._starts[i:]:
@@ -110,14 +112,14 @@ class ProcessMemory:
         self._starts.pop(bisect.bisect_left(self._starts, allocation.base))
 
     def charge(self, device: Device, nbytes: int) -> None:
-        """Count device memory; Failure if the device has not so much left."""
+        """Count `nbytes` of device memory as used. Failure if the device has less left."""
         self._process.machine.mappables.descriptors.sweep()
         if device.used + nbytes > device.total:
             raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
         device.used += nbytes
 
     def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
-        """The failure of an allocation of a device's memory, or of pinned memory where `device` is None."""
+        """The failure of an allocation of device memory or, if `device` is None, of pinned memory."""
         where = "pinned host memory" if device is None else f"device {device.index}"
         text = f"{nbytes} bytes of {where} were asked for; {why}"
         held = sorted(self._held(device), key=lambda item: -item[0])
@@ -128,7 +130,7 @@ class ProcessMemory:
         return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
 
     def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
-        """(bytes, what made it) of all memory of a device, or of all pinned memory, in all processes."""
+        """(bytes, description) of all memory of a device, or of all pinned memory if that is None, in all processes."""
         machine = self._process.machine
         for process in machine.processes:
             whose = "" if process.title is None else f" in process {process.title}"
@@ -145,10 +147,10 @@ class ProcessMemory:
                 yield memory.nbytes, "of cuMemCreate"
 
     def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
-        """Failure unless the whole range is live memory of the window that the device of `user` has access to.
+        """Raise Failure unless the whole range is live memory of the window to which the device of `user` has access.
 
-        Memory of cuMemAlloc needs that only with `direct`, as without it the driver finds a way. `what` names the
-        call's part in its report.
+        For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
+        `what` begins the report's sentence.
         """
         what = f"{what} {nbytes} bytes at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
@@ -165,14 +167,14 @@ class ProcessMemory:
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
     def stray(self, what: str, address: int) -> Failure:
-        """The failure of a call with a wrong address, which may be that of freed memory."""
+        """The failure of a call with an address that is not allocated or was freed."""
         window = self._window
         kind = "use_after_free" if window.index.freed(address) else "out_of_bounds"
         text = f"{what}: 0x{address:x} is {window.index.nearest(address)}"
         return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
 
     def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
-        """cuMemAlloc, and the variables of modules."""
+        """Allocate memory for cuMemAlloc, or for the variables of a module."""
         device = context.device
         mask = self.reaching(context)
         return self.add(Allocation(self._take(device, nbytes, mask, kind), nbytes, device, context=context))
@@ -190,13 +192,15 @@ class ProcessMemory:
         return allocation
 
     def reserve(self, nbytes: int, alignment: int) -> int:
-        """Addresses for mappings. Raises WindowError if there are none left."""
+        """Reserve addresses for mappings. Raises WindowError if there are none left."""
         address = self._window.mappings.reserve(nbytes, alignment)
         self._reserved[address] = nbytes
         return address
 
     def free_reservation(self, address: int, nbytes: int) -> None:
-        """Give back what `reserve` returned. Raises ArgumentError for anything else, and where something is mapped."""
+        """Give back what `reserve` returned. Raises ArgumentError for other ranges, and if something is mapped
+        there.
+        """
         if address not in self._reserved:
             raise ArgumentError("address", f"0x{address:x}", "a reservation of this process")
         self._window.mappings.free_reservation(address, nbytes)
@@ -227,7 +231,7 @@ class ProcessMemory:
         self._process.machine.mappables.let_go(mapping.mapped)
 
     def clear(self) -> None:
-        """Called when the process ends: free everything."""
+        """Called when the process ends: free all memory and all reservations."""
         for allocation in list(self._live.values()):
             if allocation.mapped is not None:
                 self.unmap(allocation)
@@ -237,7 +241,7 @@ class ProcessMemory:
             self.free_reservation(address, nbytes)
 
     def give_back(self, allocation: Allocation) -> None:
-        """Free memory of a pool, or take that of a graph away until it is allocated again."""
+        """Free memory of a pool, or remove the memory of a graph until it is allocated again."""
         if allocation.pool is not None:
             self.free(allocation)
             allocation.pool.live.discard(allocation.base)
@@ -259,8 +263,8 @@ class ProcessMemory:
         return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
-        """Memory of the host that is pinned where it is. With its `file`, whose descriptor it takes, devices reach it
-        too, by other addresses.
+        """Register host memory (cuMemHostRegister). If its `file` is given, devices can access it, by other addresses.
+        The descriptor of the file passes to this object.
         """
         memory = Allocation(address, nbytes, None, context=context, host_flags=flags, registered=True)
         if file is not None:
@@ -275,7 +279,7 @@ class ProcessMemory:
         self.add(memory)
 
     def on_device(self, address: int) -> int:
-        """The address at which devices reach a byte. It differs for registered memory."""
+        """The address by which devices access a byte. For registered memory, it differs from the host's address."""
         found = self.find(address)
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
@@ -286,7 +290,7 @@ class ProcessMemory:
         return allocation.export
 
     def open(self, export: Export, *, context: Context | None = None, pool: Pool | None = None) -> Allocation:
-        """Open memory of another process, which has the same address here; once more, if it is open."""
+        """Open memory of another process, which has the same address here. It may be opened several times."""
         owned = export.allocation
         view = self.at(owned.base)
         if view is None:
@@ -306,7 +310,7 @@ class ProcessMemory:
 
     def _leave(self, view: Allocation) -> None:
         assert view.origin is not None
-        if self.at(view.base) is not view:  # the owner has freed it meanwhile
+        if self.at(view.base) is not view:  # its owner has freed the memory
             return
         view.origin.views.remove((self, view))
         self.drop(view)
@@ -315,7 +319,7 @@ class ProcessMemory:
         self._window.set_access(view.base, view.nbytes, 0, 0, self._process.table)
 
     def free(self, allocation: Allocation) -> None:
-        """Drop an allocation and its memory; later accesses fault. Of another process's memory only its use ends."""
+        """Free an allocation. Later accesses fault. Memory of another process is only closed."""
         if allocation.origin is not None:
             self._leave(allocation)
             return
@@ -350,12 +354,12 @@ class ProcessMemory:
     # Access ----------------------------------------------------------------------------------------------------------
 
     def reaching(self, owner: Context) -> int:
-        """Bits of the devices that have access to plain memory of a context."""
+        """The devices that have access to memory of cuMemAlloc of a context, as bits."""
         contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
     def masks(self, allocation: Allocation) -> tuple[int, int]:
-        """Bits of the devices that may read, and that may write, an allocation of device memory."""
+        """(devices that may read, devices that may write) an allocation of device memory, as bits."""
         access = allocation.access
         shared = allocation.pool or allocation.graph
         if shared is not None:
@@ -369,13 +373,13 @@ class ProcessMemory:
         return read, sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
 
     def refresh(self, allocation: Allocation) -> None:
-        """Bring the window's access masks of an allocation up to date."""
+        """Update the access masks of an allocation in the window."""
         if allocation.device is not None or allocation.multicast is not None:
             masks = self.masks(allocation)
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
-        """The peers of a context have changed: update the masks of its allocations."""
+        """Called when the peers of a context have changed: update the access masks of its allocations."""
         for allocation in self.owned(owner):
             self.refresh(allocation)
 

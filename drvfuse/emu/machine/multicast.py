@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multicast objects: their teams, their binds, and their lifetime.
 
-The driver's documentation gives the order (every device is added before anything is bound or mapped) and the sizes
-(multiples of the granularity). Where it leaves a case open, these are the rules here: a device supports multicast if it
-is of compute capability 9.0 or above and it and every other device of its machine reach each other, as through one
-switch; a bind that overlaps another of the same device is refused, and an unbind of any other range than a bind's; a
-bind holds its memory, as a mapping does, and the object's last mapping or reference holds its binds, of whichever
-process they and it are.
+The driver's documentation gives the order (all devices are added before memory is bound or mapped) and the sizes
+(multiples of the granularity). For cases that it leaves open, the rules here are:
+
+- A device supports multicast if its compute capability is 9.0 or above, and if it and all other devices of its machine
+  reach each other, as through one switch.
+- A bind that overlaps another bind of the same device is refused, as is an unbind of a range that is no bind's. - A
+bind keeps its memory alive, as a mapping does. Binds live until the last mapping or reference of the object is gone,
+  whichever processes these belong to.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def create(proc: Process, nbytes: int, size: int, handle_types: int) -> Handle:
 
 
 def add_device(proc: Process, item: Multicast, device: Device) -> None:
-    """Add a device to the team, for good. Calls that wait for it go on."""
+    """Add a device to the team of a multicast object. It cannot be removed. Calls that wait for the team continue."""
     if not supported(proc.machine, device):
         raise refused("cuMulticastAddDevice: this device has no multicast", device, R.CUDA_ERROR_NOT_SUPPORTED)
     if device in item.devices:
@@ -56,10 +58,10 @@ def add_device(proc: Process, item: Multicast, device: Device) -> None:
 
 
 def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> None:
-    """Wait until all devices were added to the object of a handle. Failure, with a report, if nobody is left that could
-    add one.
+    """Wait until all devices were added to the object of a handle. Failure, with a report, if no thread is left that
+    could add one.
 
-    Others may call the driver meanwhile: what the caller has found out may not hold any more.
+    Other threads may call the driver during the wait, so the caller has to check its arguments again after it.
     """
     since, count = time.monotonic(), len(item.devices)
     with proc.blocking(lambda: item.complete or not handle.references or proc.closed):
@@ -83,7 +85,9 @@ def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> Non
 
 
 def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:
-    """Bind part of a memory, or of a pool's allocation, to part of the object. The ranges are checked."""
+    """Bind part of a physical allocation, or of a pool's allocation, to part of the object. The caller has checked the
+    ranges.
+    """
     device = source.device
     if device not in item.devices:
         text = "a bind of memory of a device that is not in the team"
@@ -107,7 +111,7 @@ def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocatio
 
 
 def unbind(proc: Process, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
-    """Undo one bind of a device: the range has to be the bind's."""
+    """Undo one bind of a device. The range has to be that of the bind."""
     if device not in item.devices:
         raise refused("cuMulticastUnbind: the device is not in the team", device, R.CUDA_ERROR_INVALID_DEVICE)
     ours = [b for b in item.binds if b.device is device]
@@ -120,7 +124,7 @@ def unbind(proc: Process, item: Multicast, device: Device, offset: int, nbytes: 
 
 
 def aligned(*values: int) -> bool:
-    """True if all are multiples of the granularity."""
+    """True if all values are multiples of the granularity."""
     return all(value >= 0 and value % PIECE == 0 for value in values)
 
 

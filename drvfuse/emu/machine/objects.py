@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The objects behind the handles of the emulated driver: devices, contexts, streams, events, pools, modules, functions.
 
-A handle is a number that is given out once in the life of the process, so one that was destroyed, or that belongs to
-another machine, is an invalid handle and never somebody else's object.
+A handle is a number that is used only once in the life of the process. So the handle of a destroyed object, or of an
+object of another machine, is always invalid and never refers to a different object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _chains = itertools.count(1)
 
 
 def new_chain() -> int:
-    """A number for operations of which each is behind the one before: a stream's, or those of a branch of a graph."""
+    """A number for a new chain of operations, each of which is ordered after the previous one: those of a stream, or of
+    a branch of a graph.
+    """
     return next(_chains)
 
 
@@ -41,7 +43,7 @@ class Object:
 
 @dataclass(eq=False)
 class Listener(Object):
-    """A callback for failed calls and their reports (cuLogsRegisterCallback)."""
+    """A callback that is called with the reports of failed calls (cuLogsRegisterCallback)."""
 
     tell: Callable[[bytes], None]
 
@@ -57,7 +59,7 @@ class Device:
 
 @dataclass(eq=False)
 class Tenancy:
-    """The objects that every process has on a device: a primary context, a default pool and a current pool."""
+    """The objects that each process has on a device: a primary context, a default pool and a current pool."""
 
     device: Device
     default_pool: Pool
@@ -69,8 +71,8 @@ class Tenancy:
 
 @dataclass(eq=False)
 class Context(Object):
-    """A context. `error` is the CUresult that sticks to it after a fault, which `finding` describes; nothing more runs
-    in it then.
+    """A context. After a fault, which `finding` describes, `error` is the CUresult that all later calls return, and
+    nothing runs in the context any more.
     """
 
     process: Process
@@ -86,11 +88,11 @@ class Context(Object):
     events: set[Event] = field(default_factory=set)
     limits: dict[int, int] = field(default_factory=dict)
     cache_config: int = 0
-    uses: int = 1  # one, and those of cuCtxAttach
-    gate: list[Op] = field(default_factory=list)  # operations that streams made from now on have to wait for
+    uses: int = 1  # the reference count, which cuCtxAttach raises
+    gate: list[Op] = field(default_factory=list)  # operations for which streams that are created later have to wait
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
-    heap: Heap | None = None  # from its first launch on
+    heap: Heap | None = None  # None before the first launch
 
     def __post_init__(self) -> None:
         self.legacy = Stream(self)
@@ -98,16 +100,16 @@ class Context(Object):
 
 @dataclass(eq=False)
 class Stream(Object):
-    """A stream. `tail` holds the operations that the next one has to wait for."""
+    """A stream. `tail` are the operations for which its next operation has to wait."""
 
     context: Context
     flags: int = 0
     priority: int = 0
     tail: list[Op] = field(default_factory=list)
-    last: Op | None = None  # the operation queued last, None once something else (a wait) came after it
+    last: Op | None = None  # the operation that was queued last; None if a wait came after it
     capture: Capture | None = None
     capture_tail: dict[Node, Edge] = field(default_factory=dict)
-    attributes: dict[str, bytes] = field(default_factory=dict)  # those set by the user
+    attributes: dict[str, bytes] = field(default_factory=dict)  # the attributes that the program has set
     destroyed: bool = False
     chain: int = field(default_factory=new_chain)
 
@@ -116,7 +118,7 @@ class Stream(Object):
 
     @property
     def blocking(self) -> bool:
-        """Ordered against the legacy default stream of its context."""
+        """Whether it is ordered with the legacy default stream of its context."""
         return not self.flags & 1
 
     @property
@@ -124,7 +126,7 @@ class Stream(Object):
         return self is self.context.legacy
 
     def refuse_captured(self, code: Any) -> None:
-        """Raise Failure(code), and invalidate the capture, if the stream is being captured."""
+        """If the stream is being captured, invalidate the capture and raise Failure(code)."""
         if self.capture is not None:
             self.capture.invalidate()
             raise Failure(code)
@@ -132,7 +134,9 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event, which processes may share: its marker. `home` is the process that exports it."""
+    """The last record of an event, as a marker in a stream; processes may share it. `home` is the process that exports
+    it.
+    """
 
     op: Op | None = None
     home: Process | None = None
@@ -140,7 +144,7 @@ class Mark:
 
 @dataclass(eq=False)
 class Event(Object):
-    """An event. `op` is the marker of its last record, `captured` where it was recorded in a capture."""
+    """An event. `op` is the marker of its last record; `captured` are the nodes of a record in a capture."""
 
     context: Context
     flags: int = 0
@@ -166,7 +170,7 @@ class Event(Object):
 
 @dataclass(eq=False)
 class Pool(Object):
-    """A memory pool. `access` maps a device to the CUmemAccess_flags it has beside the pool's own device."""
+    """A memory pool. `access` maps each device, except the pool's own, to its CUmemAccess_flags."""
 
     device: Device
     is_default: bool = False
@@ -177,14 +181,14 @@ class Pool(Object):
     used_high: int = 0
     maximum: int = 0
     handle_types: int = 0
-    imported: bool = False  # of another process, whose pool is `origin`: memory of it can be opened, none be allocated
+    imported: bool = False  # a pool of another process, `origin`, whose memory can be opened but not allocated
     origin: Pool | None = None
     destroyed: bool = False
 
 
 @dataclass(eq=False)
 class Module(Object):
-    """PTX loaded into a context; its variables live at `globals_address` on that context's device."""
+    """PTX that is loaded into a context. Its variables are at `globals_address`, on the device of the context."""
 
     context: Context
     image: EngineModule
@@ -194,7 +198,7 @@ class Module(Object):
 
 @dataclass(eq=False)
 class Library(Object):
-    """PTX loaded for all contexts; a context gets its own module on first use."""
+    """PTX that is loaded for all contexts. A context gets a module of its own at the first use."""
 
     image: EngineModule
     modules: dict[Context, Module] = field(default_factory=dict)
@@ -203,7 +207,9 @@ class Library(Object):
 
 @dataclass
 class LegacyLaunch:
-    """What the legacy functions (cuParamSetv, ...) have set for the next launch, with `size` bytes of parameters."""
+    """The settings that legacy functions such as cuParamSetv have made for the next launch, with `size` bytes of
+    parameters.
+    """
 
     block: tuple[int, int, int] | None = None
     smem: int = 0
@@ -219,9 +225,9 @@ class Function(Object):
     image: EngineModule
     module: Module | None = None
     library: Library | None = None
-    attributes: dict[int, int] = field(default_factory=dict)  # those set by the user
+    attributes: dict[int, int] = field(default_factory=dict)  # the attributes that the program has set
     legacy: LegacyLaunch | None = None
-    on_device: dict[int, dict[int, int]] = field(default_factory=dict)  # a library's kernel: device -> attributes
+    on_device: dict[int, dict[int, int]] = field(default_factory=dict)  # for a library's kernel: device -> attributes
 
     @property
     def code(self) -> Any:
@@ -232,7 +238,7 @@ class Function(Object):
 class Mappable:
     """An object that cuMemMap can map. `holders` counts its handles, mappings, binds and descriptors (`Mappables`).
 
-    handle_types  the bits of CUmemAllocationHandleType by which it may be exported
+    handle_types  the CUmemAllocationHandleType bits with which it may be exported
     """
 
     nbytes: int
@@ -257,7 +263,7 @@ class Memory(Mappable):
 
 @dataclass(eq=False)
 class Handle(Object):
-    """The handle by which one process names something mappable; it holds that while it has references."""
+    """The handle of one process for a Mappable, which it holds while the handle has references."""
 
     item: Mappable
     references: int = field(default=1, init=False)
@@ -265,8 +271,8 @@ class Handle(Object):
 
 @dataclass(eq=False)
 class Bind:
-    """Memory of one device at part of a multicast object. `address` is where the runtime finds it; `memory` is None for
-    that of a pool.
+    """Memory of one device that is bound to part of a multicast object. The native runtime accesses it by `address`.
+    `memory` is None for memory of a pool.
     """
 
     device: Device
@@ -278,7 +284,7 @@ class Bind:
 
 @dataclass(eq=False)
 class Multicast(Mappable):
-    """A multicast object: a team of `size` devices, each of which may bind `nbytes` of its memory."""
+    """A multicast object with a team of `size` devices, each of which may bind `nbytes` of its memory."""
 
     size: int
     members: Members

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the order in which the threads of several processes used a machine, and runs that repeat one.
+"""Records of the order in which threads of several processes used a machine, and repetitions of a recorded run.
 
-What a machine does follows from its seed and from what is done under its lock, one thread after the other. Two things
-are not in its hands: which thread gets the lock next, and choices that depend on the time of the wall (to give way to
-others, to let virtual time pass). A record is a text file of these in their order, one a line, with tabs between:
+A run of a machine depends on its seed and on the sequence of calls under its lock. The machine does not decide two
+things itself: which thread gets the lock next, and choices that depend on wall-clock time (to give way to other
+threads, to advance virtual time). A record is a text file of these, in their order, one per line, with tabs between the
+words:
 
     3  call  b  0  cuLaunchKernel    thread 0 of process b gets the lock for a call
     0  back  a  0                    thread 0 of process a gets it back in a call that waits
     0  time  20000000                a choice other than the usual one, and its value
 
-The number in front counts the usual choices since the line before. Threads of a process are numbered in the order of
-their first calls. The first line has the options of the machine, which those of a repeated run must equal. What
-processes do outside of calls, such as writing pinned memory, is not recorded.
+The first number of a line is the number of usual choices since the previous line. Threads of a process are numbered in
+the order of their first calls. The first line of the file has the options of the machine, and a repeated run must have
+the same options. Actions of processes outside of calls, such as writing pinned memory, are not recorded.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ if TYPE_CHECKING:
 
 _TITLE = "drvfuse record 1"
 PATIENCE_S = 60.0
-"""How long a repeated run waits for the recorded next call before it raises `Diverged`."""
+"""Seconds for which a repeated run waits for the next recorded call before it raises `Diverged`."""
 
 
 class Diverged(DrvfuseError):
-    """A run that repeats a record made another call than the recorded one."""
+    """A repeated run made a call that differs from the recorded one."""
 
 
 class Order(Protocol):
-    """The calls by which a machine's lock reports who gets it. The lock is held."""
+    """The calls by which a machine's lock reports which thread gets it. The caller holds the lock."""
 
     def called(self, process: Process, what: str) -> None:
         """The calling thread has got the lock for a call."""
@@ -48,7 +49,7 @@ class Order(Protocol):
         """The calling thread has got the lock back."""
 
     def choose(self, kind: str, value: int) -> int:
-        """The value of a choice, for which `value` was found; 0 is the usual one."""
+        """The value of a choice, for which the machine proposes `value`; 0 is the usual value."""
 
     def close(self) -> None: ...
 
@@ -93,7 +94,7 @@ class Recorder:
 
 
 class _Line(NamedTuple):
-    """A line of a record. `words` are those behind its number and its kind."""
+    """A line of a record. `words` are the words after its number and its kind."""
 
     number: int
     kind: str
@@ -108,7 +109,9 @@ class _Line(NamedTuple):
 
 
 class Replayer:
-    """Lets threads go on as a record says, and after its end as they come. `wait` lets others have the lock a while."""
+    """Lets threads continue in the order of a record, and after its end in any order. `wait` releases the lock for a
+    moment.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], options: Mapping[str, Any], wait: Callable[[float], object]
@@ -126,7 +129,7 @@ class Replayer:
         self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
         self._read, self._known = 1, dict[str, int]()
         self._failure: Diverged | None = None
-        self._usual = 0  # usual choices before the line
+        self._usual = 0  # usual choices still to come before the next line
         self._line: _Line | None = None
         self._next()
 
@@ -185,7 +188,7 @@ class Replayer:
             raise self._failure
 
     def _fail(self, what: str) -> Diverged:
-        """The error, which every later call raises too."""
+        """Make the error, which every later call raises too."""
         line = "nothing" if self._line is None else f"{self._line} (line {self._line.number})"
         usual = f"{self._usual} usual choices and " if self._usual else ""
         there = f"the run differs from the record {self._path}: there {usual}{line} comes next"

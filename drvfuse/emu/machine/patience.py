@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The behaviour of a waiting call while no work can proceed: it waits for other threads, or finds that none of them can
+"""The behaviour of a waiting call while no work can proceed: it waits for other threads, or finds that no thread can
 change that.
 
-On a machine that has only its own process, the others are the threads of this operating-system process. They get
-`GRACE_S` to queue work, or the setting `emu_host_wait` where a kernel polls host memory. Then virtual time is advanced,
-and where that changes nothing either, it is a deadlock.
+On a machine with one process, the other threads are those of this operating-system process. They get `GRACE_S` seconds
+to queue work or, if a kernel polls host memory, the setting `emu_host_wait`. Then virtual time is advanced. If that
+changes nothing either, the state is a deadlock.
 
-With several processes, a live process is called outside while none of its threads is in a call that cannot return yet:
-at any moment it may queue work or write memory that a kernel polls. While a process is outside, virtual time advances
-no faster than wall-clock time (`WallTime`), and nothing is a deadlock. When all are inside, the rules are those of one
-process, where the others are the threads that have ever called the driver of a live process. The machine's own process
-counts while it has a context.
+With several processes, a live process is called outside while none of its threads is in a call that cannot return yet;
+it may queue work, or write memory that a kernel polls, at any moment. While a process is outside, virtual time advances
+no faster than wall-clock time (`WallTime`), and no state is a deadlock. When all processes are inside, the rules are
+those for one process, and the other threads are those that have called the driver of a live process before. The
+machine's own process counts while it has a context.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .process import Process
 
 GRACE_S = 1.0
-"""How long a wait that cannot go on gives other Python threads to queue something; more where host memory is polled."""
+"""Seconds that a wait which cannot proceed gives other Python threads to queue work."""
 MOMENT_S = 0.02
 
 
@@ -35,10 +35,10 @@ class Patience:
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine
-        self._queued, self._since = -1, 0.0  # since when nothing could move, and how much had been queued by then
+        self._queued, self._since = -1, 0.0  # the number of queued operations when nothing could move, and that time
 
     def wait(self) -> bool:
-        """Wait a moment, in which other threads may make calls; False if there is no thread to wait for."""
+        """Wait for a moment in which other threads may make calls. False if there is no thread to wait for."""
         machine, now = self._machine, time.monotonic()
         if self._queued != machine.progress.submitted:
             self._queued, self._since = machine.progress.submitted, now
@@ -54,7 +54,7 @@ class Patience:
         return now >= self._since + GRACE_S and now >= self._since + self._host_wait()
 
     def _host_wait(self) -> float:
-        """The seconds that another thread has to write host memory that a kernel polls; 0 if none polls any."""
+        """The seconds that other threads have to write host memory which a kernel polls; 0 if no kernel polls any."""
         machine = self._machine
         found = [machine.window.index.find(address) for address in machine.progress.polled()]
         return machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that uses a machine: what the driver keeps for each process of the operating system.
+"""A process that uses a machine, with all that a driver keeps for each process of the operating system.
 
-A machine is the hardware: devices with their memory, the engine that runs kernels, the clock, what was found. A
-process has handles, contexts (with the errors that stick to them), streams, modules, pools, captures and allocations of
-its own. An address belongs to one process: kernels, copies and calls of others have no access to it. Memory of
-cuMemCreate and multicast objects pass from one to another by descriptors alone.
+A machine stands for the hardware: devices with their memory, the engine that runs kernels, the clock and the reports. A
+process has its own handles, contexts (with their errors), streams, modules, pools, captures and allocations. An address
+belongs to one process; kernels, copies and calls of other processes have no access to it. Memory of cuMemCreate and
+multicast objects are passed between processes by descriptors only.
 """
 
 from __future__ import annotations
@@ -40,37 +40,38 @@ O = TypeVar("O", bound=Object)
 
 
 class Process:
-    """A process of `machine`, made by `machine.process(name)`; `number` counts them, and 0 is the machine's own.
+    """A process of `machine`, made by `machine.process(name)`. `number` counts the processes; 0 is the machine's own
+    one.
 
-    `driver` is its driver API. It may be given wherever drvfuse takes a driver: `df.device(0, driver=process)`. Its
-    threads are those that call its driver; one thread may call the drivers of several processes.
-    `close()`, or the end of a `with` block, is the death of the process.
+    `driver` is its driver API. A process may be given wherever drvfuse takes a driver: `df.device(0, driver=process)`.
+    Its threads are the threads that call its driver; one thread may call the drivers of several processes. `close()`,
+    or the end of a `with` block, ends the process.
 
-    Three functions do what depends on where the process really is, which is this process of the operating system unless
-    they are replaced: `file_behind(address, nbytes)` finds the file of its shared memory, as `host_files.behind`,
-    `make_shared(address, nbytes)` gives private memory a file, as `host_files.make_shared`, and
-    `call_host(function, *arguments)`, which is called without the machine's lock, calls one of its host functions.
+    Three functions act on the memory and the functions of the real process, which is this process of the operating
+    system unless they are replaced: `file_behind(address, nbytes)` is `host_files.behind`, `make_shared(address,
+    nbytes)` is `host_files.make_shared`, and `call_host(function, *arguments)` calls a host function, without the
+    machine's lock.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
         self.machine, self.number, self.name, self.table = machine, number, name, table
-        self.gate: Any = None  # the Driver of the runtime for this process: they die together
+        self.gate: Any = None  # the runtime's Driver for this process, which lives as long as the process
         self.initialised = False
         self._closed = False
         self.injected: list[Injected] = []
         self.refusal: Report | None = None  # the report on the last driver call that failed
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
-        self.orphans: dict[int, int] = {}  # handle -> device, of objects that were destroyed with their context
+        self.orphans: dict[int, int] = {}  # handle -> device, for objects that were destroyed with their context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
         self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
-        self.foreign: Foreign | None = None  # its host memory, if it is another process of the operating system
+        self.foreign: Foreign | None = None  # its host memory, if it is in another process of the operating system
         self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.call_host: Callable[..., None] = call_host
-        self.callers: set[int] = set()  # threads that have ever called its driver
-        self._blocked: dict[int, Callable[[], bool]] = {}  # threads in a call that blocks -> whether it may return
+        self.callers: set[int] = set()  # the threads that have called its driver so far
+        self._blocked: dict[int, Callable[[], bool]] = {}  # thread in a blocking call -> whether the call may return
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:
             pool = self.add(Pool(device, is_default=True))
@@ -87,17 +88,17 @@ class Process:
 
     @property
     def title(self) -> str | None:
-        """Its name in reports; None on a machine that never had a second process."""
+        """Its name in reports. None on a machine that never had a second process."""
         return self.name if self.machine.several else None
 
     @property
     def alive(self) -> bool:
-        """True if it may call the driver; the machine's own process, if it uses the machine at all."""
+        """True if it may call the driver. The machine's own process counts as alive only if it uses the machine."""
         return not self.closed and (self.number > 0 or bool(self.contexts()))
 
     @contextlib.contextmanager
     def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
-        """For a block in which the calling thread is in a call of this process that waits until `done()`."""
+        """For a block in which the calling thread waits, in a call of this process, until `done()` is true."""
         ident = threading.get_ident()
         self._blocked[ident] = done
         try:
@@ -111,9 +112,9 @@ class Process:
         return {ident for ident, done in list(self._blocked.items()) if not done()}
 
     def close(self) -> None:
-        """The process dies, and the driver cleans up: its running and queued work ends, its contexts, objects and
-        addresses go. Memory and multicast objects that other processes have imported stay for them. Its driver answers
-        CUDA_ERROR_DEINITIALIZED from now on, to calls that wait too. Idempotent.
+        """End the process: its running and queued work ends, and its contexts, objects and addresses are released.
+        Memory and multicast objects that other processes have imported stay for these. Its driver returns
+        CUDA_ERROR_DEINITIALIZED from now on, also from calls that wait. Idempotent.
         """
         machine = self.machine
         with interrupts.held(), machine.lock:
@@ -152,7 +153,7 @@ class Process:
 
     @property
     def launches(self) -> deque[LaunchRecord]:
-        """The last kernels of the machine that ended, of all its processes."""
+        """The last kernels of all processes of the machine that have ended."""
         return self.machine.launches
 
     def counters(self) -> Summary:
@@ -183,7 +184,7 @@ class Process:
                 machine.detector.polled(address, nbytes)
 
     def held(self) -> dict[str, int]:
-        """`Machine.held`: of all processes together."""
+        """`Machine.held`, for all processes together."""
         machine = self.machine
         with machine.lock:
             machine.lock.called(self, "held")
@@ -202,12 +203,12 @@ class Process:
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
     ) -> Injected:
-        """Let a driver function fail, for tests: `times` calls of it by this process, behind the first `after`, return
-        `code` and do nothing.
+        """Make a driver function fail, for tests: after `after` calls of it by this process, the next `times` calls
+        return `code` and do nothing.
 
-        With `device`, only calls that are about that device count: whose arguments name it or its memory or, if they
-        name none, whose thread has it current. `left` of the result tells how many calls are still to fail;
-        `self.injected.clear()` takes all of this back.
+        With `device`, only calls that concern the device count: calls whose arguments name the device or its memory or,
+        if they name no device, calls of a thread whose current context is on the device. `left` of the result is the
+        number of calls that are still to fail. `self.injected.clear()` removes all injected failures.
         """
         rule = Injected.checked(self, function, code, device, after, times)
         self.injected.append(rule)
@@ -229,7 +230,7 @@ class Process:
         self.handles.pop(item.handle, None)
 
     def open_handle(self, item: Mappable) -> Handle:
-        """A new handle of something mappable, with one reference."""
+        """A new handle of a Mappable, with one reference."""
         self.machine.mappables.hold(item)
         return self.add(Handle(item))
 
@@ -241,7 +242,7 @@ class Process:
             del self.orphans[next(iter(self.orphans))]
 
     def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
-        """The object of a handle; Failure(code) if it is not a live one of this kind."""
+        """The object of a handle. Failure(code) if the handle is not that of a live object of this kind."""
         number = 0 if value is None else int(value)
         item = self.handles.get(number)
         if isinstance(item, kind):
@@ -276,7 +277,7 @@ class Process:
         return [item for item in list(self.handles.values()) if isinstance(item, Listener)]
 
     def current(self) -> Context:
-        """The calling thread's context. Failure with the error that sticks to it, if one does."""
+        """The current context of the calling thread. Failure with the context's error, if it has one."""
         stack = self.threads.contexts
         if not stack or stack[-1] is None:
             raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
@@ -293,7 +294,9 @@ class Process:
             raise Failure(context.error)
 
     def stream(self, value: Any) -> Stream:
-        """A stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own."""
+        """The stream of a stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own
+        stream.
+        """
         handle = 0 if value is None else int(value)
         if handle in (0, 1):
             return self.current().legacy
@@ -309,7 +312,7 @@ class Process:
         return found
 
     def drop_context(self, context: Context) -> None:
-        """Stop what runs in a context, and drop it with all that belongs to it."""
+        """Stop all that runs in a context, and drop the context with all that belongs to it."""
         context.destroyed = True
         self.machine.progress.fail(context, R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
         for allocation in self.memory.owned(context):
@@ -327,7 +330,7 @@ class Process:
     # Queueing --------------------------------------------------------------------------------------------------------
 
     def enqueue(self, stream: Stream, command: Command) -> Op | None:
-        """Queue a command on a stream, or add it to the graph that the stream is captured into (then None)."""
+        """Queue a command on a stream. If the stream is being captured, add it to the graph and return None."""
         if stream.capture is not None:
             stream.capture.record(stream, command)
             return None
@@ -335,14 +338,14 @@ class Process:
         return self.machine.progress.enqueue(stream, command)
 
     def refuse_implicit(self, stream: Stream) -> None:
-        """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
+        """Raise Failure if work on the legacy stream would have to wait for a stream that is being captured."""
         if stream.is_legacy:
             for other in stream.context.streams:
                 if other.blocking:
                     other.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 
     def refuse_in_capture(self) -> None:
-        """Fail, and invalidate the captures, if a call that is unsafe during capture must not be made now."""
+        """Raise Failure, and invalidate the captures, if the thread's capture mode forbids an unsafe call now."""
         mode = self.threads.capture_mode
         if mode == Capture.RELAXED:
             return
@@ -359,13 +362,11 @@ class Process:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
     def context_ops(self, context: Context) -> list[Op]:
-        """All unfinished operations of a context, as far as its streams know them; with the race detector, finished
-        ones too.
-        """
+        """The unfinished operations in the streams of a context; with the race detector, the last finished ones too."""
         ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
         return ops if self.machine.detector is not None else [op for op in ops if not op.done]
 
     def synchronise(self, context: Context) -> None:
-        """Run until everything queued in a context is done; Failure with its error."""
+        """Run until all operations of a context are done. Failure with the context's error, if it has one."""
         self.machine.waits.wait(self.context_ops(context))
         self.healthy(context)

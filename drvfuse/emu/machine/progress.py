@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The execution of queued work: it runs inside the calls that wait, with all devices advancing together.
+"""The execution of queued work, which runs inside of the calls that wait. All devices advance together.
 
-Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` (`Waits`) until what it
-waits for has happened; every operation that is ready on any device is started, and all running kernels share the
-engine. The order of starts depends on the order of calls and on the seed alone, so the same program runs the same way
-each time.
+Nothing runs in the background. A call that synchronises, queries or copies drives `Progress`, by `Waits`, until its
+condition holds. All ready operations of all devices are started, and all running kernels share the engine. The order of
+starts depends on the order of calls and on the seed alone, so a program runs in the same way each time.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ FAULTS = {
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,
 }
-"""The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
+"""The CUresult of a context by the kind of its fault. Other kinds give ILLEGAL_ADDRESS."""
 
 
 _LEAST_NS = 1000
-"""Virtual time that any operation takes in the times of events. Only a wait advances the clock itself."""
+"""The virtual nanoseconds that each operation takes in the times of events. Only a wait advances the clock itself."""
 
 
 class Progress:
@@ -73,16 +72,16 @@ class Progress:
         self._backlog = Backlog(machine.seed)
         self._kernels = Kernels(machine)
         self._awaiting: list[Op] = []  # operations that wait for a value in memory
-        self.in_host_function = 0  # how many threads are
+        self.in_host_function = 0  # the number of threads in a host function
         self._pending = 0
         self._ended = 0
-        self._races: set[Any] = set()  # races that were reported, by their places
-        self._noticed: set[Any] = set()  # notices that were reported, likewise
+        self._races: set[Any] = set()  # the sites of reported races
+        self._noticed: set[Any] = set()  # the sites of reported notices
 
     # Queueing --------------------------------------------------------------------------------------------------------
 
     def enqueue(self, stream: Stream, command: Command) -> Op:
-        """Queue a command behind what its stream has to wait for. The stream is not being captured."""
+        """Queue a command after the operations for which its stream has to wait. The stream is not being captured."""
         context = stream.context
         after = self._behind(stream.tail)
         last = stream.last
@@ -93,7 +92,7 @@ class Progress:
             ordered = self._behind(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # the detector's knowledge must not depend on whether `last` has ended already
+            # what the race detector learns must not depend on whether `last` has ended already
             behind = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
         if overlaps:
@@ -106,8 +105,8 @@ class Progress:
         return op
 
     def enqueue_together(self, stream: Stream, commands: Iterable[Command]) -> list[Op]:
-        """Queue commands behind what a stream has to wait for, which are not ordered among themselves; what follows in
-        the stream waits for all.
+        """Queue commands after the operations for which a stream has to wait. They are not ordered with one another.
+        The stream's next operation waits for all of them.
         """
         start = self.enqueue(stream, Command(stream.context))
         ops = [self.submit(command, [start], chain=new_chain(), priority=stream.priority) for command in commands]
@@ -115,14 +114,14 @@ class Progress:
         return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
-        """The operations that one behind these has to wait for; with the race detector, also those that have ended."""
+        """The operations of `ops` for which a later operation has to wait. With the race detector, ended ones count."""
         live: list[Op] = []
         done: list[Op] = []
         for op in ops:
             (done if op.done else live).append(op)
         if self.detector is None:
             return live
-        if len(done) > 1:  # one of several ended operations suffices
+        if len(done) > 1:  # one operation stands for all ended ones
             one = Op(done[0].command, done[0].order, done[0].number)
             one.done = True
             one.started = one.known = self.detector.together(done)
@@ -132,8 +131,8 @@ class Progress:
     def submit(
         self, command: Command, after: Iterable[Op], *, chain: int, primary: Op | None = None, priority: int = 0
     ) -> Op:
-        """Queue a command behind some operations, and in the programmatic sense behind `primary`. It follows the last
-        command of `chain`.
+        """Queue a command after the operations `after` and, as a programmatic dependent, after `primary`. It is the
+        next one of `chain`.
         """
         if isinstance(command, Launch) and command.priority is not None:
             priority = command.priority
@@ -174,12 +173,12 @@ class Progress:
         return bool(self._kernels.running)
 
     def polled(self) -> set[int]:
-        """The addresses that kernels poll, and those of words that streams wait for."""
+        """The addresses that kernels poll, and the addresses of words for which streams wait."""
         waited = {wait.address for _, wait in self._waits()}
         return waited | {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
 
     def _waits(self) -> list[tuple[Op, WaitValue]]:
-        """The values in memory that streams wait for, in words."""
+        """The waits of streams for values in memory, each with its operation."""
         found = []
         for op in self._awaiting:
             wait = op.command.operations[op.at] if isinstance(op.command, ValueOps) else None
@@ -188,11 +187,11 @@ class Progress:
         return found
 
     def wakes(self) -> bool:
-        """True if memory holds a value now that a stream waits for."""
+        """True if memory holds a value for which a stream waits."""
         return any(wait.proceed(self.machine) for _, wait in self._waits())
 
     def step(self) -> bool:
-        """Start what is ready and let the engine run for a moment; False if nothing could move."""
+        """Start the ready operations, and let the engine run for a moment. False if nothing could move."""
         awaiting, self._awaiting = self._awaiting, []
         for op in (*self._kernels.make_room(), *awaiting):
             self._backlog.ready(op)
@@ -208,13 +207,13 @@ class Progress:
                 if op in self._kernels.running:  # the fault of another kernel may have ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        while not moved and self._backlog.let_go():  # it may have to wait for a value, or for room
+        while not moved and self._backlog.let_go():  # a released operation may have to wait for a value, or for room
             moved = self._start_ready()
         self._report_races()
         return moved
 
     def _report_notices(self) -> None:
-        """Report new notices, each place once."""
+        """Report new notices, each site once."""
         for report in self.machine.engine.notices():
             place = (report.kind, report.kernel, report.file, report.line, report.callers)
             if place not in self._noticed:
@@ -222,7 +221,7 @@ class Progress:
                 self.machine.report(report)
 
     def _report_races(self) -> None:
-        """Report new races, each pair of places once, in whichever order."""
+        """Report new races, each pair of sites once, whichever access came first."""
         if self.detector is None:
             return
         engine = self.machine.engine
@@ -267,7 +266,7 @@ class Progress:
         return True
 
     def _run(self, op: Op, command: Command) -> bool:
-        """Run an operation that is no kernel and no host function. False if it has to wait for a value."""
+        """Run an operation that is neither a kernel nor a host function. False if it has to wait for a value."""
         refusal = queued.refusal(command, op.allocations)
         if refusal is None:
             if self.detector is not None:
@@ -291,7 +290,7 @@ class Progress:
         return True
 
     def _proceed(self, op: Op, command: ValueOps) -> bool:
-        """Go on with an operation's writes and waits for values. False where a value is not there yet."""
+        """Continue an operation's writes and waits for values. False if it has to wait for a value."""
         for one in command.operations[op.at :]:
             if not one.proceed(self.machine):
                 return False
@@ -302,7 +301,7 @@ class Progress:
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel; False if no SM has room for it."""
+        """Start a kernel. False if no SM has room for it."""
         try:
             return self._kernels.place(op, command)
         except WindowError as error:
@@ -317,7 +316,7 @@ class Progress:
     def _settle(self, op: Op) -> bool:
         """Take over the result of a launch from the engine. True if the launch has ended."""
         if not op.launch.running:
-            op.launch.settle()  # an interrupt may have come since it ended
+            op.launch.settle()  # an interrupt may have prevented this when the launch ended
         if op.launch.fault is not None:
             fault = op.launch.fault
             report = reports.Report(**vars(fault))
@@ -330,7 +329,7 @@ class Progress:
         return False
 
     def fail(self, context: Context, code: Any, finding: reports.Report | None = None) -> None:
-        """Set the error of a context: its kernels stop, and the work queued in it is skipped."""
+        """Set the error of a context. Its kernels stop, and its queued work is skipped."""
         if context.error is None:
             context.error, context.finding = code, finding
         for op in [op for op in self._kernels.running if op.command.context is context]:
@@ -355,13 +354,13 @@ class Progress:
         self.machine.lock.changed()
 
     def call_host(self, process: Process, function: int, *arguments: int) -> None:
-        """Call a host function of a process, which may call nothing of the driver. The machine's lock is not held."""
+        """Call a host function of a process, without the machine's lock. The function may not call the driver."""
         with self.outside(process):
             process.call_host(function, *arguments)
 
     @contextlib.contextmanager
     def outside(self, process: Process) -> Iterator[None]:
-        """For a block in which this thread runs host code of a process, without the machine's lock."""
+        """For a block in which the calling thread runs host code of a process, without the machine's lock."""
         machine = self.machine
         self.in_host_function += 1
         try:
@@ -378,15 +377,15 @@ class Progress:
         self._give_up("deadlock", "nothing can go on")
 
     def interrupted(self, process: Process) -> None:
-        """Ctrl-C during a wait of a process ends its kernels that run: the next wait must not go on with one that never
-        ends.
-        """
+        """Called after Ctrl-C in a wait of a process: end its running kernels, as one of them may never end."""
         for op in list(self._kernels.running):
             self._settle(op)
         self._give_up("interrupted", "Ctrl-C ended what ran", process)
 
     def _give_up(self, kind: str, headline: str, process: Process | None = None) -> None:
-        """End the running kernels of a process, or all, and its waits for values, with a report of where they are."""
+        """End the running kernels of a process, or of all, and their waits for values, with a report of where they
+        are.
+        """
         contexts = {op.command.context for op in (*self._kernels.running, *self._awaiting)}
         if process is not None:
             contexts = {context for context in contexts if context.process is process}

@@ -9,23 +9,25 @@ from dataclasses import dataclass
 from .objects import Function
 
 REGISTERS_PER_THREAD = 32
-"""Registers per thread that every kernel is assumed to use, as PTX does not say."""
-SHARED_RESERVED = 1024  # shared memory that the system takes in each block
+"""The registers per thread that every kernel is assumed to use, as PTX does not determine them."""
+SHARED_RESERVED = 1024  # bytes of shared memory that the system reserves in each block
 SHARED_DEFAULT = 48 << 10
 MAX_THREADS_PER_BLOCK = 1024
 PORTABLE_CLUSTER = 8
 MAX_CLUSTER = 16
-"""Blocks of a cluster, without and with CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED."""
+"""The most blocks of a cluster, without and with CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED."""
 _GPCS = (18, 18, 18, 18, 18, 18, 16, 8)
-"""Multiprocessors of each GPC, so that 66, 30, 15 and 7 clusters of 2, 4, 8 and 16 blocks that fill a multiprocessor
-each are resident on 132 of them, as was measured on an H200. Smaller devices have the first ones, larger ones these
-again.
+"""The multiprocessors of each GPC of a device with 132 multiprocessors. With these numbers, 66, 30, 15 and 7 clusters
+of 2, 4, 8 and 16 blocks are resident if each block fills a multiprocessor, as was measured on an H200. A smaller device
+has the first of these GPCs, a larger one repeats them.
 """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Resources of a multiprocessor: threads, blocks, bytes; `shared_block` is the most that a block may ask."""
+    """The resources of a multiprocessor: threads, blocks, bytes. `shared_block` is the most shared memory of a
+    block.
+    """
 
     threads: int
     blocks: int
@@ -35,17 +37,19 @@ class Limits:
 
 
 def max_threads(function: Function) -> int:
-    """The most threads a block of this kernel may have."""
+    """The most threads that a block of this kernel may have."""
     return int(function.code.max_threads or MAX_THREADS_PER_BLOCK)
 
 
 def registers(limits: Limits, function: Function) -> int:
-    """Registers per thread."""
+    """The registers per thread of a kernel."""
     return min(REGISTERS_PER_THREAD, limits.registers // max_threads(function))
 
 
 def blocks_per_sm(limits: Limits, function: Function, threads: int, smem: int) -> int:
-    """Resident blocks of one multiprocessor for a block of so many threads with so much dynamic shared memory."""
+    """The most resident blocks per multiprocessor, for blocks of `threads` threads with `smem` bytes of dynamic shared
+    memory.
+    """
     if not 0 < threads <= max_threads(function):
         return 0
     warps = -(-threads // 32)
@@ -61,8 +65,8 @@ def blocks_per_sm(limits: Limits, function: Function, threads: int, smem: int) -
 
 
 def clusters(sm_count: int, each: int, blocks: int) -> int:
-    """The number of clusters of `blocks` blocks that a device holds, if each multiprocessor holds `each` blocks. All
-    blocks of a cluster are in one GPC. Without clusters (of one block) all multiprocessors count alike.
+    """The most resident clusters of `blocks` blocks on a device whose multiprocessors hold `each` blocks. All blocks of
+    a cluster are in one GPC. For clusters of one block, GPCs do not matter.
     """
     if blocks == 1:
         return sm_count * each

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and events that processes of a machine share by byte handles, which they pass to one another themselves.
+"""Memory and events that processes of a machine share by handles of bytes, which they pass to one another themselves.
 
-Memory that another process opens has the same address there: an address belongs to one process, and with this to those
-that have opened it too, each with the access of its own devices. When its owner frees it, it is gone for all.
+Memory has the same address in a process that opens it. The address then belongs to its owner and to all processes that
+have opened it, each with the access of its own devices. When the owner frees the memory, it is gone for all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Item = TypeVar("Item")
 
 
 class Export:
-    """Memory that may be opened: `allocation`, of the process whose memory is `home`; `views` are its openings."""
+    """Memory that other processes may open: `allocation` of the owner, whose ProcessMemory is `home`. `views` are the
+    allocations of processes that have opened it, each with its ProcessMemory.
+    """
 
     def __init__(self, home: ProcessMemory, allocation: Allocation) -> None:
         self.home, self.allocation = home, allocation
@@ -33,7 +35,7 @@ class Export:
 
 
 class Shared:
-    """The handles of one machine. A handle keeps nothing alive."""
+    """The handles of one machine. A handle does not keep its object alive."""
 
     def __init__(self) -> None:
         self._mark = b"drvfuse " + os.urandom(16)
@@ -41,7 +43,7 @@ class Shared:
         self._items: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
     def handle(self, item: object) -> bytes:
-        """The handle of something, always the same."""
+        """The handle of an object, which is the same each time."""
         number = next((n for n, known in self._items.items() if known is item), None)
         if number is None:
             number = next(self._numbers)
@@ -49,7 +51,7 @@ class Shared:
         return (self._mark + number.to_bytes(8, "little")).ljust(HANDLE_BYTES, b"\0")
 
     def find(self, handle: bytes, kind: type[Item]) -> Item | None:
-        """The object of a handle; None if that is of another kind or machine, or is gone."""
+        """The object of a handle. None if the object is of another kind or machine, or is gone."""
         end = len(self._mark)
         found = self._items.get(int.from_bytes(handle[end : end + 8], "little")) if handle[:end] == self._mark else None
         return found if isinstance(found, kind) else None

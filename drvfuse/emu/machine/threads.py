@@ -11,8 +11,8 @@ from .objects import Context
 
 
 class Threads(threading.local):
-    """The state of the calling thread in one process: its stack of contexts, its capture mode, and the `number` by
-    which records name it.
+    """The state of the calling thread in one process: its stack of contexts, its capture mode, and the `number` that it
+    has in records.
     """
 
     _waiting: set[int] = set()
@@ -24,13 +24,13 @@ class Threads(threading.local):
         self.number: int | None = None
 
     def others(self) -> bool:
-        """True if another thread is alive that is not itself waiting for an emulated device."""
+        """True if another live thread is not waiting for an emulated device itself."""
         mine = threading.get_ident()
         return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """For a block in which this thread waits and queues nothing."""
+        """For a block in which the calling thread waits and queues nothing."""
         self._waiting.add(threading.get_ident())
         try:
             yield
@@ -39,7 +39,7 @@ class Threads(threading.local):
 
     @contextlib.contextmanager
     def host_function(self) -> Iterator[None]:
-        """For a block in which this thread runs a host function, which may not call the driver."""
+        """For a block in which the calling thread runs a host function, which may not call the driver."""
         self.in_host_function = True
         try:
             yield

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates of executable graphs by graphs of the same shape.
 
-Nodes are paired as the driver's documentation says: those that no other waits for by the order in which they were
-added, and then, from each pair on, their dependencies by the order in which those edges were made. Only when all nodes
-are paired, and no pair differs in what cannot change, does the executable take over the commands: an update that fails
-has changed nothing.
+Nodes and steps are paired as the driver's documentation says. First, the nodes for which no other node waits are paired
+in the order in which they were added. Then the dependencies of each pair are paired in the order in which their edges
+were made. The executable takes over the commands only if all nodes are paired and each pair allows it, so an update
+that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ATTRIBUTES = _RESULT.CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED
 
 
 class Unfit(Exception):
-    """An executable cannot be updated: `result` is a CUgraphExecUpdateResult, `node` and `before` are the nodes of the
-    graph that it is about, and `why` says it in words.
+    """An executable cannot be updated. `result` is the CUgraphExecUpdateResult, `node` and `before` are the nodes of
+    the graph that are the reason, and `why` is the reason in words.
     """
 
     def __init__(self, result: Any, why: str, node: Node | None = None, before: Node | None = None) -> None:
@@ -53,7 +53,7 @@ def update(executable: GraphExec, plan: Plan, graph: Graph) -> None:
 
 
 def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
-    """All pairs of a step and its node, those of child graphs too."""
+    """All pairs of a step and its node, including those of child graphs."""
     if len(plan.steps) != len(graph.nodes):
         raise Unfit(TOPOLOGY, f"the graph has {len(graph.nodes)} nodes, and the executable {len(plan.steps)}")
     steps = sorted((step for step in plan.steps.values() if step.last), key=lambda step: step.node.number)
@@ -88,7 +88,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
 
 
 def _fits(executable: GraphExec, step: Step, node: Node) -> None:
-    """Raises Unfit if the command of a node cannot take the place of that of a step."""
+    """Raise Unfit if the command of a node cannot replace that of a step."""
     if step.node.kind != node.kind:
         raise Unfit(KIND, f"a node is {node.kind.name}, and in the executable {step.node.kind.name}", node)
     if isinstance(node.command, Allocate | Free) and node.command is not step.command:
@@ -99,7 +99,9 @@ def _fits(executable: GraphExec, step: Step, node: Node) -> None:
 
 
 def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> tuple[Any, str] | None:
-    """Why a command of an executable cannot be replaced by another of its kind: a CUgraphExecUpdateResult, in words."""
+    """(CUgraphExecUpdateResult, reason in words) if a command of an executable cannot be replaced by another one of its
+    kind, else None.
+    """
     memory = executable.process.memory
     if isinstance(was, Launch) and isinstance(now, Launch):
         if was.context is not now.context:
@@ -131,7 +133,7 @@ def _kinds(command: ValueOps) -> tuple[Any, ...]:
 
 
 def _alike(memory: ProcessMemory, one: int, other: int) -> bool:
-    """True if two addresses are both of the host, or of one device and one context."""
+    """True if two addresses are both of host memory, or of memory of the same device and context."""
     homes = [
         (None, None) if a is None or a.device is None else (a.device, a.context) for a in map(memory.find, (one, other))
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the program that live as long as something refers to them: graphs, or the program itself."""
+"""User objects: objects of the program that live as long as a graph, or the program, has references to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class UserObject(Object):
-    """A program's object at `pointer`; the host function `destroy` is called with it when no reference is left."""
+    """An object of the program. When no reference is left, the host function `destroy` is called with `pointer`."""
 
     pointer: int
     destroy: int
@@ -25,8 +25,8 @@ class UserObject(Object):
         self.references += count
 
     def release(self, process: Process, count: int) -> None:
-        """Release that many references; there are at least as many. The destructor of the last one runs before this
-        returns, as a host function, without the machine's lock.
+        """Release `count` references; the caller has checked that there are so many. When the last one is released, the
+        destructor runs before this returns, as a host function, without the machine's lock.
         """
         self.references -= count
         if self.references == 0:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a stream writes to memory, and values of memory that it waits for.
+"""Values that a stream writes to memory, and values in memory for which it waits.
 
-Memory ordering, as the race detector has it (`native/race_values.cuh`). A write is a strong store of one word with the
-scope of the system, and a release: whoever acquires it knows all that its operation knew, which is all that was in
-front of it in its stream; with NO_MEMORY_BARRIER it is relaxed, so nothing is known by it. A wait is a strong load of
-the same scope, and an acquire: it is judged once, when it finds its value, and what follows it in its stream knows what
-the write that it saw has published: by another stream's write, or by a kernel's release at the scope of the system. So
-a word that all sides access by such operations is no race, and a plain store by a kernel that runs meanwhile is one, as
-it is in a kernel that polls. The driver does not know of this order: nothing but the wait itself holds work back.
+Memory ordering in the race detector (`native/race_values.cuh`). A write is a strong store of one word at system scope,
+with release semantics: all that precedes it in its stream happens before what acquires it. With NO_MEMORY_BARRIER it is
+relaxed, and orders nothing. A wait is a strong load at system scope, with acquire semantics. The detector checks it
+once, when it finds its value. What follows it in its stream then happens after the release that it has seen, which is a
+write of another stream, or a release of a kernel at system scope. So accesses to a word by such operations alone are no
+race. A plain store to the word by a concurrent kernel is a race, as it is for a kernel that polls. The scheduler of
+operations does not use this order: only the wait itself holds work back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONDITIONS = {GEQ: "at least {} (cyclically)", EQ: "{}", AND: "with a bit of {}
 
 @dataclass(frozen=True)
 class WriteValue:
-    """Write the word of `size` bytes at `address`. `barrier`: a release."""
+    """A write of the word of `size` bytes at `address`. With `barrier`, it is a release."""
 
     address: int
     value: int
@@ -46,7 +46,7 @@ class WriteValue:
 
 @dataclass(frozen=True)
 class WaitValue:
-    """Wait until the word of `size` bytes at `address` fulfils a condition."""
+    """A wait until the word of `size` bytes at `address` satisfies a condition."""
 
     address: int
     value: int
@@ -57,7 +57,7 @@ class WaitValue:
     barrier: ClassVar[bool] = True
 
     def proceed(self, machine: Machine) -> bool:
-        """True if the condition is fulfilled."""
+        """True if the condition is satisfied."""
         found, bits = self.found(machine), 8 * self.size
         mask = (1 << bits) - 1
         if self.condition == GEQ:
@@ -67,7 +67,7 @@ class WaitValue:
         return bool((found & self.value if self.condition == AND else ~(found | self.value)) & mask)
 
     def found(self, machine: Machine) -> int:
-        """The value of the word now."""
+        """The present value of the word."""
         return int(machine.window.view(self.address, self.size).view(f"<u{self.size}")[0])
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class WaitValue:
 
 @dataclass(frozen=True, eq=False)
 class ValueOps(Command):
-    """Writes and waits, one after another; a memory barrier between two of them would order nothing more."""
+    """Writes and waits, executed one after another. A memory barrier between two of them would have no effect."""
 
     operations: tuple[WriteValue | WaitValue, ...]
 
@@ -89,5 +89,5 @@ class ValueOps(Command):
         return tuple(Access(o.address, o.size, o.writes) for o in self.operations)
 
     def touches(self) -> Iterable[Access]:
-        """Nothing: each word that is written or read is judged by itself (`Detector.value`)."""
+        """No accesses, as `Detector.value` checks each word that is written or read."""
         return ()

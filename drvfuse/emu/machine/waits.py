@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that wait: they drive the progress of a machine, and the clock where nothing can move otherwise."""
+"""The waits of driver calls. They drive the progress of a machine, and advance the clock if nothing can move
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from .process import Process
 
 IDLE_QUERIES = 2000
-"""Queries in a row that find nothing able to move before they let virtual time pass."""
+"""The number of successive queries without progress after which a query advances virtual time."""
 
 
 class Waits:
@@ -29,11 +31,11 @@ class Waits:
         self._machine, self._progress = machine, machine.progress
         self._idle_queries = (0, 0)
         self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
-        self._rest, self._rest_until = -1, 0.0  # changes at the last standstill, and when to look again
+        self._rest, self._rest_until = -1, 0.0  # `changes` of the lock when nothing could move, and the time to retry
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
-        """Run until these operations are done. What can never be done is ended as a deadlock. Failure if the process
-        that waits (by default that of the operations) is closed meanwhile.
+        """Run until these operations are done. Operations that can never be done are ended with a deadlock report.
+        Failure if the process that waits (by default the process of the operations) is closed during the wait.
         """
         ops = list(ops)
         waited = [op for op in ops if not op.done]
@@ -51,18 +53,18 @@ class Waits:
             except KeyboardInterrupt:
                 self._progress.interrupted(process)
                 raise
-            if process.closed:  # closed by another thread, with all its objects
+            if process.closed:  # another thread has closed the process, with all its objects
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
         self._learn(ops)
 
     def poll(self, ops: Iterable[Op]) -> bool:
-        """Advance a little; True if these operations are done. Never a deadlock: the host may still do something."""
+        """Run for a moment. True if these operations are done. It reports no deadlock, as the host may still act."""
         waited, submitted = list(ops), self._progress.submitted
         if not all(op.done for op in waited):
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                count -= self._let_time_go(waited[0].command.context.process)  # so the next one does it again
+                count -= self._let_time_go(waited[0].command.context.process)  # the next query advances time again
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
             return False
@@ -70,18 +72,18 @@ class Waits:
         return True
 
     def drain(self, process: Process) -> None:
-        """Run until nothing can move without the host or the clock. Failure if the process is closed meanwhile."""
+        """Run until nothing can move without the host or the clock. Failure if the process is closed during this."""
         while self._step():
             self._machine.lock.give_way()
             if process.closed:
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
 
     def pass_time(self) -> None:
-        """Called when no work can proceed: let virtual time advance with wall-clock time."""
+        """Called when no work can proceed: advance virtual time with wall-clock time."""
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
-            self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then that polls in place of a step
+            self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then, advancing time replaces steps
 
     def _learn(self, ops: Iterable[Op]) -> None:
         """Tell the race detector that the host knows that these operations have ended."""
@@ -100,7 +102,7 @@ class Waits:
             lock.give_way()
 
     def _try_step(self) -> bool:
-        """`_step`, unless another thread has found just now that nothing can move."""
+        """`_step`, unless another thread has just found that nothing can move."""
         lock = self._machine.lock
         if self._machine.several:
             resting = self._rest == lock.changes and time.monotonic() < self._rest_until and not self._progress.wakes()
@@ -109,7 +111,7 @@ class Waits:
         return self._step()
 
     def _step(self) -> bool:
-        """Let the machine run for a moment; False if nothing could move."""
+        """Let the machine run for a moment. False if nothing could move."""
         begun = time.monotonic()
         if self._progress.step():
             self._wall_time.stop()
@@ -119,7 +121,7 @@ class Waits:
         return False
 
     def _advance_clock(self) -> bool:
-        """Let virtual time pass; False if that changes nothing."""
+        """Advance virtual time. False if that changes nothing."""
         if not self._progress.running:
             return False
         self._rest_until = 0.0
@@ -127,7 +129,7 @@ class Waits:
             return self._machine.engine.advance_clock()
 
     def _let_time_go(self, process: Process) -> bool:
-        """Let virtual time pass for a process that queries again and again; False if it does not advance."""
+        """Advance virtual time for a process that queries again and again. False if time does not advance."""
         with process.blocking(lambda: False):
             if outside(self._machine):
                 self.pass_time()

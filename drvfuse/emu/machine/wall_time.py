@@ -8,19 +8,20 @@ from collections.abc import Callable
 
 from .lock import MachineLock
 
-_SHORT, _LONG = 20_000, 200_000  # resumes per call of `pass_time`: a few milliseconds, or tens of them
+_SHORT, _LONG = 20_000, 200_000  # resumes per call of `pass_time`, which take a few or tens of milliseconds
 _MOST_NS = 500_000_000
 _PRESSED_S = 0.5
 _SHARE = 4
 
 
 class WallTime:
-    """While nothing can move, call `pass_time(ns, resumes)` with the nanoseconds of wall-clock time since the last
-    call. It returns whether anything came of that.
+    """Advances virtual time with wall-clock time while nothing can move: it calls `pass_time(ns, resumes)` with the
+    nanoseconds since its last call. `pass_time` returns whether that made progress.
 
-    If others have stood at the lock within the last half second, it is called so seldom that they have it most of the
-    time. It is never called for more than half a second: longer calls of others, such as the translation of a module,
-    do not count. What is chosen here `lock` may know better (`MachineLock.choose`).
+    If other threads have waited for the lock within the last half second, it is called rarely, so that they have the
+    lock most of the time. One call never covers more than half a second: longer calls of other threads, such as the
+    translation of a module, do not count. In a repeated run, `lock` replaces the values by the recorded ones
+    (`MachineLock.choose`).
     """
 
     def __init__(self, lock: MachineLock, pass_time: Callable[[int, int], bool]) -> None:
@@ -29,11 +30,11 @@ class WallTime:
         self._due = 0.0
 
     def stop(self) -> None:
-        """Called when work has proceeded: stop following the wall clock."""
+        """Called when work has proceeded: stop advancing time."""
         self._until = None
 
     def go(self) -> bool:
-        """Called when no work can proceed: follow the wall clock. True if work can proceed now."""
+        """Called when no work can proceed: advance time. True if work can proceed now."""
         now = time.monotonic()
         if self._until is None:
             self._until = self._due = now

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands (what streams and graphs are asked to do) and operations (one queued run of a command).
+"""Commands, which are given to streams and graphs, and operations. An operation is one queued run of a command.
 
-A command never changes once made, so a graph can queue it any number of times. Order is a graph of operations: each
-knows how many others it still has to wait for, and tells its dependents when it is done.
+A command never changes, so a graph can queue it any number of times. Each operation has the number of operations for
+which it still has to wait, and the list of its dependents.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Dim = tuple[int, int, int]
 
 
 class Op(Ordered):
-    """One queued command, the `number`th of its machine. `primary` is the kernel in front of it that it may overlap
-    (programmatic launch); `call` is the driver function that queued it; `allocations` are those that the addresses of
-    the command meant when it was queued (`ProcessMemory.identify`).
+    """One queued run of a command. `number` counts the operations of the machine. `primary` is the previous kernel,
+    which it may overlap (programmatic launch); `call` is the driver function that queued it; `allocations` are the
+    numbers of the allocations that its command touched when it was queued (`queued.touched`).
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Op(Ordered):
         self.launch: Any = None
         self.room = 0
         self.time = 0
-        self.at = 0  # how many of its writes and waits for values are done
+        self.at = 0  # the number of its writes and waits for values that are done
 
     def __lt__(self, other: Op) -> bool:
         return self.order < other.order
@@ -78,8 +78,8 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """A command. This base class does nothing, as a marker or a join does. `context` decides whether it still runs
-    after a fault.
+    """A command. This base class does nothing; it is used for markers and joins. After a fault in its `context`, a
+    command does not run any more.
     """
 
     context: Context
@@ -93,17 +93,17 @@ class Command:
         """Execute the command at once. Kernels and host functions are executed elsewhere."""
 
     def accesses(self) -> tuple[Access, ...]:
-        """Ranges that hold all memory that `run` reads and writes."""
+        """Ranges that contain all memory that `run` reads and writes."""
         return ()
 
     def touches(self) -> Iterable[Access]:
-        """Exactly the memory that `run` reads and writes."""
+        """The exact ranges that `run` reads and writes."""
         return self.accesses()
 
 
 @dataclass(frozen=True, eq=False)
 class Copy(Command):
-    """`source` is an address, or the bytes that pageable memory held when the copy was queued."""
+    """A copy. `source` is an address, or the bytes of pageable memory at the time when the copy was queued."""
 
     destination: int
     source: int | bytes
@@ -124,8 +124,8 @@ class Copy(Command):
 
 
 class End(NamedTuple):
-    """One end of a copy of rows: its first byte, and the distances of rows and layers. `given` are the fields of the
-    call, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """The source or the destination of a copy of rows: its first byte, and the distances between rows and between
+    layers. `given` are the fields of the call, by their names in CUDA_MEMCPY3D without "src" or "dst".
     """
 
     address: int
@@ -134,17 +134,17 @@ class End(NamedTuple):
     given: Mapping[str, Any]
 
     def rows(self, height: int, depth: int) -> Iterator[int]:
-        """The addresses at which the rows of this many layers begin."""
+        """The addresses of the rows of `depth` layers of `height` rows."""
         return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
     def span(self, width: int, height: int, depth: int) -> int:
-        """The bytes from the first byte to the last byte of this many rows."""
+        """The number of bytes from the first byte to the last byte of these rows."""
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width
 
 
 @dataclass(frozen=True, eq=False)
 class Copy3D(Command):
-    """`depth` layers of `height` rows of `width` bytes, none of which is 0."""
+    """A copy of `depth` layers of `height` rows of `width` bytes. None of these is 0."""
 
     destination: End
     source: End
@@ -175,7 +175,7 @@ class Copy3D(Command):
 
 @dataclass(frozen=True, eq=False)
 class Fill(Command):
-    """`count` times the `size`-byte value at each of `rows` addresses, `pitch` apart."""
+    """A fill of `rows` rows, `pitch` bytes apart, each with `count` copies of a value of `size` bytes."""
 
     destination: int
     value: int
@@ -199,7 +199,7 @@ class Fill(Command):
 
 @dataclass(frozen=True, eq=False)
 class Allocate(Command):
-    """Put memory of a graph at its address."""
+    """An allocation node: puts memory of a graph at its address."""
 
     memory: GraphMemory
 
@@ -209,7 +209,7 @@ class Allocate(Command):
 
 @dataclass(frozen=True, eq=False)
 class Free(Command):
-    """Give memory back to its pool, or take that of a graph away until it is allocated again."""
+    """A free: gives memory back to its pool, or removes memory of a graph until it is allocated again."""
 
     allocation: Allocation
 
@@ -219,7 +219,7 @@ class Free(Command):
 
 @dataclass(frozen=True, eq=False)
 class Release(Command):
-    """Give references to user objects back, after a fault too."""
+    """Gives references to user objects back. It runs even after a fault."""
 
     objects: Mapping[UserObject, int]
 
@@ -229,7 +229,7 @@ class Release(Command):
 
 @dataclass(frozen=True, eq=False)
 class Leave(Command):
-    """End the use of another process's memory."""
+    """Closes memory of another process."""
 
     view: Allocation
 
@@ -239,21 +239,21 @@ class Leave(Command):
 
 @dataclass(frozen=True, eq=False)
 class Record(Command):
-    """An event record inside a graph, of an event that others outside of the graph wait for."""
+    """The record of an event inside a graph. Work outside of the graph waits for the event."""
 
     event: Event
 
 
 @dataclass(frozen=True, eq=False)
 class Wait(Command):
-    """A wait inside a graph for what an event has recorded when the graph is launched."""
+    """A wait inside a graph for the last record of an event before the launch of the graph."""
 
     event: Event
 
 
 @dataclass(frozen=True, eq=False)
 class HostCall(Command):
-    """A host function, by its address. It runs without the machine's lock held and may call nothing of the driver."""
+    """A host function, by its address. It runs without the machine's lock and may not call the driver."""
 
     function: int
     argument: int
@@ -265,7 +265,7 @@ class HostCall(Command):
 
 @dataclass(frozen=True, eq=False)
 class Callback(HostCall):
-    """A host function that is given the stream and its error (cuStreamAddCallback). It runs after a fault too."""
+    """A host function that gets the stream and its error (cuStreamAddCallback). It runs even after a fault."""
 
     stream: int = 0
 
@@ -275,8 +275,8 @@ class Callback(HostCall):
 
 @dataclass(frozen=True, eq=False)
 class Launch(Command):
-    """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it. `cluster`: the
-    shape of its clusters, None where it has none. `hints`: attributes that change nothing here, by id.
+    """A kernel launch with packed parameters. `programmatic`: it may overlap the previous kernel. `cluster`: the shape
+    of its clusters, or None. `hints`: attributes that have no effect here, by id.
     """
 
     function: Function
@@ -296,7 +296,7 @@ class Launch(Command):
 
     @property
     def cluster_blocks(self) -> int:
-        """Blocks of one cluster; they become resident together."""
+        """The number of blocks of a cluster, which become resident together."""
         return self.cluster[0] * self.cluster[1] * self.cluster[2] if self.cluster else 1
 
     @property
@@ -305,7 +305,7 @@ class Launch(Command):
 
 
 def retain(objects: Mapping[UserObject, int]) -> None:
-    """Take more references to user objects."""
+    """Add references to user objects."""
     for item, count in objects.items():
         item.retain(count)
 
@@ -317,5 +317,5 @@ def release(process: Process, objects: Mapping[UserObject, int]) -> None:
 
 
 def call_host(address: int, *arguments: int) -> None:
-    """Call a C function of this process of the operating system, which takes words and returns nothing."""
+    """Call a C function of this operating-system process that takes words and returns nothing."""
     ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arguments))(address)(*arguments)

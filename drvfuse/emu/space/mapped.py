@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether memory of this process may be read, written or called, before the process is killed for trying.
+"""Checks whether memory of this process can be read, written or called, without a crash if it cannot.
 
-A call of the emulated driver that is given an address reads and writes it in the caller's process, as the real driver
-does. The real driver crashes the process where nothing is mapped there; here every address that came as a number is
-looked at first. The kernel is asked: `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in and fails where a read
-or a write would be a fault, in some microseconds. Where it cannot tell (Linux before 5.14, memory of a device), the
-list of mappings tells. Nothing is proved against another thread that unmaps the memory at the same time.
+A call of the emulated driver reads and writes the addresses that it is given in the caller's process, as the real
+driver does. If nothing is mapped there, the real driver crashes the process. The emulated driver checks each address
+that it got as a number first. `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in, and fails if a read or a write
+would be a fault; it takes some microseconds. Where madvise gives no answer (Linux before 5.14, memory of a device), the
+list of mappings does. The checks do not protect against another thread that unmaps the memory at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _PAGE = mmap.PAGESIZE
 _END = 1 << 64
-_PIECES = 256  # pieces per system call; the kernel takes up to 1024
+_PIECES = 256  # pieces per system call; Linux allows up to 1024
 _STRING = 256
 _PIECE = struct.Struct("QQ")
 
@@ -34,22 +34,22 @@ _called: set[int] = set()  # pages that are known to be executable
 
 
 def readable(address: int, nbytes: int) -> bool:
-    """True if so many bytes may be read."""
+    """True if the `nbytes` bytes at an address can be read."""
     return _populated(address, nbytes, _POPULATE_READ, "r")
 
 
 def writable(address: int, nbytes: int) -> bool:
-    """True if so many bytes may be written."""
+    """True if the `nbytes` bytes at an address can be written."""
     return _populated(address, nbytes, _POPULATE_WRITE, "w")
 
 
 def usable(address: int, nbytes: int, write: bool) -> bool:
-    """True if so many bytes may be written, or read."""
+    """True if the `nbytes` bytes at an address can be written or, without `write`, read."""
     return writable(address, nbytes) if write else readable(address, nbytes)
 
 
 def present(address: int, nbytes: int) -> bool:
-    """True if so many bytes may be read, without any of them coming into memory for it."""
+    """True if the `nbytes` bytes at an address can be read. No page is mapped in for this check."""
     return nbytes <= 0 or (0 < address <= _END - nbytes and _listed(address, nbytes, "r"))
 
 
@@ -72,7 +72,7 @@ def _populated(address: int, nbytes: int, advice: int, permission: str) -> bool:
 
 
 def _listed(address: int, nbytes: int, permission: str) -> bool:
-    """Whether a range has a permission, by the list of mappings, which have to cover it without a gap."""
+    """Whether the list of mappings covers a range without a gap, and gives it a permission."""
     with open("/proc/self/maps") as mappings:
         for line in mappings:
             span, permissions = line.split(" ", 2)[:2]
@@ -88,7 +88,7 @@ def _listed(address: int, nbytes: int, permission: str) -> bool:
 
 
 def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
-    """The bytes of (address, size) pieces, one after another; None if one of them cannot be read."""
+    """The bytes of all pieces (address, size), concatenated. None if one of the pieces cannot be read."""
     found = b""
     for at in range(0, len(pieces), _PIECES):
         part = _gathered(pieces[at : at + _PIECES])
@@ -120,16 +120,16 @@ def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
 
 
 def copied(address: int, nbytes: int) -> bytes | None:
-    """The bytes at an address; None if they cannot be read."""
+    """A copy of the bytes at an address. None if they cannot be read."""
     return _gathered(((address, nbytes),))
 
 
 def string(address: int) -> bytes | None:
-    """The C string at an address, without its end; None if it cannot be read."""
+    """The C string at an address, without the final zero byte. None if it cannot be read."""
     found: list[bytes] = []
     size = _STRING
     while True:
-        room = _PAGE - address % _PAGE  # memory behind the end of the string may not be mapped
+        room = _PAGE - address % _PAGE  # the page after the end of the string may not be mapped
         part = copied(address, min(size, room))
         if part is None:
             return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table from multicast addresses to the memory behind them, which the native runtime reads.
+"""The tables by which the native runtime finds the memory that is bound to a multicast address.
 
-A multicast object has pieces of 2 MiB. For each piece and each device there is the address of the memory that the
-device has bound there, or 0. All mappings of an object share one such table (`Members`); `Teams` is the list of the
+A multicast object has pieces of 2 MiB. Its table (`Members`) has, for each piece and each device, the address of the
+memory that the device has bound there, or 0. All mappings of the object share the table. `Teams` is the list of all
 mappings. Both change only between calls of the native runtime.
 """
 
@@ -19,7 +19,7 @@ PIECE = 1 << abi.PIECE_SHIFT
 
 
 class Members:
-    """The members of every piece of one multicast object of `nbytes`, a multiple of PIECE. `devices` is its team."""
+    """The bound memory of a multicast object of `nbytes`, a multiple of PIECE. `devices` are those of its team."""
 
     def __init__(self, nbytes: int) -> None:
         self.devices: list[int] = []
@@ -42,7 +42,7 @@ class Members:
         return [device for device in self.devices if not self._addresses[offset // PIECE, device]]
 
     def offset_of(self, address: int) -> tuple[int, int] | None:
-        """(offset in the object, device) of memory that is bound, by the address that `bind` was given."""
+        """(offset in the object, device) of bound memory, by its address as it was given to `bind`. None for others."""
         at = np.uint64(address) - self._addresses
         found = np.argwhere((self._addresses != 0) & (self._addresses <= address) & (at < PIECE))
         if not len(found):
@@ -52,7 +52,7 @@ class Members:
 
 
 class Teams:
-    """The multicast addresses of a machine. `address` is a `structs.Teams`, which stays where it is."""
+    """The multicast addresses of a machine. `address` is that of a `structs.Teams`, and never changes."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[int, Members]] = {}
@@ -72,14 +72,16 @@ class Teams:
         self._write()
 
     def find(self, address: int) -> tuple[int, Members] | None:
-        """(offset in the object, its members) of a multicast address; None for any other."""
+        """(offset in the object, members of the object) of a multicast address. None for other addresses."""
         for start, (nbytes, members) in self._mapped.items():
             if start <= address < start + nbytes:
                 return address - start, members
         return None
 
     def behind(self, address: int) -> tuple[int, int] | None:
-        """(a multicast address of it, device) of memory that is bound, by the address that `Members.bind` was given."""
+        """(multicast address, device) of bound memory, by its address as it was given to `Members.bind`. None for other
+        memory.
+        """
         for start, (nbytes, members) in self._mapped.items():
             found = members.offset_of(address)
             if found is not None and found[0] < nbytes:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address space of this process: reserving the areas of a window, mapping files into them, handing ranges out."""
+"""The address space of this process: the areas of a window are reserved, files are mapped into them, and ranges of them
+are handed out.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ class Ranges:
     end: int
     name: str
     next: int = field(init=False)
-    free: list[tuple[int, int]] = field(default_factory=list)  # sorted (start, end), merged
+    free: list[tuple[int, int]] = field(default_factory=list)  # (start, end) of what was given back, sorted and merged
 
     def __post_init__(self) -> None:
         self.next = self.start
 
     def take(self, nbytes: int, alignment: int, asked: int | None = None) -> int:
-        """The start of `nbytes` of free space. WindowError, with the `asked` bytes of the user, if there is no room."""
+        """The start of `nbytes` of free space. WindowError if there is no room; its message has `asked`, if given."""
         start = -(-self.next // alignment) * alignment
         if start + nbytes <= self.end:
             if start > self.next:
@@ -52,7 +54,7 @@ class Ranges:
         raise WindowError(f"no room for {nbytes if asked is None else asked} bytes in {self.name}")
 
     def give(self, start: int, nbytes: int) -> None:
-        """Give space back that was taken."""
+        """Give back space that was taken."""
         end = start + nbytes
         i = bisect.bisect_left(self.free, (start, end))
         if i < len(self.free) and self.free[i][0] == end:
@@ -86,7 +88,7 @@ def _map_at(
     if got == ctypes.c_void_p(-1).value or got is None:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    if got != address:  # a kernel before 4.17 takes the address of _FIXED_NOREPLACE as a hint
+    if got != address:  # before Linux 4.17, the address is only a hint with _FIXED_NOREPLACE
         _libc.munmap(got, nbytes)
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
 
@@ -96,37 +98,37 @@ def access_address(address: int) -> int:
 
 
 def map_file(address: int, nbytes: int, fd: int, offset: int) -> None:
-    """Put part of a file at an address of a reserved area."""
+    """Map part of a file at an address in a reserved area."""
     _map_at(address, nbytes, mmap.MAP_SHARED | _FIXED | _NORESERVE, fd, offset)
 
 
 def map_empty(address: int, nbytes: int) -> None:
-    """Put fresh zeroed memory at an address of a reserved area."""
+    """Map new zeroed memory at an address in a reserved area."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED)
 
 
 def keep_free(address: int, nbytes: int) -> None:
-    """Reserve a range of addresses against other users. OSError where something is mapped there already."""
+    """Reserve a range of addresses, so that nothing else is mapped there. OSError if something is mapped there."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED_NOREPLACE, protection=_NO_ACCESS)
 
 
 def keep_free_again(address: int, nbytes: int) -> None:
-    """Unmap what was mapped in a range that is kept free, and keep it free."""
+    """Unmap all that was mapped in a range of `keep_free`, and keep the range reserved."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED, protection=_NO_ACCESS)
 
 
 def give_up(address: int, nbytes: int) -> None:
-    """Release a range that was kept free, with all that is mapped in it."""
+    """Release a range of `keep_free`, with all that is mapped in it."""
     _libc.munmap(address, nbytes)
 
 
 def drop(address: int, nbytes: int) -> None:
-    """Give the pages of a range back; it reads as zero again."""
+    """Give the pages of a range back to the system. The range reads as zero afterwards."""
     _libc.madvise(address, nbytes, mmap.MADV_DONTNEED)
 
 
 def punch(fd: int, offset: int, nbytes: int) -> None:
-    """Give the pages of part of a file back."""
+    """Give the pages of part of a file back to the system."""
     _libc.fallocate(fd, _PUNCH_HOLE, offset, nbytes)
 
 
@@ -146,10 +148,10 @@ def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
 
 
 def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
-    """(base, size) of a fresh window: the first slot where nothing is in the way, or the last one, as large as the
-    process may.
+    """Reserve a window and return (base, size). It is at the first place, or with `last` the last one, where no memory
+    is in the way, and as large as the process may reserve, up to `asked`.
 
-    Windows of machines that were dropped, which reference cycles keep open, are given up before a smaller one is taken.
+    Before a smaller window is taken, the garbage collector releases windows of dropped machines.
     """
     # `refusal` is a text, as the traceback of an exception would keep the window alive.
     refusal, taken, collected = "", False, False
@@ -180,7 +182,7 @@ def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
 
 
 def arena(nbytes: int) -> mmap.mmap:
-    """Zeroed memory, of which only touched pages cost anything."""
+    """Zeroed memory. Only pages that are touched take real memory."""
     return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
 
 

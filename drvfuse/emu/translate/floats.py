@@ -199,7 +199,9 @@ class Helpers:
         return "@odd"
 
     def add_odd(self, down: bool = False) -> str:
-        """`i64 @f(double a, double b)`: a + b rounded to odd. With `down`, an exact zero has the sign of rounding rm."""
+        """`i64 @f(double a, double b)`: a + b rounded to odd. With `down`, an exact zero has the sign of rounding
+        rm.
+        """
         name = "add_odd_rm" if down else "add_odd"
         if name not in self.functions:
             odd = self.odd()
@@ -335,7 +337,9 @@ class Helpers:
         return "@sqrt_odd"
 
     def flush(self, kind: str) -> str:
-        """`float @flush_f32(float)`: a subnormal number becomes a zero of its sign (`.ftz`). For "f16" it takes bits."""
+        """`float @flush_f32(float)`: a subnormal number becomes a zero of its sign (`.ftz`). For "f16" it takes
+        bits.
+        """
         name = f"flush_{kind}"
         if name not in self.functions:
             f = FORMATS[kind]

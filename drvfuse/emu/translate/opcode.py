@@ -56,7 +56,9 @@ class Opcode:
         return found
 
     def pick(self, *names: str, default: str | None = None) -> str:
-        """Consume and return one of `names`. If there is none, return `default`, or refuse the opcode if that is None."""
+        """Consume and return one of `names`. If there is none, return `default`, or refuse the opcode if that is
+        None.
+        """
         for part in self.rest:
             if part in names:
                 self.rest.remove(part)

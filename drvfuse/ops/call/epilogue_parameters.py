@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ...dtypes import DType
 from ...errors import ArgumentError, CompileError
-from ...runtime import interop
+from ...runtime import reach
 from ...runtime.device import Device
 from . import operands as checked
 from .epilogue import Epilogue, Replicated, Scalar, explain
@@ -118,7 +118,7 @@ def _array(device: Device, name: str, value: Any) -> Operand:
     operand = checked.whole(name, value, device.driver)
     if not operand.array.size:
         raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")
-    if not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
+    if not reach.readable_by(operand.array.ptr, operand.array.nbytes, device):
         raise ArgumentError(
             name,
             f"on device {operand.array.device.index}, which device {device.index} cannot read",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ...comm.ordering import same
 from ...errors import CaptureError
 from ...runtime.array import Array, mark_used
-from ...runtime.stream import Event, Stream
+from ...runtime.stream import LEGACY, Event, Stream
 from .operands import Operand
 
 
@@ -17,10 +17,11 @@ class Route:
 
     A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
     `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
-    mostly both are empty. `told` is the memory besides the arrays that has already recorded its use by the stream.
+    mostly both are empty. `unordered` are the foreign arrays whose library names no stream; they must live until a
+    launch is complete. `told` is the memory besides the arrays that has already recorded its use by the stream.
     """
 
-    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told")
+    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told", "unordered")
 
     def __init__(
         self,
@@ -29,9 +30,11 @@ class Route:
         away: Sequence[Array],
         producers: Sequence[Stream],
         owners: Sequence[Stream] = (),
+        unordered: Sequence[Array] = (),
     ) -> None:
         """`away` are the arrays whose own stream may be another stream."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
+        self.unordered = unordered
         self.told: Sequence[Array] | None = None
 
     @classmethod
@@ -40,7 +43,8 @@ class Route:
         others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
-        return cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners)
+        unordered = [o.array for o in operands if o.foreign and (o.producer is None or not o.producer.foreign)]
+        return cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners, unordered)
 
     @classmethod
     def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
@@ -55,7 +59,7 @@ class Route:
         """
         stream = self.stream
         for producer in self.producers:
-            if same(producer, stream):
+            if same(producer, stream) or _outside(producer, capture):
                 continue
             if producer.closed:
                 event = producer.last_event() if capture is None else None
@@ -83,7 +87,7 @@ class Route:
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order the owners of foreign arrays after the launch: their libraries may then reuse the memory."""
         for owner in self.owners:
-            if owner.closed or same(owner, self.stream):
+            if owner.closed or same(owner, self.stream) or _outside(owner, capture):
                 continue
             if capture is not None and owner.capture_id() != capture:
                 continue
@@ -91,6 +95,12 @@ class Route:
                 owner.wait(event)
             else:
                 owner.follow(self.stream)
+
+
+def _outside(stream: Stream, capture: int | None) -> bool:
+    """Whether `stream` is known to be no part of `capture`: the legacy default stream is never captured, and while a
+    stream is captured that it orders, the driver does not answer questions about it."""
+    return capture is not None and stream.handle == LEGACY
 
 
 def _distinct(streams: Iterable[Stream]) -> list[Stream]:

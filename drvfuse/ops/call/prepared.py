@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from ...comm.history import CallNote, Noted
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import NONE, Traffic
+from ...runtime import held
 from ...runtime.graph import capturing
 from ...runtime.lifetime import enter_launches, leave_launches
 from .operands import Operand, no_overlap
@@ -126,6 +127,8 @@ def submit(
             turns.captured(position, graph, call)
             if graph is not None:
                 graph.keep(*route.arrays, *turns.more, *sections)
+        elif route.unordered:
+            held.keep(stream, route.unordered)
         if route.owners:
             route.lead_owners(event, capture)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""COAT's FP8 norms, divisions and residual add on one device. Their public face is `drvfuse.coat`."""
+"""COAT's FP8 norms, divisions and residual add on one device. `drvfuse.coat` has their public names."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-tensor FP8 quantisation, with the transposed copy or without, under COAT's signatures."""
+"""FP8 quantisation with one scale per tensor, with or without a transposed copy, with COAT's signatures."""
 
 from __future__ import annotations
 
@@ -56,15 +56,16 @@ def fp8_division_transpose(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, ...]]:
-    """`(y, s_y, y_t)`, or with `only_transposed` `(y_t, s_y)`: x / s_y in FP8, and its transpose.
+    """x / s_y in FP8, and its transpose. Returns `(y, s_y, y_t)`, or `(y_t, s_y)` with `only_transposed`.
 
-    x [M, N] or [B, S, N], bfloat16 or float32; its rows may lie apart. `fp8type` is "E4M3", "E5M2" or a dtype. s_y is
-    an array of one element (bfloat16, float16 or float32); without it s_y = (max|x| + 1e-10) / fp8_max with each step
-    rounded to x's dtype, 0-d; a NaN in x then makes everything NaN. y has x's shape; y_t is (N, M). The quotient is
-    fp32, rounded once to FP8, saturating. QB has no effect on values. stochastic=True is refused: COAT's is biased.
+    x [M, N] or [B, S, N] is bfloat16 or float32, and there may be gaps between its rows. `fp8type` is "E4M3", "E5M2" or
+    a dtype. s_y is an array of one element (bfloat16, float16 or float32). If it is None, the scale is a 0-d array
+    (max|x| + 1e-10) / fp8_max, with each step rounded to x's dtype; a NaN in x then makes the scale and all results
+    NaN. y has x's shape; y_t is (N, M). The quotient is computed in fp32 and rounded once to FP8, with saturation. QB
+    has no effect on values. stochastic=True is refused, since COAT's stochastic rounding is biased.
 
-    `outputs` is (y, y_t), or (y_t,), and with them s_y in front of y_t if it is not given: (y, s_y, y_t), (y_t, s_y).
-    The rest as in `fp8_rmsnorm_forward`.
+    If s_y is given, `outputs` is (y, y_t), or (y_t,) with `only_transposed`. Otherwise it is (y, s_y, y_t) or (y_t,
+    s_y). All other options are those of `fp8_rmsnorm_forward`.
     """
     given = Options.of(outputs, stream, pdl_level, workspace)
     names = ("y_t", "s_y") if only_transposed else ("y", "s_y", "y_t")
@@ -84,7 +85,7 @@ def fp8_division(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, ...]]:
-    """`(y, s_y)`: as `fp8_division_transpose`, without the transpose. `outputs` is (y,) or (y, s_y)."""
+    """`fp8_division_transpose` without the transpose. Returns `(y, s_y)`; `outputs` is (y,) or (y, s_y)."""
     given = Options.of(outputs, stream, pdl_level, workspace)
     return _divide("fp8_division", given, ("y", "s_y"), x, QB, fp8type, s_y, stochastic)
 
@@ -92,7 +93,7 @@ def fp8_division(
 def _divide(
     op: str, given: Options, names: tuple[str, ...], x: Any, QB: Any, fp8type: Any, s_y: Any, stochastic: Any
 ) -> Prepared[tuple[Array, ...]]:
-    """The call of `op`, which returns the results of these names, in this order."""
+    """The call of `op`, which returns the results with these names, in this order."""
     if stochastic:
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the forward of RMSNorm and of LayerNorm share: the parameters of their kernels, and a launch by a plan."""
+"""The common parts of the forward passes of RMSNorm and LayerNorm: parameters of their kernels, a launch by a plan."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ForwardParams(Fp8Params):
 def planned_forward(
     call: Fp8Call, plan: HeldRows | HeldTiles | FewRows | ManyRows, kinds: Defines, batch_rows: int, address: int
 ) -> Planned:
-    """The launch that `plan` describes, for types and numerics of `kinds`. qy_t lies `address` bytes behind a multiple
-    of 16, in batches of `batch_rows` rows."""
+    """The launch that `plan` describes. `kinds` are the definitions for types and numerics. qy_t lies `address` bytes
+    behind a multiple of 16, and consists of batches of `batch_rows` rows."""
     shares = {name: getattr(plan, name) for name in _SHARES}
     template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
     every = kinds + plan.defines(call.aligned("x", "qy", "weight", "bias"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of every FP8 op after its inputs are checked: results, workspace, plan, parameters and the launch."""
+"""The steps of every FP8 op after the check of its inputs: results, workspace, plan, parameters and launch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _STRIDES = {"x": "x_stride", "scales": "scale_stride", "a": "a_stride", "b": "b_
 
 
 class Fp8Params(ctypes.Structure):
-    """Parameters of a kernel. An array's address is in the field of its name, a row's stride in that of `_STRIDES`."""
+    """The parameters of a kernel. The field with an array's name has its address, and `_STRIDES` names the fields that
+    have strides of rows."""
 
     def bind(self, space: Workspace) -> None:
-        """Write the workspace."""
+        """Write the address of the workspace."""
         self.scratch = space.params
 
 
@@ -43,15 +44,16 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, outputs: Any, stream: Any, pdl_level: Any, workspace: Any = None) -> Options:
-        """ArgumentError for a wrong `pdl_level`; the others are checked with the arrays of the call."""
+        """Raises ArgumentError for a wrong `pdl_level`. The other options are checked with the arrays of the call."""
         return cls(outputs, stream, options.pdl_level(pdl_level), workspace)
 
 
 class Fp8Call:
-    """A call of the op `name` for a matrix of `rows` and `columns`, its arrays by the fields of the parameters.
+    """A call of the op `name` for a matrix of `rows` and `columns`. Its arrays are keyed by fields of the parameters.
 
-    `read` are inputs, the matrix first, and `others` further ones that the op itself writes to the parameters.
-    `wanted` are the results; `values` are what the caller gets for them. `own` is the workspace that the caller passed.
+    `read` are inputs, the matrix first; `others` are inputs whose addresses the op itself writes to the parameters.
+    `wanted` describes the results, and `values` are the arrays that the caller gets. `own` is the workspace that the
+    caller has passed.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Fp8Call:
         self.arrays = {**read, **dict(zip(wanted, self._written, strict=True))}
 
     def aligned(self, *fields: str) -> bool:
-        """Whether the rows of all these arrays, where the call has them, begin and end at multiples of 16 bytes."""
+        """Whether the rows of those of these arrays that the call has all begin and end at multiples of 16 bytes."""
         return self.columns % 16 == 0 and all(self.arrays[one].rows_aligned for one in fields if one in self.arrays)
 
     def planned(
@@ -92,7 +94,7 @@ class Fp8Call:
         waits: bool = False,
         cluster: int = 1,
     ) -> Planned:
-        """`Planned` of the file and kernel of that name. Columns and early triggers are written to the template."""
+        """The `Planned` for the kernel of that name, whose parameters have the columns and the early trigger."""
         template.columns = self.columns
         template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
         spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)
@@ -111,7 +113,7 @@ class Fp8Call:
         return ready
 
     def prepared(self, ready: Ready, result: R, *, workspace: bool) -> Prepared[R]:
-        """The call that launches it; with a workspace, which is the caller's or the one of the stream."""
+        """The prepared call of the launch `ready`. With `workspace` it uses the caller's workspace or the stream's."""
         turns = DeviceTurns(self.device)
         if workspace:
             own = self.own[0].array if self.own else None

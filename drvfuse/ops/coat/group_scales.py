@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual add and RMSNorm with group scales as results, under COAT's signatures, and both in one launch.
+"""The residual add and RMSNorm, whose results have group scales, with COAT's signatures, and both in one launch.
 
-Group scales are those of 1 x QB elements of a row, bfloat16. For the largest magnitude `most` of a group in fp32, the
-scale is (most + 1e-10) / fp8_max; values are divided by it as it is, and it is rounded when it is stored. `most` is
-over the numbers of the group: a NaN stays in its element, an infinity makes the finite elements of its group 0 and
-itself NaN, and only a group of NaN alone has a NaN scale. A group of zeros has bf16(1e-10 / fp8_max).
+A group is 1 x QB elements of a row, and its scale is bfloat16. If `most` is the largest magnitude of the group in fp32,
+its scale is (most + 1e-10) / fp8_max. Values are divided by the unrounded scale, which is rounded when it is stored.
+NaN elements do not enter `most`: they stay NaN, and a group has a NaN scale only if all of its elements are NaN. An
+infinite element becomes NaN, and makes the finite elements of its group 0. The scale of a group of zeros is
+bf16(1e-10 / fp8_max).
 
 All calls take drvfuse Arrays or any DLPack or CUDA-array-interface object; inputs but w may be column slices of wider
-arrays. `outputs`: the arrays to write, in the order that each function names, C-contiguous and without overlap with
-another; else they are allocated. `stream`: None for the device's own, "current" for that of the first argument's
-framework, or a stream. The launch does not block, needs no workspace and can be captured with outputs given.
-ArgumentError for arguments that do not fit, before any launch.
+arrays. `outputs` are the arrays to write, in the order that each function names, C-contiguous and without overlap; None
+allocates them. `stream` is None for the device's own stream, "current" for that of the first argument's framework, or a
+stream. The launch does not block and needs no workspace, and can be captured if outputs are given. Arguments that do
+not fit raise ArgumentError before any launch.
 """
 
 from __future__ import annotations
@@ -76,12 +77,13 @@ def fp8_rmsnorm_pg2pg_forward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, Array, tuple[ArrayLike, Array, int]]]:
-    """RMSNorm of x with group scales in and out: `(qy, s_y, (w, rstd, num_warps))`.
+    """RMSNorm of x with group scales, whose result has group scales. Returns `(qy, s_y, (w, rstd, num_warps))`.
 
-    x [M, N] or [B, S, N] FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32, QB 16, 32, 64 or 128, N at
-    most 32768. qy has x's shape and dtype, s_y the shape and dtype of s_x, rstd [M] float32: that of
-    `fp8_rmsnorm_forward`, bit for bit. y = (x * s_x * rstd) * w in fp32, its groups quantised as this module says.
-    `transpose_output_2d` has no effect: there is no transpose. `outputs` is (qy, s_y, rstd).
+    x [M, N] or [B, S, N] is FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32. QB is 16, 32, 64 or 128,
+    and N at most 32768. qy has x's shape and dtype, and s_y the shape and dtype of s_x. rstd [M] is float32, with the
+    bits of `fp8_rmsnorm_forward`. y = (x * s_x * rstd) * w is computed in fp32, and its groups are quantised as this
+    module's docstring says. `transpose_output_2d` has no effect, since there is no transpose. `outputs` is
+    (qy, s_y, rstd).
     """
     given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
@@ -102,11 +104,11 @@ def fp8_add_Ifp_Ifp_Ofp_Og16(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, tuple[Array, Array]]]:
-    """The residual add: `(sum, (x, s_x))`, the sum in bfloat16 and quantised with group scales.
+    """The residual add: the sum in bfloat16, and quantised with group scales. Returns `(sum, (x, s_x))`.
 
-    x1 and x2 [M, N] or [B, S, N] bfloat16, added in fp32; `fp8type` "E4M3", "E5M2" or a dtype; QB 16, 32, 64 or 128;
-    N at most 32768. sum and x have the inputs' shape, s_x is [..., ceil(N / QB)]. x and s_x are of the fp32 sum, not of
-    the rounded one. `outputs` is (sum, x, s_x).
+    x1 and x2 [M, N] or [B, S, N] are bfloat16 and are added in fp32. `fp8type` is "E4M3", "E5M2" or a dtype, QB is 16,
+    32, 64 or 128, and N at most 32768. sum and x have the inputs' shape, and s_x is [..., ceil(N / QB)]. The fp32 sum
+    is quantised, not the rounded one. `outputs` is (sum, x, s_x).
     """
     given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x1=x1, x2=x2)
     read, shape = _addends(driver, x1, x2, QB)
@@ -128,10 +130,11 @@ def fp8_add_rmsnorm_pg2pg_forward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, tuple[Array, Array], tuple[Array, Array, tuple[ArrayLike, Array, int]]]]:
-    """`(sum, (x, s_x), (qy, s_y, (w, rstd, num_warps)))`: the residual add and RMSNorm of x in one launch.
+    """The residual add and RMSNorm of its result in one launch. Returns `(sum, (x, s_x), (qy, s_y, (w, rstd,
+    num_warps)))`.
 
-    Bit for bit `fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, fp8type, QB)` and then `fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB,
-    eps)`, whose arguments these are, without reading x again. `outputs` is (sum, x, s_x, qy, s_y, rstd).
+    The arguments and the bits are those of `fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, fp8type, QB)` followed by
+    `fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB, eps)`, but x is not read again. `outputs` is (sum, x, s_x, qy, s_y, rstd).
     """
     given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x1=x1, x2=x2, w=w)
     read, shape = _addends(driver, x1, x2, QB)
@@ -158,7 +161,7 @@ def _groups(shape: tuple[int, ...], QB: int) -> tuple[int, ...]:
 
 
 def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
-    """By the names of the parameters that take them."""
+    """The results of the residual add, by the parameters that have their addresses."""
     bf16 = dtypes.get("bfloat16")
     return {"sum": ("sum", shape, bf16), "x": ("x", shape, target), "scales": ("s_x", _groups(shape, QB), bf16)}
 
@@ -176,7 +179,7 @@ def _call(name: str, given: Options, read: dict[str, Operand], wanted: dict[str,
 def _prepared(call: Fp8Call, QB: int, fp8: DType, epsilon: float, result: Callable[..., R]) -> Prepared[R]:
     """The call with its launch, which returns `result` of its outputs."""
     add, norm, weight = "a" in call.arrays, "weight" in call.arrays, weight_type(call.arrays)
-    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # scales and rstd are accessed by the element
+    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # scales and rstd are accessed element by element
 
     def plan() -> Planned:
         plan = RowPlan.of(limits(call.device), call.rows, call.columns, 1 if add else 2)

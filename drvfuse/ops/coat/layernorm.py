@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 LayerNorm with COAT's signatures, with parameters and without, in one launch each way.
+"""FP8 LayerNorm with COAT's signatures, with parameters and without. Forward and backward pass are one launch each.
 
-Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are as in `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
-with `pdl_level` b, too, may be fetched before the wait for the producer. COAT's own kernels include the lanes beyond
-the last column in the variance and in the maximum; these do not, so rows of every length, powers of two or not, have
-right results.
+Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are those of `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
+with `pdl_level`, b too may be read before the wait for the producer. COAT's own kernels include the lanes beyond the
+last column in the variance and in the maximum. These kernels do not, so the results are right for rows of every length.
 """
 
 from __future__ import annotations
@@ -74,17 +73,17 @@ def fp8_layernorm_param_forward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, Array, Array, tuple[ArrayLike, ArrayLike, Array, Array, int]]]:
-    """Quantised LayerNorm of x: `(qy, s_y, qy_t, (w, b, mean, rstd, num_warps))`.
+    """LayerNorm of x, quantised. Returns `(qy, s_y, qy_t, (w, b, mean, rstd, num_warps))`.
 
-    x [M, N] or [B, S, N] FP8, s_x [..., ceil(N / QB)] bfloat16, w and b [N], both bfloat16 or both float32, QB 16, 32,
-    64 or 128, N at most 32768. qy, s_y and qy_t as of `fp8_rmsnorm_forward`; mean and rstd [M] float32. mean = sum / N,
-    rstd = 1 / sqrt(sum of (x - mean)^2 / N + eps), y = (x * s_x - mean) * rstd * w + b, all in fp32; s_y =
-    bf16((max|y| + 1e-10) / fp8_max); qy = FP8(y / s_y), without a rounding of y before the quotient.
+    x [M, N] or [B, S, N] is FP8, and s_x [..., ceil(N / QB)] bfloat16. w and b [N] are both bfloat16 or both float32.
+    QB is 16, 32, 64 or 128, and N at most 32768. qy, s_y and qy_t are those of `fp8_rmsnorm_forward`; mean and rstd [M]
+    are float32. mean = sum / N, rstd = 1 / sqrt(sum of (x - mean)^2 / N + eps), y = (x * s_x - mean) * rstd * w + b,
+    all in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(y / s_y), without a rounding of y before the quotient.
 
-    No rows give s_y of an all-zero tensor. A row whose y are all NaN (one NaN in x does that) makes s_y NaN, and so
-    every qy; other NaN stay in their column. An infinite y makes s_y infinite: every finite y becomes 0.
+    Without rows s_y is that of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y and all qy
+    are NaN; any other NaN stays in its column. An infinite y makes s_y infinite, and all finite y become 0.
 
-    `outputs` is (qy, s_y, qy_t, mean, rstd). `workspace` needs `fp8_workspace_bytes(N)`.
+    `outputs` is (qy, s_y, qy_t, mean, rstd). `workspace` needs `fp8_workspace_bytes(N)` bytes.
     """
     return _forward(
         "fp8_layernorm_param_forward",
@@ -107,7 +106,7 @@ def fp8_layernorm_noparam_forward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, Array, Array, tuple[Array, Array, int]]]:
-    """`(qy, s_y, qy_t, (mean, rstd, num_warps))`: `fp8_layernorm_param_forward` without w and b."""
+    """`fp8_layernorm_param_forward` without w and b. Returns `(qy, s_y, qy_t, (mean, rstd, num_warps))`."""
     return _forward(
         "fp8_layernorm_noparam_forward",
         Options.of(outputs, stream, pdl_level, workspace),
@@ -133,15 +132,16 @@ def fp8_layernorm_param_backward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, Array, Array]]:
-    """Gradients `(dx, dw, db)` of LayerNorm for the gradient g of its unquantised output.
+    """The gradients `(dx, dw, db)` of LayerNorm for the gradient g of its unquantised output.
 
-    x, s_x, w, b and QB as in the forward, m and v its mean and rstd [M]; g as in `fp8_rmsnorm_backward`, so a list of
-    up to three arrays is their sum. dx is bfloat16 in x's shape, dw and db [N] in w's dtype: xhat = (x * s_x - m) * v,
-    c1 = mean(xhat * w * g), c2 = mean(w * g), dx = (w * g - (xhat * c1 + c2)) * v; dw = sum of g * xhat and db = sum of
-    g over the rows, in fp32, rounded once. The same bits in every run and on every device. `num_warps` and the values
-    of b have no effect.
+    x, s_x, w, b and QB are those of the forward pass, and m and v [M] its mean and rstd. g is as in
+    `fp8_rmsnorm_backward`: a list of up to three arrays stands for their sum. dx is bfloat16 in x's shape, and dw and
+    db [N] have w's dtype: xhat = (x * s_x - m) * v, c1 = mean(xhat * w * g), c2 = mean(w * g), dx = (w * g - (xhat * c1
+    + c2)) * v; dw = sum of g * xhat and db = sum of g over the rows, in fp32, rounded once. The bits are the same in
+    every run and on every device. `num_warps` and the values of b have no effect.
 
-    `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)`. Time-outs as of `fp8_rmsnorm_backward`.
+    `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)` bytes. Time-outs are those of
+    `fp8_rmsnorm_backward`.
     """
     given, affine, saved = Options.of(outputs, stream, pdl_level, workspace), {"w": w, "b": b}, {"m": m, "v": v}
     name = "fp8_layernorm_param_backward"
@@ -163,9 +163,9 @@ def fp8_layernorm_noparam_backward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[Array]:
-    """dx as of `fp8_layernorm_param_backward` without w and b: no sums over the rows, and no workspace.
+    """The gradient dx of LayerNorm without w and b; see `fp8_layernorm_param_backward`. It needs no workspace.
 
-    stochastic=True is refused: COAT's kernel for it does not compile. `outputs` is (dx,).
+    stochastic=True is refused, since COAT's kernel for it does not compile. `outputs` is (dx,).
     """
     if stochastic:
         raise Unsupported("stochastic=True: the gradient is bfloat16, rounded to nearest; pass False")
@@ -184,7 +184,7 @@ def _forward(
     transpose_output_2d: Any,
     result: Callable[..., R],
 ) -> Prepared[R]:
-    """The call of the op `name`, with w and b in `affine` or nothing, which returns `result` of its outputs."""
+    """The call of the op `name`, which returns `result` of its outputs. `affine` has w and b, or is empty."""
     driver = operands.driver_of(x=x, s_x=s_x, **affine)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     require_columns(xs, MAX_COLUMNS)
@@ -194,7 +194,7 @@ def _forward(
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "mean", "rstd")
     call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, max(GRID_BYTES, WORDS_BYTES))
     rows, columns, aligned = call.rows, call.columns, call.aligned("x", "qy", "weight", "bias")
-    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # of which runs are multiples
+    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # runs of stores are multiples of it
 
     def plan() -> Planned:
         kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)

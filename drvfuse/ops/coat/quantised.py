@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of FP8 ops, checked: a tensor with group scales, the group's size, weights of columns."""
+"""Checks of the arguments of FP8 ops: a tensor with group scales, the size of groups, weights of columns."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..call.results import Wanted
 Outputs = Sequence[ArrayLike] | None
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
-COAT_WARPS = 8  # COAT's functions return it
+COAT_WARPS = 8  # COAT's functions return this number
 
 
 def group_size(QB: Any) -> int:
-    """`QB`, or ArgumentError."""
+    """`QB`, checked. Raises ArgumentError."""
     if isinstance(QB, bool) or not isinstance(QB, (int, float, np.integer)) or QB not in GROUPS:
         raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, GROUPS)))
     return int(QB)
 
 
 def matrix_shape(operand: Operand) -> tuple[int, ...]:
-    """The operand's shape, [M, N] or [B, S, N], or ArgumentError."""
+    """The operand's shape, which must be [M, N] or [B, S, N]. Raises ArgumentError."""
     shape = operand.shape
     if len(shape) not in (2, 3) or not shape[-1]:
         raise ArgumentError(operand.name, f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
@@ -40,7 +40,7 @@ def matrix_shape(operand: Operand) -> tuple[int, ...]:
 
 
 def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
-    """x in FP8 and its group scales, checked against one another, and x's shape."""
+    """x in FP8, its group scales, which are checked to fit x, and x's shape."""
     group_size(QB)
     xs = operands.rows("x", x, driver, dtypes.FP8)
     shape = matrix_shape(xs)
@@ -52,7 +52,8 @@ def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, 
 
 
 def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> dict[str, Operand]:
-    """w, or w and b of one dtype, as far as given: one for each column, by the parameters that take them."""
+    """The arrays w and b that are given, by the parameters that have their addresses. Both have one dtype and an
+    element for each column."""
     fields = {"w": "weight", "b": "bias"}
     found = {fields[name]: operands.whole(name, value, driver, WEIGHTS) for name, value in given.items()}
     for operand in found.values():
@@ -63,7 +64,7 @@ def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> di
 
 
 def weight_type(read: Mapping[str, Operand]) -> DType:
-    """The dtype of the weights, or the one that kernels without weights are compiled with."""
+    """The dtype of the weights. Without weights it is the dtype with which kernels are compiled that have none."""
     return read["weight"].dtype if "weight" in read else dtypes.get("bfloat16")
 
 
@@ -78,12 +79,12 @@ def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[
 
 
 def quantised_outputs(shape: tuple[int, ...], fp8: DType, turned: tuple[int, ...]) -> dict[str, Wanted]:
-    """A quantised tensor, its scale and its transpose, by the parameters that take them."""
+    """A quantised tensor, its scale and its transpose, by the parameters that have their addresses."""
     return {"qy": ("qy", shape, fp8), "scale": ("s_y", (), dtypes.get("bfloat16")), "qy_t": ("qy_t", turned, fp8)}
 
 
 def row_outputs(shape: tuple[int, ...], *names: str) -> dict[str, Wanted]:
-    """A float32 number for each row, under each of these names."""
+    """Results with a float32 number for each row, one under each of these names."""
     rows = (math.prod(shape[:-1]),)
     return {name: (name, rows, dtypes.get("float32")) for name in names}
 

@@ -52,7 +52,7 @@ class BackwardParams(Fp8Params):
 
 
 def fp8_workspace_bytes(columns: int) -> int:
-    """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
+    """The bytes that `workspace=` needs for calls with that number of columns; they must be zero before the first use."""
     return workspace_bytes(require_integer("columns", columns, "an integer, at least 1", 1))
 
 
@@ -71,21 +71,22 @@ def fp8_rmsnorm_backward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, Array]]:
-    """Gradients `(dx, dw)` of RMSNorm for the gradient g of its unquantised output.
+    """The gradients `(dx, dw)` of RMSNorm for the gradient g of its unquantised output.
 
-    x, s_x, w, QB as in the forward, v the forward's rstd [M]. g is bfloat16 in x's shape, or a list or tuple of up to
-    three such arrays: then it is g[0] + g[1] + g[2], each addition rounded to bfloat16, as adding them before gives. dx
-    is bfloat16 in x's shape, dw [N] in w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat * c1)
-    * v, dw = sum of g * xhat over the rows in fp32, rounded once. The same bits in every run and on every device.
-    `num_warps` has no effect. A NaN in a row of x, in its scales or in v makes that row of dx and all of dw's columns
-    that it touches NaN; in g or w also only its row, or its column, and c1 of the rows.
+    x, s_x, w and QB are those of the forward pass, and v [M] is its rstd. g is bfloat16 in x's shape. A list or tuple
+    of up to three such arrays stands for the sum g[0] + g[1] + g[2], with each addition rounded to bfloat16. dx is
+    bfloat16 in x's shape, and dw [N] has w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat *
+    c1) * v, dw = sum of g * xhat over the rows in fp32, rounded once. The bits are the same in every run and on every
+    device. `num_warps` has no effect. A NaN propagates as in these formulas: through c1 into the whole row of dx, and
+    through the sum over the rows into its column of dw.
 
-    With `pdl_level` the kernel reads nothing but w before its wait for the producer; its dependents may start after its
-    last store of dw (ON), or right after that wait (OVERLAP_AT_BEGINNING), and must wait themselves before they read.
+    With `pdl_level` the kernel reads only w before its wait for the producer. Dependent kernels may start after the
+    last store of dw (ON), or right after the kernel's own wait (OVERLAP_AT_BEGINNING); they must wait before they read.
 
-    `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)`, zeroed once, for one launch at a
-    time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw
-    is not written, and the next call with that workspace raises GridTimeout, as do `check_device` and `Graph.launch()`.
+    `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)` bytes, which is zeroed once and
+    serves one launch at a time. All other options are those of the forward pass. N is at most 32768. If blocks wait for
+    one another longer than `spin_timeout`, dw is not written, and the next call with the workspace raises GridTimeout,
+    as do `check_device` and `Graph.launch()`.
     """
     given, name = Options.of(outputs, stream, pdl_level, workspace), "fp8_rmsnorm_backward"
     return gradient(name, given, x, s_x, g, QB, {"w": w}, {"v": v}, lambda dx, dw: (dx, dw))
@@ -104,8 +105,8 @@ def gradient(
 ) -> Prepared[R]:
     """The call of the op `name`, which returns `result` of dx and of the gradients of `affine`.
 
-    `affine` is w of RMSNorm, w and b of LayerNorm, or nothing; `saved` is what the forward saved of each row: v, its
-    rstd, and for LayerNorm m, its mean.
+    `affine` has w for RMSNorm, w and b for LayerNorm, or nothing. `saved` are the values that the forward pass has
+    saved for each row: v, the rstd, and for LayerNorm m, the mean.
     """
     summed = _named(g)
     driver = operands.driver_of(x=x, s_x=s_x, **summed, **affine, **saved)
@@ -155,7 +156,7 @@ def gradient(
 
 
 def _named(g: Any) -> dict[str, Any]:
-    """g, or the arrays that are added to give g, by their names."""
+    """The array g, or the arrays whose sum is g, by their names in messages."""
     if not isinstance(g, (list, tuple)) or len(g) == 1:
         return {"g": g[0] if isinstance(g, (list, tuple)) else g}
     return {f"g[{i}]": array for i, array in enumerate(g)}
@@ -171,7 +172,7 @@ def _gradients(driver: Driver, values: Mapping[str, Any], shape: tuple[int, ...]
 
 
 def _row_values(driver: Driver, saved: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Operand]:
-    """What the forward has saved of each row, by the parameters that take it."""
+    """The values that the forward pass has saved for each row, by the parameters that have their addresses."""
     fields = {"m": "mean", "v": "rstd"}
     found = {fields[name]: operands.whole(name, value, driver, ["float32"]) for name, value in saved.items()}
     for operand in found.values():

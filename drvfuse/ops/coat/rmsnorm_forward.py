@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 RMSNorm with COAT's signatures, in one launch. The gradient is in `fp8_rmsnorm_backward`.
+"""FP8 RMSNorm with COAT's signature, in one launch. `rmsnorm_backward` has the gradient.
 
-Real value = stored FP8 x scale. x is [M, N] or [B, S, N], e4m3fn or e5m2, with bf16 scales for each 1 x QB elements of
-a row. All arrays may be drvfuse Arrays or any DLPack or CUDA-array-interface object; x, s_x and g may be column slices
-of wider arrays. The rounding rules are those of `drvfuse.reference.coat_rmsnorm`.
+The real value of an element is its FP8 value times its scale. x is [M, N] or [B, S, N], e4m3fn or e5m2, with a bfloat16
+scale for each 1 x QB elements of a row. All arrays may be drvfuse Arrays or any DLPack or CUDA-array-interface object;
+x, s_x and g may be column slices of wider arrays. The rounding rules are those of `drvfuse.reference.coat_rmsnorm`.
 """
 
 from __future__ import annotations
@@ -48,25 +48,24 @@ def fp8_rmsnorm_forward(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, Array, Array, tuple[ArrayLike, Array, int]]]:
-    """Quantised RMSNorm of x: `(qy, s_y, qy_t, (w, rstd, num_warps))`.
+    """RMSNorm of x, quantised. Returns `(qy, s_y, qy_t, (w, rstd, num_warps))`.
 
-    x [M, N] or [B, S, N] FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32, QB 16, 32, 64 or 128.
-    qy has x's shape and dtype, s_y is a 0-d bfloat16 with real value = qy * s_y, rstd [M] float32. qy_t is (N, M); for
-    3-D x without `transpose_output_2d` it is (B, N, S) with qy_t[b] = qy[b].T.
+    x [M, N] or [B, S, N] is FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32. QB is 16, 32, 64 or 128,
+    and N at most 262144. qy has x's shape and dtype. s_y is a 0-d bfloat16 array; qy * s_y are the real values. rstd
+    [M] is float32. qy_t is (N, M); for 3-D x without `transpose_output_2d` it is (B, N, S) with qy_t[b] = qy[b].T.
 
-    y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). No rows give
-    s_y of an all-zero tensor. A row whose y are all NaN (one NaN in x does that) makes s_y NaN, and so every qy; other
-    NaN stay in their column. An infinite y makes s_y infinite: every finite y becomes 0.
+    y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). Without rows s_y
+    is that of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y and all qy are NaN; any
+    other NaN stays in its column. An infinite y makes s_y infinite, and all finite y become 0.
 
-    With `pdl_level` w may be fetched before the wait for the producer, all else is read after it.
+    With `pdl_level`, w may be read before the wait for the producer; all other inputs are read after it.
 
-    `outputs` is (qy, s_y, qy_t, rstd), else they are allocated. `workspace` is a uint8 array of
-    `fp8_workspace_bytes(N)`, zeroed once, for one launch at a time; by default one is cached for each stream. `stream`:
-    None for the device's own, "current" for that of x's framework, or a stream (0 or 1: the legacy default one). The
-    launch is cooperative (with few rows one cluster or a single block), does not block and can be captured with outputs
-    given. Waits between blocks of a grid are bounded by `spin_timeout`: then the outputs are undefined, and the next
-    call with that workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit,
-    before any launch.
+    `outputs` is (qy, s_y, qy_t, rstd); None allocates them. `workspace` is a uint8 array of `fp8_workspace_bytes(N)`
+    bytes, which is zeroed once and serves one launch at a time; by default each stream has one. `stream` is None for
+    the device's own stream, "current" for that of x's framework, or a stream (0 or 1: the legacy default stream). The
+    launch is cooperative (few rows take one cluster or a single block). It does not block, and can be captured if
+    outputs are given. If blocks wait for one another longer than `spin_timeout`, the outputs are undefined, and the
+    next call with the workspace raises GridTimeout. Arguments that do not fit raise ArgumentError before any launch.
     """
     given, driver = Options.of(outputs, stream, pdl_level, workspace), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)

@@ -65,6 +65,7 @@ class MoveKernel:
             defines |= {
                 "DRVFUSE_PUT": int(self.algo == "put"),
                 "DRVFUSE_STAGED": int(self.staged),
+                "DRVFUSE_PACKS": moves.packs_in_flight(self.staged, self.arranged),
                 "DRVFUSE_KERNEL": self.name,
             }
         if self.traced:

@@ -222,7 +222,7 @@ class MoveCall:
             made = plan.push(group, kernel, pushed, common.blocks, common.alone, parameters)
             return replace(made, tailor=tailor)
         chunk = moves.staged_chunk(work, self.algo, group.workspace.payload_bytes) if self.staged else 0
-        shape = moves.barrier_shape(work, common.blocks)
+        shape = moves.barrier_shape(work, common.blocks, self.staged)
         return plan.Plan(
             kernel,
             shape.blocks,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...comm.workspace import PAYLOAD_OFFSET
 from ...errors import Unsupported
-from ...runtime.interop import copyable_by
 from ...runtime.kernel import Launch
+from ...runtime.reach import copyable_by
 from ...runtime.stream import Event
 
 if TYPE_CHECKING:

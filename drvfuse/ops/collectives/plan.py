@@ -14,7 +14,7 @@ from ...comm.workspace import EPOCH_UNIT
 from ...errors import Unsupported
 from ...plans.collectives import LaunchShape, barriers, trace_counts
 from ...plans.push import PushShape, trace_phases
-from ...runtime import interop
+from ...runtime import reach
 from ..call import faults
 from ..call.operands import Operand
 from ..call.options import PDLLevel
@@ -205,7 +205,7 @@ def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     return all(
         operand.array.pooled  # the group has opened the pools to all its devices
         or all(
-            rank.device is operand.device or interop.readable_by(operand.ptr, operand.array.nbytes, rank.device)
+            rank.device is operand.device or reach.readable_by(operand.ptr, operand.array.nbytes, rank.device)
             for rank in group.ranks
         )
         for operand in inputs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of a matrix-vector product, checked: ArgumentError names the argument, what it was and what it must be."""
+"""Checks of the arrays of a matrix-vector product, which raise ArgumentError."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OF_FP8 = "bfloat16"  # dtype of the results for an FP8 act, unless the outputs a
 
 
 class Inputs(NamedTuple):
-    """The arrays that a product reads. `act_group`: columns of a scale of act, 0 where its scales are of rows or of
-    all.
+    """The arrays that a product reads. `act_group` is the number of columns that share a scale of act, 0 if act has a
+    scale for each row or one scale.
     """
 
     act: Operand
@@ -89,7 +89,7 @@ def _weight_scales(driver: Driver, given: Any, w: Operand) -> Operand | None:
 
 
 def _act_scales(driver: Driver, given: Any, x: Operand) -> tuple[Operand | None, int]:
-    """The scales of act, and how many columns each is of: 0 if they are of rows or of all."""
+    """The scales of act, and the number of columns that share one, 0 if there is a scale for each row or one scale."""
     if given is None:
         return None, 0
     scales = _of_fp8(driver, "act_scales", given, x)
@@ -124,7 +124,7 @@ def gamma(driver: Driver, given: Any, n_normed: int) -> Operand | None:
 def outputs(
     device: Device, stream: Stream, x: Operand, n: int, n_normed: int, normed: Any, unnormed: Any
 ) -> tuple[Operand, Operand]:
-    """Both outputs, checked or allocated; where neither is given, of act's dtype, or bfloat16 for an FP8 act."""
+    """Both outputs, checked or allocated. If neither is given, their dtype is act's, or bfloat16 for an FP8 act."""
     lead = x.shape[:-1]
     dtype: DType | None = None
     found: dict[str, Operand] = {}

@@ -49,40 +49,42 @@ def gemv_partial_norm(
     pdl_level: PDLLevel = PDLLevel.OFF,
     stream: StreamArgument = None,
 ) -> Prepared[tuple[Array, Array]]:
-    """`(normed, unnormed)` of y = act . weight^T: RMSNorm of the first `n_normed` columns times gamma, and the others.
+    """y = act . weight^T, with RMSNorm of its first `n_normed` columns. Returns `(normed, unnormed)`: the first columns
+    after the norm, and the other columns of y.
 
-    act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed] (None if 0), each bfloat16, float16 or float32;
-    weight also float8_e4m3fn, whose float32 `weight_scales` have the shape () or (1,) for all of it, (N,) for its rows,
-    or (N, ceil(K / 128)) for 1 x 128 elements, and are 1 if None. The rows of act and weight may lie apart. Rows of the
-    weight that all begin and end at multiples of 16 bytes are read fastest; any others work.
+    act is [K] or [M, K] with M up to 8, weight is [N, K], and gamma is [n_normed], None if that is 0. Each is bfloat16,
+    float16 or float32. The weight may also be float8_e4m3fn. Its float32 `weight_scales` then have the shape () or (1,)
+    for one scale, (N,) for a scale per row, or (N, ceil(K / 128)) for a scale per 1 x 128 elements; None stands for 1.
+    There may be gaps between the rows of act and of weight. Rows of the weight are read fastest if all of them begin
+    and end at multiples of 16 bytes.
 
-    act may be float8_e4m3fn or float8_e5m2 as well, with any type of weight. Its float32 `act_scales` have the shape ()
-    for all of it, act.shape[:-1] for its rows, or (*act.shape[:-1], ceil(K / 128)) or ceil(K / 64) for groups of so
-    many columns, and are 1 if None: those of `rmsnorm_fp8` and `allreduce_rmsnorm_fp8`.
+    act may also be float8_e4m3fn or float8_e5m2, with any type of weight. Its float32 `act_scales` then have the shape
+    () for one scale, act.shape[:-1] for a scale per row, or (*act.shape[:-1], ceil(K / 128)) or ceil(K / 64) for a
+    scale per group of 128 or 64 columns; None stands for 1. `rmsnorm_fp8` and `allreduce_rmsnorm_fp8` give such scales.
 
-    y is summed in float32, in an order that K and the weight's type alone decide (`drvfuse.reference.gemv`), so its
+    y is summed in float32, in an order that depends only on K and the weight's type (`drvfuse.reference.gemv`), so its
     bits depend neither on N, M and n_normed nor on the device. `bias` [N], bfloat16, float16 or float32, is added to
-    the scaled sums, then `epilogue` is applied to every column, the normed ones included: `x` is that sum, `i` the
-    index in y [M, N], `row` and `col` the row of act and that of the weight, `rank` 0; `Prepared.set` replaces its
-    parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads the float32 values and rounds once; eps is
-    float32. The outputs are [n_normed] and [N - n_normed], or [M, ...], both of one dtype: that of those given, else
-    act's, or bfloat16 for an FP8 act.
+    the scaled sums. Then `epilogue` is applied to all columns, also to those that are normed: in it `x` is the sum, `i`
+    the index in y [M, N], `row` the row of act, `col` the row of the weight, and `rank` is 0; `Prepared.set` replaces
+    its parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads the float32 values and is rounded once; eps
+    is float32. The outputs are [n_normed] and [N - n_normed], or [M, ...]. Both have one dtype: that of the outputs
+    that are given, else act's, or bfloat16 for an FP8 act.
 
-    `finish_counter` is an int32 or uint32 array of one element, zero before its first use and after every launch;
-    launches that share one must not run at the same time. By default it is the stream's own. If it was not zero when a
-    launch began, the next call on the stream raises GridTimeout, as do `check_device` and `Graph.launch()`; so does a
-    wait of more than the `spin_timeout` setting. With `n_normed` 0 nothing waits and it is not used. The words by which
-    blocks meet are kept by stream: a captured call must not be replayed while another call runs that was made on the
-    stream of the capture.
+    `finish_counter` is an int32 or uint32 array of one element. It must be zero before its first use, and is zero after
+    every launch; launches that share one must not run at the same time. By default each stream has one. If it is not
+    zero when a launch begins, or if blocks wait longer than the setting `spin_timeout`, the next call on the stream
+    raises GridTimeout, as do `check_device` and `Graph.launch()`. If `n_normed` is 0, nothing waits and it is not used.
+    Each stream has words by which blocks exchange sums, so a captured call must not be replayed while another call runs
+    that was made on the stream of the capture.
 
-    With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
-    it must not write them. The kernel behind may start when a warp of every block has stored its last sums (ON), or
-    when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the
-    device's own, "current" for that of act's framework, or a stream (0 or 1: the legacy default one). The call does not
-    block, and can be captured after one with arrays of these shapes on the stream (or after `.prepare`), with both
-    outputs given where they have elements. Before any launch: ArgumentError for arguments that do not fit, CompileError
-    for an epilogue that does not compile, Unsupported for NO_WAIT levels and for an FP8 act or weight on a device
-    before compute capability 8.9.
+    With a `pdl_level` other than OFF, weight, gamma and weight_scales are read before the previous kernel has finished,
+    so that kernel must not write them. The next kernel may start when a warp of every block has stored its last sums
+    (ON), or when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream` is None for
+    the device's own stream, "current" for that of act's framework, or a stream (0 or 1: the legacy default stream). The
+    call does not block. It can be captured after a call with arrays of these shapes on the stream (or after
+    `.prepare`), if outputs that have elements are given. Raises before any launch: ArgumentError for arguments that do
+    not fit, CompileError for an epilogue that does not compile, and Unsupported for NO_WAIT levels and for an FP8 act
+    or weight on a device before compute capability 8.9.
     """
     level, driver = checked_level(pdl_level), operands.driver_of(act=act, weight=weight, gamma=gamma)
     scales = {"act_scales": act_scales, "weight_scales": weight_scales}

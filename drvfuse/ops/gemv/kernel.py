@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel of the matrix-vector product is compiled for, and its parameters."""
+"""The specialisation and the parameters of the kernel of the matrix-vector product."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..call.specialisation import FP8_CAPABILITY, Specialisation, load
 from ..call.tracing import CallTrace
 from .arguments import FLOATS, Inputs
 
-TRACE_WRITERS = 2  # the last block has one of its own
+TRACE_WRITERS = 2  # the second one writes in the last block only
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -50,9 +50,7 @@ class GemvParams(ctypes.Structure):
 
 
 def _access(weight: Operand) -> int:
-    """The largest number of bytes, up to those of a pack, such that all rows of the weight begin and end at multiples
-    of it.
-    """
+    """The largest number of bytes, at most 16, such that all rows of the weight begin and end at multiples of it."""
     size, access = weight.dtype.itemsize, PACK_BYTES
     while weight.ptr % access or weight.stride * size % access or weight.shape[1] * size % access:
         access //= 2
@@ -60,7 +58,7 @@ def _access(weight: Operand) -> int:
 
 
 class Call:
-    """What the kernel and its launch depend on: shapes, types, and what addresses are multiples of."""
+    """The facts on which the kernel and its launch depend: shapes, types, and the alignment of addresses."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class Call:
         self.key = ("gemv", shapes, types, alignment, scaled, then, level.value, planted())
 
     def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
-        """The plan of the work, and the kernel compiled for it. With a trace, room in it is reserved."""
+        """The plan of the work, and its launch. If `trace` is given, room in it is reserved."""
         bounds, size = limits(self.device), self.dtypes[1].itemsize
         plan = Plan.of(bounds, self.m, self.n, self.k, size, self.n_normed, self.access)
         traced: dict[str, int] = {}

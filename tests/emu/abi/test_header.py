@@ -23,7 +23,7 @@ STRUCTURES = {name: getattr(structs, name) for name in structs.DECLARATIONS}
 
 
 def told_by_cpp(expressions: list[str]) -> list[int]:
-    """The values of C++ expressions in which the header's names are known, written by a kernel."""
+    """The values of C++ expressions that use names of the header, as a kernel computes them."""
     rig = Rig()
     source = f'{header()}\nextern "C" __global__ void k(u64* out) {{\n' + "".join(
         f"    out[{i}] = (u64)({expression});\n" for i, expression in enumerate(expressions)
@@ -50,7 +50,7 @@ def told_by_cpp(expressions: list[str]) -> list[int]:
 
 
 def test_structures_are_the_same_in_python_and_in_cpp() -> None:
-    """The size of each, and of each member the offset and the size."""
+    """The size of each structure, and the offset and size of each member."""
     mine = {}
     for name, structure in STRUCTURES.items():
         mine[f"sizeof({name})"] = ctypes.sizeof(structure)
@@ -68,12 +68,12 @@ def test_the_numbers_are_the_same_in_python_and_in_cpp() -> None:
     assert dict(zip(numbers, told_by_cpp(list(numbers)), strict=True)) == numbers
 
 
-def test_what_the_native_runtime_is_given_of_enums_is_all_but_what_it_never_reads() -> None:
+def test_every_enum_but_clock_is_in_the_header_of_the_native_runtime() -> None:
     enums = {value for value in vars(abi).values() if isinstance(value, type) and issubclass(value, IntEnum)}
     assert enums - {IntEnum, *ENUMS} == {abi.Clock}
 
 
-def test_an_element_of_an_array_has_an_offset_of_its_own() -> None:
+def test_elements_of_arrays_have_offsets() -> None:
     assert structs.offset(structs.Thread, "tid", 2) == structs.Thread.tid.offset + 8  # type: ignore[attr-defined]
     assert structs.offset(structs.Block, "barrier", 3) == structs.offset(structs.Block, "barrier") + 3 * 40
     with pytest.raises(AttributeError):

@@ -70,7 +70,7 @@ def test_functions_have_the_signatures_of_the_bindings(cudart):
             getattr(cudart, name)()
 
 
-def test_what_needs_no_driver_is_that_of_the_bindings(cudart):
+def test_functions_without_a_driver_are_those_of_the_bindings(cudart):
     assert cudart.cudaGetErrorName(E.cudaErrorInvalidValue) == (E.cudaSuccess, b"cudaErrorInvalidValue")
     assert cudart.cudaStream_t is RT.cudaStream_t and cudart.make_cudaExtent is RT.make_cudaExtent
     with pytest.raises(AttributeError):
@@ -105,7 +105,7 @@ def test_a_context_that_the_driver_api_made_current_is_used(cudart, machine):
     assert ok(cudart.cudaPointerGetAttributes(ok(cudart.cudaMalloc(8)))).device == 1
 
 
-def test_a_device_that_is_not_there_is_the_last_error_until_it_is_asked_for(cudart):
+def test_a_missing_device_stays_the_last_error_until_it_is_read(cudart):
     assert cudart.cudaSetDevice(2) == (E.cudaErrorInvalidDevice,)
     ok(cudart.cudaSetDevice(1))  # a success does not clear it
     assert cudart.cudaPeekAtLastError() == (E.cudaErrorInvalidDevice,)
@@ -166,7 +166,7 @@ def test_peers_are_enabled_between_primary_contexts(cudart, rng):
 # Memory and copies ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_allocate_or_free_is_no_error(cudart):
+def test_allocating_zero_bytes_and_freeing_null_succeed(cudart):
     assert cudart.cudaMalloc(0) == (E.cudaSuccess, 0) and cudart.cudaMallocHost(0) == (E.cudaSuccess, 0)
     assert cudart.cudaMallocPitch(0, 4) == (E.cudaSuccess, 0, 0)
     assert cudart.cudaFree(0) == cudart.cudaFree(None) == cudart.cudaFreeHost(0) == (E.cudaSuccess,)
@@ -194,7 +194,7 @@ def test_copies_of_every_kind_move_the_bytes(cudart, rng, default, asynchronous)
     assert cudart.cudaMemcpy(y, a, 300, 77) == (E.cudaErrorInvalidMemcpyDirection,)
 
 
-def test_rows_are_copied_and_filled_by_their_pitches(cudart, rng):
+def test_two_dimensional_copies_and_fills_honour_the_pitches(cudart, rng):
     x, y = rng.integers(0, 255, (5, 40), np.uint8), np.zeros((5, 48), np.uint8)
     at, pitch = ok(cudart.cudaMallocPitch(40, 5))
     ok(cudart.cudaMemcpy2D(at, pitch, x, 40, 40, 5, K.cudaMemcpyHostToDevice))
@@ -205,7 +205,7 @@ def test_rows_are_copied_and_filled_by_their_pitches(cudart, rng):
     assert cudart.cudaMemcpy2D(y, 39, at, pitch, 40, 5, K.cudaMemcpyDeviceToHost) == (E.cudaErrorInvalidPitchValue,)
 
 
-def test_volumes_are_copied_and_filled(cudart, rng):
+def test_three_dimensional_copies_and_fills_move_the_right_bytes(cudart, rng):
     x, y = rng.integers(0, 255, (3, 4, 16), np.uint8), np.zeros((3, 4, 16), np.uint8)
     volume = ok(cudart.cudaMalloc3D(RT.make_cudaExtent(16, 4, 3)))
     copy = RT.cudaMemcpy3DParms()
@@ -220,7 +220,7 @@ def test_volumes_are_copied_and_filled(cudart, rng):
     assert (x == y).all()
 
 
-def test_pointers_are_told_apart(cudart):
+def test_pointer_attributes_distinguish_kinds_of_memory(cudart):
     kinds = RT.cudaMemoryType
     device, pinned, plain = ok(cudart.cudaMalloc(8)), ok(cudart.cudaHostAlloc(8, 0)), np.zeros(8, np.uint8)
     found = [ok(cudart.cudaPointerGetAttributes(pointer)) for pointer in (device, pinned, plain)]
@@ -303,6 +303,6 @@ print(len(functions))
 """
 
 
-def test_no_call_ends_the_interpreter_whatever_it_is_given():
+def test_no_argument_of_any_call_crashes_the_interpreter():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FUZZ], capture_output=True, text=True)
     assert done.returncode == 0 and int(done.stdout) > 300, done.stderr[-2000:]

@@ -59,7 +59,7 @@ def zeros(cuda: Any, nbytes: int = 64) -> Any:
 
 
 def only(machine: Machine, kind: str) -> Report:
-    """The one report of a machine, of this kind."""
+    """The only report of a machine; it must have this kind."""
     (report,) = machine.reports
     assert report.kind == kind
     return report
@@ -100,7 +100,7 @@ def test_a_fat_binary_without_ptx_is_refused_by_its_name(machine: Machine, cuda:
     assert "fat binary without any" in only(machine, "unsupported").message
 
 
-def test_a_pointer_to_a_fat_binary_has_to_lead_to_one(machine: Machine, cuda: Any) -> None:
+def test_a_pointer_that_does_not_lead_to_a_fat_binary_is_refused(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     assert code(cuda.cuModuleLoadData((0x466243B1).to_bytes(4, "little") + bytes(60))) == R.CUDA_ERROR_INVALID_IMAGE
     assert "fat binary, where there is none" in only(machine, "module").message
@@ -141,7 +141,7 @@ def test_an_image_that_is_no_module_is_refused(machine: Machine, cuda: Any, name
 
 @pytest.mark.parametrize("words", [12288, 12289])
 def test_static_shared_memory_is_at_most_48_kib(machine: Machine, cuda: Any, words: int) -> None:
-    """Rounded up to 16 bytes. NVRTC says it where it makes a cubin, and else the assembler of the driver."""
+    """The size is rounded up to 16 bytes. On a GPU, NVRTC or the assembler of the driver reports the excess."""
     primary(cuda)
     line = f"__shared__ int s[{words}]; s[threadIdx.x] = *p; __syncthreads(); p[1] = s[31 - threadIdx.x];"
     status = code(cuda.cuModuleLoadData(ptx(f'extern "C" __global__ void k(int* p) {{ {line} }}')))
@@ -153,7 +153,7 @@ def test_static_shared_memory_is_at_most_48_kib(machine: Machine, cuda: Any, wor
 
 
 @pytest.mark.parametrize("nothing", [0, None])
-def test_no_image_is_an_invalid_value(cuda: Any, nothing: Any) -> None:
+def test_a_null_image_is_an_invalid_value(cuda: Any, nothing: Any) -> None:
     primary(cuda)
     assert code(cuda.cuModuleLoadData(nothing)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuModuleLoadDataEx(nothing, 0, [], [])) == R.CUDA_ERROR_INVALID_VALUE
@@ -182,7 +182,7 @@ def small() -> Iterator[Machine]:
         yield machine
 
 
-def test_memory_that_is_out_names_who_holds_it(small: Machine) -> None:
+def test_an_out_of_memory_report_names_the_largest_holders(small: Machine) -> None:
     cuda = small.driver
     sizes = (1 * MIB, 20 * MIB, 3 * MIB, 8 * MIB)
     pointers = [ok(cuda.cuMemAlloc(size)) for size in sizes]
@@ -203,14 +203,14 @@ def test_memory_that_is_out_names_who_holds_it(small: Machine) -> None:
     ok(cuda.cuMemAlloc(27 * MIB))
 
 
-def test_memory_that_a_queued_free_gives_back_is_not_out(small: Machine) -> None:
+def test_an_allocation_waits_for_memory_of_a_queued_free(small: Machine) -> None:
     cuda = small.driver
     ok(cuda.cuMemFreeAsync(ok(cuda.cuMemAllocAsync(40 * MIB, 0)), 0))
     ok(cuda.cuMemAllocAsync(40 * MIB, 0))
     assert small.reports == []
 
 
-def test_physical_memory_and_addresses_run_out_too(small: Machine) -> None:
+def test_physical_memory_and_addresses_can_run_out(small: Machine) -> None:
     cuda = small.driver
     prop = cuda.CUmemAllocationProp()
     prop.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -257,7 +257,7 @@ def test_a_call_with_a_freed_pointer_is_refused_and_harms_nothing(machine: Machi
     ok(cuda.cuCtxSynchronize())
 
 
-def test_memory_is_freed_at_its_beginning_and_once(machine: Machine, cuda: Any) -> None:
+def test_freeing_twice_or_at_an_inner_address_is_refused(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     pointer = zeros(cuda, 1024)
     assert code(cuda.cuMemFree(int(pointer) + 256)) == R.CUDA_ERROR_INVALID_VALUE
@@ -273,7 +273,7 @@ def test_memory_is_freed_at_its_beginning_and_once(machine: Machine, cuda: Any) 
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_a_context_destroyed_under_a_kernel_waits_for_it(machine: Machine, cuda: Any, released: bool) -> None:
+def test_destroying_a_context_waits_for_its_running_kernel(machine: Machine, cuda: Any, released: bool) -> None:
     primary(cuda, 1)
     flag = zeros(cuda)
     lender = ok(cuda.cuCtxGetCurrent())
@@ -304,14 +304,14 @@ def test_a_context_destroyed_under_a_kernel_waits_for_it(machine: Machine, cuda:
     ok(cuda.cuCtxSynchronize())
 
 
-def test_resetting_a_device_under_a_kernel_is_reported_too(machine: Machine, cuda: Any) -> None:
+def test_resetting_a_device_with_a_running_kernel_is_reported(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     ok(launch(cuda, function(cuda, runnable(), "touch"), zeros(cuda)))
     ok(cuda.cuDevicePrimaryCtxReset(0))
     assert "before its kernels have ended (touch)" in only(machine, "context").message
 
 
-def test_a_context_without_work_goes_without_a_report(machine: Machine, cuda: Any) -> None:
+def test_destroying_an_idle_context_reports_nothing(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     ok(launch(cuda, function(cuda, runnable(), "touch"), zeros(cuda)))
     ok(cuda.cuCtxSynchronize())
@@ -322,7 +322,7 @@ def test_a_context_without_work_goes_without_a_report(machine: Machine, cuda: An
 # Kernels without an end ----------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_without_an_end_is_stopped_at_the_limit_that_is_set() -> None:
+def test_an_endless_kernel_is_stopped_at_the_configured_limit() -> None:
     with config.override(emu_loop_limit=20_000), Machine(devices=1) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -333,7 +333,7 @@ def test_a_kernel_without_an_end_is_stopped_at_the_limit_that_is_set() -> None:
         assert (report.kind, report.kernel) == ("endless", "forever") and "DRVFUSE_EMU_LOOP_LIMIT" in report.message
 
 
-def test_a_spin_that_nobody_ends_is_a_deadlock(machine: Machine, cuda: Any) -> None:
+def test_a_spin_that_no_store_ends_is_a_deadlock(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     flag = zeros(cuda)
     ok(launch(cuda, function(cuda, runnable(), "spin"), flag))

@@ -67,14 +67,14 @@ def _copy(kind: type, source: tuple[Any, ...], target: tuple[Any, ...], shape: t
 
 
 def _cut(a: np.ndarray, at: tuple[int, int, int], shape: tuple[int, int, int]) -> np.ndarray:
-    """A view of the bytes from x, y, z on, so many of each."""
+    """A view of a box of bytes: its first byte and its extents in x, y and z."""
     (x, y, z), (width, height, depth) = at, shape
     return a[z : z + depth, y : y + height, x : x + width]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("host", [HOST, UNIFIED])
-def test_layers_are_copied_and_nothing_between_their_rows(
+def test_a_copy_of_layers_leaves_the_bytes_between_rows(
     cuda: Any, rng: np.random.Generator, host: Any, asynchronous: bool
 ) -> None:
     shape, first, second, third = (7, 3, 2), (5, 1, 1), (2, 2, 0), (1, 0, 1)
@@ -114,7 +114,7 @@ def test_rows_without_gaps_need_no_pitch(cuda: Any, rng: np.random.Generator) ->
     ok(cuda.cuMemcpy3D(p))
 
 
-def test_layers_outside_of_memory_and_arrays_are_refused(cuda: Any) -> None:
+def test_copies_of_layers_outside_of_memory_and_of_arrays_are_refused(cuda: Any) -> None:
     pointer, here = ok(cuda.cuMemAlloc(64)), (0, 0, 0)
     ok(cuda.cuMemsetD8(pointer, 0, 64))
     target = (DEVICE, pointer, here, 8, 2)
@@ -149,7 +149,7 @@ def test_layers_are_copied_between_contexts(cuda: Any, rng: np.random.Generator,
     assert code(cuda.cuMemcpy3DPeer(p)) == R.CUDA_ERROR_INVALID_CONTEXT
 
 
-def test_rows_of_any_alignment(cuda: Any, rng: np.random.Generator) -> None:
+def test_rows_of_any_alignment_are_copied(cuda: Any, rng: np.random.Generator) -> None:
     data = _bytes(rng, 5, 7)
     pointer = _upload(cuda, np.zeros(64, np.uint8))
     p = types.CUDA_MEMCPY2D()
@@ -170,14 +170,14 @@ def _attributes(order: Any) -> Any:
 
 
 def _batch(cuda: Any, *args: Any) -> Any:
-    """The CUresult of a call that tells which copy failed only to cuda.bindings 12."""
+    """The CUresult of a batch copy. Only with cuda.bindings 12 the call also returns the index of the failed copy."""
     dsts, srcs = ([types.CUdeviceptr(int(address)) for address in addresses] for addresses in args[:2])
     result = cuda.cuMemcpyBatchAsync(dsts, srcs, *args[2:])
     assert len(result) == (2 if MAJOR == 12 else 1)
     return result[0]
 
 
-def test_a_batch_copies_memory_of_all_kinds(cuda: Any, rng: np.random.Generator) -> None:
+def test_a_batch_copies_between_all_kinds_of_memory(cuda: Any, rng: np.random.Generator) -> None:
     stream, data = ok(cuda.cuStreamCreate(1)), _bytes(rng, 3, 40)
     source, target = _upload(cuda, data), _upload(cuda, np.zeros(120, np.uint8))
     host, back = _bytes(rng, 30), np.zeros(50, np.uint8)
@@ -274,7 +274,7 @@ def test_a_batch_copies_layers(cuda: Any, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(("size", "value"), [(1, 0xA5), (2, 0xBEEF), (4, 0xDEADBEEF)])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_fills_of_rows_leave_what_is_between_them(cuda: Any, size: int, value: int, asynchronous: bool) -> None:
+def test_fills_of_rows_leave_the_bytes_between_them(cuda: Any, size: int, value: int, asynchronous: bool) -> None:
     pointer = _upload(cuda, np.full(320, 7, np.uint8))
     name = f"cuMemsetD2D{8 * size}"
     if asynchronous:

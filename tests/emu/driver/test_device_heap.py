@@ -69,7 +69,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 class Kernels:
-    """Runs the kernels of SOURCE with one output array."""
+    """A device on which the kernels of SOURCE run with one output array."""
 
     def __init__(self, machine: Machine) -> None:
         self.cuda = machine.driver
@@ -93,7 +93,9 @@ class Kernels:
 
 
 @pytest.mark.parametrize("machine", [False, True], indirect=True)
-def test_lists_of_one_kernel_are_read_and_freed_by_the_next(machine: Machine, rng: np.random.Generator) -> None:
+def test_memory_allocated_in_one_kernel_is_read_and_freed_by_the_next(
+    machine: Machine, rng: np.random.Generator
+) -> None:
     kernels, threads, count = Kernels(machine), 40, 5
     values = rng.integers(-(2**31), 2**31, threads * count).astype(np.int32)
     lists, out = kernels.array(np.zeros(2 * threads, np.int32)), kernels.array(np.zeros(threads * count, np.int32))
@@ -115,7 +117,7 @@ def test_lists_of_one_kernel_are_read_and_freed_by_the_next(machine: Machine, rn
         (5, "bad_free", "if (how == 5)"),
     ],
 )
-def test_misuse_is_found_at_its_line(machine: Machine, how: int, kind: str, mark: str) -> None:
+def test_misuse_of_the_heap_is_found_at_its_line(machine: Machine, how: int, kind: str, mark: str) -> None:
     kernels = Kernels(machine)
     assert kernels.run("misuse", 1, how, 21, kernels.array(np.zeros(2, np.int32))) != R.CUDA_SUCCESS
     (report,) = machine.reports
@@ -125,7 +127,7 @@ def test_misuse_is_found_at_its_line(machine: Machine, how: int, kind: str, mark
         assert "21 bytes at 0x" in report.message
 
 
-def test_a_heap_is_as_large_as_its_limit_said_and_frees_make_room(machine: Machine) -> None:
+def test_the_heap_has_the_size_of_its_limit_and_reuses_freed_memory(machine: Machine) -> None:
     kernels, cuda = Kernels(machine), machine.driver
     assert ok(cuda.cuCtxGetLimit(HEAP)) == 8 << 20
     ok(cuda.cuCtxSetLimit(HEAP, 3 << 20))
@@ -145,7 +147,7 @@ def test_a_heap_is_as_large_as_its_limit_said_and_frees_make_room(machine: Machi
 
 
 @pytest.mark.parametrize("machine", [True], indirect=True)
-def test_a_free_races_with_a_write_that_nothing_orders(machine: Machine) -> None:
+def test_a_free_races_with_an_unordered_write(machine: Machine) -> None:
     kernels = Kernels(machine)
     kernels.run("hand_over", 96, kernels.array(np.zeros(2, np.int32)))
     lines = SOURCE.splitlines()

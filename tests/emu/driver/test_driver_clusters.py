@@ -68,7 +68,7 @@ def launched(cuda: Any, f: Any, grid: Any, cluster: Any = None, blocks: int = 64
     return zeros.tolist()
 
 
-def test_the_attribute_makes_clusters_and_has_limits(cuda: Any) -> None:
+def test_the_launch_attribute_makes_clusters_within_its_limits(cuda: Any) -> None:
     f = function(cuda, SOURCE, "ranks")
     assert launched(cuda, f, 12, 4, 12) == [0, 1, 2, 3] * 3
     assert launched(cuda, f, 8, 8, 8) == list(range(8))
@@ -94,7 +94,7 @@ def test_a_kernel_can_require_its_clusters(cuda: Any) -> None:
     assert code(cuda.cuFuncSetAttribute(f, width, 2)) == R.CUDA_ERROR_NOT_PERMITTED
 
 
-def test_a_kernel_can_bound_its_clusters(cuda: Any) -> None:
+def test_a_kernel_can_limit_the_size_of_its_clusters(cuda: Any) -> None:
     f = function(cuda, SOURCE, "two_at_most")
     assert launched(cuda, f, 4, 2, 4) == [0, 1, 0, 1]
     assert launched(cuda, f, 4, 4) == R.CUDA_ERROR_INVALID_CLUSTER_SIZE
@@ -130,7 +130,7 @@ def test_occupancy_of_clusters_is_that_measured_on_a_gpu(cuda: Any) -> None:
 @pytest.mark.parametrize(
     ("sm_count", "smem", "cluster", "most"), [(8, 200 << 10, 4, 2), (8, 200 << 10, 8, 1), (6, 0, 8, 8)]
 )
-def test_whole_clusters_are_resident(sm_count: int, smem: int, cluster: int, most: int) -> None:
+def test_clusters_become_resident_as_a_whole(sm_count: int, smem: int, cluster: int, most: int) -> None:
     with Machine(devices=1, sm_count=sm_count, seed=3) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -159,7 +159,7 @@ def test_a_cluster_that_no_gpc_holds_is_refused() -> None:
         assert code(cuda.cuLaunchKernelEx(config, f, ((out,), (None,)), 0)) == R.CUDA_ERROR_INVALID_CLUSTER_SIZE
 
 
-def test_what_a_cluster_misses_is_a_launch_failure_with_a_report() -> None:
+def test_an_access_to_a_block_that_has_not_begun_is_a_launch_failure_with_a_report() -> None:
     source = (
         SOURCE
         + """

@@ -37,7 +37,7 @@ A = types.CUdevice_attribute
     ],
     ids=repr,
 )
-def test_a_machine_refuses_what_it_cannot_be(wrong: dict[str, Any]) -> None:
+def test_impossible_options_of_a_machine_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.ArgumentError, match=f"^{next(iter(wrong))} is "):
         Machine(**wrong)
 
@@ -65,7 +65,7 @@ def test_two_machines_do_not_know_each_others_handles() -> None:
         assert code(two.driver.cuMemFree(pointer)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_a_closed_machine_says_that_it_is_closed() -> None:
+def test_calls_on_a_closed_machine_fail_with_a_clear_error() -> None:
     machine = Machine(devices=1)
     ok(machine.driver.cuInit(0))
     machine.close()
@@ -77,7 +77,9 @@ def test_a_closed_machine_says_that_it_is_closed() -> None:
     assert b"machine was closed" in ok(cuda.cuGetErrorString(R.CUDA_ERROR_DEINITIALIZED))
 
 
-def test_a_forked_child_is_refused_and_told_once_why(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_of_a_forked_child_fail_and_the_reason_is_logged_once(
+    cuda: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     child = os.fork()
     if child == 0:
         codes = {cuda.cuDeviceGetCount()[0] for _ in range(2)}
@@ -90,7 +92,7 @@ def test_a_forked_child_is_refused_and_told_once_why(cuda: Any, caplog: pytest.L
 # Devices ------------------------------------------------------------------------------------------------------------
 
 
-def test_devices_look_like_their_architecture() -> None:
+def test_devices_have_the_attributes_of_their_architecture() -> None:
     with Machine(devices=3, arch="sm_100a", sm_count=148) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -123,7 +125,7 @@ def test_every_attribute_has_a_value(cuda: Any) -> None:
         (lambda a, b: a < b, {(0, 1), (0, 2), (1, 2)}),
     ],
 )
-def test_peers_follow_the_machine(peers: Any, expected: set[tuple[int, int]]) -> None:
+def test_peer_access_follows_the_options_of_the_machine(peers: Any, expected: set[tuple[int, int]]) -> None:
     with Machine(devices=3, peers=peers) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -134,7 +136,7 @@ def test_peers_follow_the_machine(peers: Any, expected: set[tuple[int, int]]) ->
 # Contexts -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_primary_context_is_counted(cuda: Any) -> None:
+def test_uses_of_the_primary_context_are_counted(cuda: Any) -> None:
     assert ok(cuda.cuDevicePrimaryCtxGetState(1)) == (0, 0)
     first, second = ok(cuda.cuDevicePrimaryCtxRetain(1)), ok(cuda.cuDevicePrimaryCtxRetain(1))
     assert int(first) == int(second)
@@ -146,7 +148,7 @@ def test_the_primary_context_is_counted(cuda: Any) -> None:
     assert code(cuda.cuCtxSetCurrent(first)) == R.CUDA_ERROR_INVALID_CONTEXT
 
 
-def test_the_stack_of_contexts_belongs_to_the_thread(cuda: Any) -> None:
+def test_each_thread_has_its_own_stack_of_contexts(cuda: Any) -> None:
     context = primary(cuda, 0)
     other = ok(cuda.cuDevicePrimaryCtxRetain(1))
     ok(cuda.cuCtxPushCurrent(other))
@@ -160,7 +162,7 @@ def test_the_stack_of_contexts_belongs_to_the_thread(cuda: Any) -> None:
     assert seen == [(R.CUDA_ERROR_INVALID_CONTEXT, None)]
 
 
-def test_calls_without_a_context_say_so(cuda: Any) -> None:
+def test_calls_without_a_context_fail_as_invalid_context(cuda: Any) -> None:
     assert code(cuda.cuMemAlloc(16)) == R.CUDA_ERROR_INVALID_CONTEXT
     assert code(cuda.cuStreamCreate(0)) == R.CUDA_ERROR_INVALID_CONTEXT
     assert code(cuda.cuCtxSynchronize()) == R.CUDA_ERROR_INVALID_CONTEXT
@@ -180,7 +182,7 @@ def test_a_created_context_owns_its_memory(cuda: Any) -> None:
     assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_INVALID_HANDLE
 
 
-def test_limits_are_kept(cuda: Any) -> None:
+def test_limits_of_a_context_are_stored(cuda: Any) -> None:
     primary(cuda)
     limit = types.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE
     assert ok(cuda.cuCtxGetLimit(limit)) == 8 << 20
@@ -191,7 +193,7 @@ def test_limits_are_kept(cuda: Any) -> None:
 # Streams and events -------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_tells_what_it_is(cuda: Any) -> None:
+def test_a_stream_reports_its_priority_flags_and_context(cuda: Any) -> None:
     context = primary(cuda, 2)
     least, greatest = ok(cuda.cuCtxGetStreamPriorityRange())
     assert greatest < least
@@ -284,7 +286,7 @@ def test_the_legacy_stream_waits_for_blocking_streams_only(cuda: Any) -> None:
     assert sorted(order) == [1, 2, 3]
 
 
-def test_a_waiting_thread_lets_others_queue(cuda: Any) -> None:
+def test_other_threads_can_queue_work_while_one_waits(cuda: Any) -> None:
     """One thread waits for an event that another one's host function completes."""
     primary(cuda)
     reached = threading.Event()

@@ -172,7 +172,7 @@ def test_a_graph_takes_its_place_in_the_order_of_its_stream(cuda: Any) -> None:
     assert d.read() == 23
 
 
-def test_unjoined_work_is_refused(cuda: Any) -> None:
+def test_a_capture_with_unjoined_streams_is_refused(cuda: Any) -> None:
     a = Device(cuda, 0)
     other = ok(cuda.cuStreamCreate(1))
     event = ok(cuda.cuEventCreate(2))
@@ -198,7 +198,7 @@ def test_unjoined_work_is_refused(cuda: Any) -> None:
         ("free", R.CUDA_ERROR_INVALID_VALUE),
     ],
 )
-def test_what_a_capture_cannot_hold_invalidates_it(cuda: Any, mode: Any, name: str, expected: Any) -> None:
+def test_unsupported_calls_invalidate_a_capture(cuda: Any, mode: Any, name: str, expected: Any) -> None:
     d = Device(cuda, 0)
     outside, inside = ok(cuda.cuEventCreate(2)), ok(cuda.cuEventCreate(2))
     pooled = ok(cuda.cuMemAllocAsync(16, d.stream))
@@ -223,7 +223,7 @@ def test_what_a_capture_cannot_hold_invalidates_it(cuda: Any, mode: Any, name: s
     assert d.read() == 0
 
 
-def test_allocating_in_a_global_capture_invalidates_it_and_in_a_relaxed_one_does_not(cuda: Any) -> None:
+def test_an_allocation_invalidates_a_global_capture_and_not_a_relaxed_one(cuda: Any) -> None:
     d = Device(cuda, 0)
     ok(cuda.cuStreamBeginCapture(d.stream, GLOBAL))
     assert code(cuda.cuMemAlloc(16)) == R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
@@ -238,7 +238,7 @@ def test_allocating_in_a_global_capture_invalidates_it_and_in_a_relaxed_one_does
     ok(cuda.cuStreamEndCapture(d.stream))
 
 
-def test_other_threads_are_held_off_by_a_global_capture_only(cuda: Any) -> None:
+def test_only_a_global_capture_restricts_other_threads(cuda: Any) -> None:
     d = Device(cuda, 0)
 
     def elsewhere() -> Any:
@@ -262,7 +262,7 @@ def test_other_threads_are_held_off_by_a_global_capture_only(cuda: Any) -> None:
     assert code(cuda.cuStreamEndCapture(d.stream)) == R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 
 
-def test_the_legacy_stream_takes_no_part(cuda: Any) -> None:
+def test_the_legacy_stream_cannot_be_captured(cuda: Any) -> None:
     d = Device(cuda, 0)
     assert code(cuda.cuStreamBeginCapture(0, GLOBAL)) == R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     blocking = ok(cuda.cuStreamCreate(0))
@@ -275,7 +275,7 @@ def test_the_legacy_stream_takes_no_part(cuda: Any) -> None:
     assert d.read() == 1
 
 
-def test_two_captures_do_not_merge(cuda: Any) -> None:
+def test_joining_two_captures_is_refused(cuda: Any) -> None:
     a, b = Device(cuda, 0), Device(cuda, 1)
     event = ok(cuda.cuEventCreate(2))
     ok(cuda.cuStreamBeginCapture(a.stream, GLOBAL))
@@ -286,7 +286,7 @@ def test_two_captures_do_not_merge(cuda: Any) -> None:
         assert code(cuda.cuStreamEndCapture(stream)) == R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 
 
-def test_a_capture_ends_where_it_began(cuda: Any) -> None:
+def test_a_capture_must_end_on_the_stream_where_it_began(cuda: Any) -> None:
     a = Device(cuda, 0)
     other, event = ok(cuda.cuStreamCreate(1)), ok(cuda.cuEventCreate(2))
     assert code(cuda.cuStreamEndCapture(a.stream)) == R.CUDA_ERROR_ILLEGAL_STATE
@@ -297,7 +297,7 @@ def test_a_capture_ends_where_it_began(cuda: Any) -> None:
     assert code(cuda.cuStreamEndCapture(a.stream)) == R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 
 
-def test_capture_information_names_graph_and_tail(cuda: Any) -> None:
+def test_capture_information_has_the_graph_and_its_last_nodes(cuda: Any) -> None:
     d = Device(cuda, 0)
     info = getattr(cuda, "cuStreamGetCaptureInfo_v3", cuda.cuStreamGetCaptureInfo)
     assert ok(info(d.stream))[0] == STATUS.CU_STREAM_CAPTURE_STATUS_NONE
@@ -311,7 +311,7 @@ def test_capture_information_names_graph_and_tail(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_programmatic_launches_stay_programmatic(seed: int) -> None:
+def test_captured_programmatic_launches_stay_programmatic(seed: int) -> None:
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -350,7 +350,7 @@ def test_runs_of_one_graph_do_not_overlap_on_two_streams(cuda: Any) -> None:
     assert d.read() == 15
 
 
-def test_a_fault_in_a_graph_sticks_to_its_context(machine: Machine, cuda: Any) -> None:
+def test_a_fault_in_a_graph_leaves_its_context_in_error(machine: Machine, cuda: Any) -> None:
     d = Device(cuda, 1)
     ok(cuda.cuStreamBeginCapture(d.stream, GLOBAL))
     ok(

@@ -40,7 +40,7 @@ def constant() -> Any:
     return np.frombuffer(memory, np.uint8)
 
 
-def test_copies_look_at_both_ends(machine: Machine, cuda: Any, pointer: Any, constant: Any) -> None:
+def test_copies_check_the_first_and_the_last_byte(machine: Machine, cuda: Any, pointer: Any, constant: Any) -> None:
     for address in (0, 8, FAR, 2**64 - 1):
         assert code(cuda.cuMemcpyHtoD(pointer, address, 16)) == INVALID
         assert code(cuda.cuMemcpyDtoHAsync(address, pointer, 16, 0)) == INVALID
@@ -64,14 +64,14 @@ def test_a_buffer_that_is_shorter_than_the_copy_is_reported(machine: Machine, cu
     ok(cuda.cuMemcpyDtoH(short, pointer, 40))
 
 
-def test_images_are_read_as_far_as_they_go(cuda: Any, pointer: Any, constant: Any) -> None:
+def test_images_are_read_no_further_than_their_end(cuda: Any, pointer: Any, constant: Any) -> None:
     assert code(cuda.cuModuleLoadData(FAR)) == INVALID
     assert code(cuda.cuModuleLoadData(constant.ctypes.data)) == R.CUDA_ERROR_INVALID_IMAGE
     header = np.frombuffer(bytearray(b"\x50\xed\x55\xba\1\0\x10\0" + (2**50).to_bytes(8, "little")), np.uint8)
     assert code(cuda.cuModuleLoadData(header.ctypes.data)) == INVALID
 
 
-def test_parameters_that_are_not_there_launch_nothing(cuda: Any, pointer: Any) -> None:
+def test_missing_parameters_launch_nothing(cuda: Any, pointer: Any) -> None:
     f = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(PTX)), b"kernel"))
     number, place = ctypes.c_uint32(7), ctypes.c_uint64(int(pointer))
     good, size = [ctypes.addressof(place), ctypes.addressof(number)], ctypes.c_size_t(12)
@@ -97,20 +97,20 @@ def test_parameters_that_are_not_there_launch_nothing(cuda: Any, pointer: Any) -
     assert found[0] == 7
 
 
-def test_only_code_is_called(cuda: Any, pointer: Any, constant: Any) -> None:
+def test_addresses_that_are_not_code_are_never_called(cuda: Any, pointer: Any, constant: Any) -> None:
     for address in (FAR, 7, constant.ctypes.data, int(pointer)):
         assert code(cuda.cuLaunchHostFunc(0, address, 0)) == INVALID
         assert code(cuda.cuOccupancyMaxPotentialBlockSize(0, address, 0, 0)) == INVALID
 
 
 class Nowhere:
-    """An object like those of the bindings, of which there is no memory."""
+    """An object like those of the bindings whose address is not mapped."""
 
     def getPtr(self) -> int:
         return 5
 
 
-def test_structures_of_addresses_without_memory_are_refused(cuda: Any, pointer: Any) -> None:
+def test_structures_at_unmapped_addresses_are_refused(cuda: Any, pointer: Any) -> None:
     graph = ok(cuda.cuGraphCreate(0))
     assert code(cuda.cuGraphAddMemsetNode(graph, None, 0, T.CUDA_MEMSET_NODE_PARAMS(5), 0)) == INVALID
     assert code(cuda.cuMemcpy2D(T.CUDA_MEMCPY2D(FAR))) == INVALID
@@ -121,7 +121,7 @@ def test_structures_of_addresses_without_memory_are_refused(cuda: Any, pointer: 
     assert code(cuda.cuMemPoolSetAttribute(pool, attribute, Nowhere())) == INVALID
 
 
-def test_parameters_of_kernels_are_looked_at(cuda: Any, pointer: Any) -> None:
+def test_addresses_of_kernel_parameters_are_checked(cuda: Any, pointer: Any) -> None:
     """An object without memory, and a small structure behind which nothing is mapped."""
 
     class Small(ctypes.Structure):
@@ -148,7 +148,7 @@ def test_parameters_of_kernels_are_looked_at(cuda: Any, pointer: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["a graph", "registered memory"])
-def test_host_memory_that_goes_before_a_queued_copy_runs_is_a_finding(
+def test_host_memory_freed_before_a_queued_copy_is_reported(
     machine: Machine, cuda: Any, pointer: Any, way: str
 ) -> None:
     stream, memory = ok(cuda.cuStreamCreate(1)), mmap.mmap(-1, 4096)
@@ -168,8 +168,8 @@ def test_host_memory_that_goes_before_a_queued_copy_runs_is_a_finding(
     assert report.kind == "out_of_bounds" and "host memory that is not mapped any more" in report.message
 
 
-def test_huge_ranges_are_looked_at_without_bringing_them_in(machine: Machine, cuda: Any, pointer: Any) -> None:
-    """A range of the window, of which most is not allocated, cannot be registered; one of the program can."""
+def test_huge_ranges_are_checked_without_touching_their_pages(machine: Machine, cuda: Any, pointer: Any) -> None:
+    """A mostly unallocated range of the window cannot be registered, and a range of the program can."""
     for address in (int(pointer), int(pointer) + (1 << 30)):
         assert code(cuda.cuMemHostRegister(address, 1 << 36, 0)) != R.CUDA_SUCCESS
     assert code(cuda.cuMemHostRegister(int(pointer) + (1 << 30), 4096, 0)) == INVALID
@@ -183,7 +183,7 @@ def test_huge_ranges_are_looked_at_without_bringing_them_in(machine: Machine, cu
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory, with the tables of its pages."""
+    """Resident bytes of this process, page tables included."""
     with open("/proc/self/status") as status:
         found = dict(line.split(":", 1) for line in status)
     return sum(int(found[key].split()[0]) for key in ("VmRSS", "VmPTE")) << 10

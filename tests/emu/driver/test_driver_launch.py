@@ -88,7 +88,7 @@ def test_the_default_machine_runs_a_kernel(rng: np.random.Generator) -> None:
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 
-def test_a_module_can_be_given_in_every_form(cuda: Any, tmp_path: Any) -> None:
+def test_a_module_is_loaded_from_every_form_of_image(cuda: Any, tmp_path: Any) -> None:
     primary(cuda)
     image = ptx(AXPY)
     keep = ctypes.create_string_buffer(image)
@@ -169,7 +169,7 @@ class Inner(ctypes.Structure):
     _fields_ = [("tag", ctypes.c_char), ("value", ctypes.c_double)]
 
 
-def test_parameters_in_every_form(cuda: Any) -> None:
+def test_kernel_parameters_are_accepted_in_every_form(cuda: Any) -> None:
     primary(cuda)
     f = function(cuda, MIXED, "mixed")
     p, out = _device(cuda, np.array([77], np.int32)), _device(cuda, np.zeros(7))
@@ -259,7 +259,7 @@ def test_wrong_configurations_are_refused(cuda: Any) -> None:
     assert np.array_equal(_host(cuda, out, expected), expected)
 
 
-def test_a_refused_launch_says_why_and_is_no_finding(machine: Machine, cuda: Any) -> None:
+def test_a_refused_launch_is_explained_and_not_reported_as_a_finding(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     source = """
 extern "C" __global__ void put(int* p, int n) { p[threadIdx.x] = n; }
@@ -293,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(128) bounded(int* p) { *p = 1; }
         assert report.message.startswith(said)
 
 
-def test_more_shared_memory_has_to_be_asked_for(cuda: Any) -> None:
+def test_more_than_48_kib_of_shared_memory_must_be_requested(cuda: Any) -> None:
     primary(cuda)
     f = function(cuda, SHARED, "shared")
     out, wanted = _zeros(cuda, 64), 100 << 10
@@ -385,7 +385,7 @@ FAULTS = FAULTS.replace("#include <cassert>\n", "")
         ("trapped", (), "LAUNCH_FAILED", "trap"),
     ],
 )
-def test_a_fault_sticks_to_the_context(
+def test_a_fault_leaves_its_context_in_error(
     machine: Machine, cuda: Any, name: str, args: tuple[int, ...], expected: str, kind: str
 ) -> None:
     primary(cuda, 0)
@@ -417,7 +417,7 @@ def test_a_fault_sticks_to_the_context(
     ok(cuda.cuMemAlloc(16))
 
 
-def test_reading_what_nobody_wrote_is_found(machine: Machine, cuda: Any) -> None:
+def test_a_read_of_uninitialised_memory_is_found(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     f = function(cuda, FAULTS, "reads")
     out = _zeros(cuda, 1)
@@ -437,7 +437,7 @@ def test_unwritten_memory_is_zero_where_it_is_not_checked() -> None:
         assert machine.reports == []
 
 
-def test_memory_of_a_peer_needs_access(machine: Machine, cuda: Any) -> None:
+def test_access_to_peer_memory_must_be_enabled(machine: Machine, cuda: Any) -> None:
     peer = primary(cuda, 1)
     pointer = _device(cuda, np.array([42], np.uint32))
     primary(cuda, 0)
@@ -453,7 +453,7 @@ def test_memory_of_a_peer_needs_access(machine: Machine, cuda: Any) -> None:
     ok(cuda.cuCtxSynchronize())
 
 
-def test_freed_memory_is_not_touched_unnoticed(machine: Machine, cuda: Any) -> None:
+def test_a_use_of_freed_memory_is_found(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     f, out, stream = function(cuda, FAULTS, "reads"), _zeros(cuda, 1), ok(cuda.cuStreamCreate(1))
     pointer = ok(cuda.cuMemAllocAsync(4, stream))
@@ -555,7 +555,7 @@ def test_devices_that_wait_for_each_other_advance_together(cuda: Any) -> None:
     ok(cuda.cuStreamSynchronize(pair[1][0]))
 
 
-def test_a_kernel_alone_at_a_barrier_is_a_dead_lock(machine: Machine, cuda: Any) -> None:
+def test_a_kernel_that_waits_alone_at_a_barrier_is_a_deadlock(machine: Machine, cuda: Any) -> None:
     pair = _pair(cuda)
     _meet(cuda, pair, 0, 1)
     assert code(cuda.cuStreamSynchronize(pair[0][0])) == R.CUDA_ERROR_LAUNCH_TIMEOUT
@@ -630,7 +630,7 @@ def test_a_deadlock_of_two_locks_shows_both_blocks_and_who_took_which(machine: M
     assert "saw 1" in report.timeline
 
 
-def test_freeing_between_two_launches_dead_locks_as_on_hardware(machine: Machine, cuda: Any) -> None:
+def test_a_free_between_two_launches_that_wait_for_each_other_is_a_deadlock(machine: Machine, cuda: Any) -> None:
     pair = _pair(cuda)
     primary(cuda, 0)
     spare = ok(cuda.cuMemAlloc(64))
@@ -639,7 +639,7 @@ def test_freeing_between_two_launches_dead_locks_as_on_hardware(machine: Machine
     assert machine.reports[-1].kind == "deadlock"
 
 
-def test_polling_sees_work_advance_and_never_ends_it(machine: Machine, cuda: Any) -> None:
+def test_queries_observe_progress_and_never_end_work(machine: Machine, cuda: Any) -> None:
     pair = _pair(cuda)
     _meet(cuda, pair, 0, 1)
     assert code(cuda.cuStreamQuery(pair[0][0])) == R.CUDA_ERROR_NOT_READY
@@ -678,7 +678,7 @@ def test_the_host_may_release_a_kernel_between_queries(machine: Machine, cuda: A
     assert machine.reports == []
 
 
-def test_a_wait_gives_other_threads_time_to_release_a_kernel(machine: Machine, cuda: Any) -> None:
+def test_a_host_wait_gives_other_threads_time_to_release_a_kernel(machine: Machine, cuda: Any) -> None:
     word, stream = _spin_on_host_memory(cuda)
     timer = threading.Timer(1.5, setattr, [word, "value", 2])
     timer.start()
@@ -687,7 +687,7 @@ def test_a_wait_gives_other_threads_time_to_release_a_kernel(machine: Machine, c
     assert machine.reports == []
 
 
-def test_the_time_that_other_threads_have_is_a_setting() -> None:
+def test_the_wait_for_other_host_threads_is_a_setting() -> None:
     with config.override(emu_host_wait=0.05), Machine(devices=1) as machine:
         cuda, leave = machine.driver, threading.Event()
         ok(cuda.cuInit(0))
@@ -702,7 +702,7 @@ def test_the_time_that_other_threads_have_is_a_setting() -> None:
         assert machine.reports[-1].kind == "deadlock"
 
 
-def test_polling_lets_virtual_time_pass(cuda: Any) -> None:
+def test_queries_let_virtual_time_pass(cuda: Any) -> None:
     primary(cuda)
     f = function(cuda, SPIN, "bounded")
     flag, out = _zeros(cuda, 1), _zeros(cuda, 1)
@@ -730,7 +730,7 @@ def test_a_thread_may_launch_what_another_one_waits_for(cuda: Any) -> None:
     assert results == [R.CUDA_SUCCESS] * 2
 
 
-def test_a_spin_with_a_limit_runs_into_it(cuda: Any) -> None:
+def test_a_spin_with_a_limit_ends_at_it(cuda: Any) -> None:
     primary(cuda)
     f = function(cuda, SPIN, "bounded")
     flag, out = _zeros(cuda, 1), _zeros(cuda, 1)
@@ -765,7 +765,8 @@ def test_blocks_that_do_not_fit_cannot_wait_for_each_other(seed: int) -> None:
 
 
 def test_a_cooperative_launch_starts_when_all_of_its_blocks_have_room() -> None:
-    """Behind a kernel that leaves room for half of it, it waits; started in part it would be first in the log."""
+    """A cooperative launch waits while another kernel leaves room for half of its blocks. A partial start would come
+    first in the log."""
     with Machine(devices=1, sm_count=2) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -899,7 +900,7 @@ def test_a_dependent_launch_waits_for_the_whole_primary(seed: int) -> None:
 
 
 def test_odd_seeds_start_dependents_early_and_even_ones_late() -> None:
-    """A primary that waits for its dependent is wrong: nothing promises that they overlap."""
+    """A primary kernel must not wait for its dependent, as nothing guarantees that they overlap."""
     assert _chain(1, gated=True) == (R.CUDA_SUCCESS, [10, 20, 11, 21, 30])
     assert _chain(0, gated=True)[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
 
@@ -965,7 +966,7 @@ def test_an_interrupted_wait_ends_its_kernel_and_a_new_context_goes_on(machine: 
     assert _host(cuda, count, np.zeros(1, np.uint32))[0] == 64 * 200
 
 
-def test_the_machine_counts_what_its_launches_asked_for(machine: Machine, cuda: Any) -> None:
+def test_the_machine_counts_the_accesses_of_its_launches(machine: Machine, cuda: Any) -> None:
     primary(cuda, 2)
     x, y = _device(cuda, np.ones(100, np.float32)), _device(cuda, np.ones(100, np.float32))
     ok(_launch(cuda, function(cuda, AXPY, "axpy"), 2, 64, (2.0, x, y, 100)))
@@ -976,7 +977,7 @@ def test_the_machine_counts_what_its_launches_asked_for(machine: Machine, cuda: 
     assert (total.local_read, total.local_written, total.remote_read) == (800, 400, 0)
 
 
-def test_a_machine_that_is_dropped_gives_its_addresses_back() -> None:
+def test_a_dropped_machine_returns_its_addresses() -> None:
     machine = Machine(devices=1)
     window = weakref.ref(machine.window)
     ok(machine.driver.cuInit(0))

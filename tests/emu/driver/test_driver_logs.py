@@ -25,7 +25,7 @@ def either(request: pytest.FixtureRequest, machine: Machine) -> Any:
     return made
 
 
-def test_an_iterator_moves_over_what_was_reported(either: Any, tmp_path: Path) -> None:
+def test_an_iterator_reads_the_log_from_its_position(either: Any, tmp_path: Path) -> None:
     path, buffer = tmp_path / "log", bytearray(1000)
     assert int(ok(either.cuLogsCurrent(0))) == 0
     assert code(either.cuLogsCurrent(1)) == R.CUDA_ERROR_INVALID_VALUE
@@ -42,7 +42,7 @@ def test_an_iterator_moves_over_what_was_reported(either: Any, tmp_path: Path) -
     assert bytes(buffer[:size]) == FREE % 16 + FREE % 17 + FREE % 18
 
 
-def test_a_log_that_does_not_fit_keeps_its_end(either: Any) -> None:
+def test_a_truncated_log_keeps_its_last_messages(either: Any) -> None:
     for address in (16, 17):
         either.cuMemFree(address)
     line = len(FREE % 16)
@@ -54,7 +54,7 @@ def test_a_log_that_does_not_fit_keeps_its_end(either: Any) -> None:
     assert code(either.cuLogsDumpToFile(None, b"/no/such/folder/log", 0)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_a_callback_is_told_of_calls_that_failed(cuda: Any) -> None:
+def test_a_callback_receives_failed_calls(cuda: Any) -> None:
     primary(cuda)
     told: list[Any] = []
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)

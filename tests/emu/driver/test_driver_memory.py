@@ -32,7 +32,7 @@ def _read(cuda: Any, pointer: Any, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [1, 255, 4097, 3 * MIB + 5])
-def test_copies_there_and_back(cuda: Any, rng: np.random.Generator, count: int) -> None:
+def test_copies_to_a_device_and_back_keep_the_bytes(cuda: Any, rng: np.random.Generator, count: int) -> None:
     primary(cuda)
     data = _bytes(rng, count)
     first, second = ok(cuda.cuMemAlloc(count)), ok(cuda.cuMemAlloc(count))
@@ -54,7 +54,7 @@ def test_host_arguments_are_addresses_or_buffers(cuda: Any, rng: np.random.Gener
 
 
 def test_copies_of_no_host_memory_are_refused(cuda: Any) -> None:
-    """Pinned memory is checked where a copy would go beyond the window too, and no program has such addresses."""
+    """A copy beyond the end of pinned memory is refused as well as one beyond the window."""
     primary(cuda)
     pinned, end = ok(cuda.cuMemAllocHost(64)), 1 << 56
     device = ok(cuda.cuMemAlloc(64))
@@ -83,7 +83,7 @@ def test_device_memory_of_a_machine_is_positive() -> None:
             Machine(devices=1, memory_bytes=wrong)
 
 
-def test_device_memory_is_finite() -> None:
+def test_allocations_beyond_the_device_memory_fail() -> None:
     with Machine(devices=1, memory_bytes=MIB) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -108,7 +108,7 @@ def test_fills_write_every_element(cuda: Any, size: int, value: int) -> None:
         assert code(wrong) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_an_asynchronous_copy_reads_pinned_memory_late_and_pageable_memory_at_once(
+def test_an_asynchronous_copy_reads_pinned_memory_when_it_runs_and_pageable_memory_at_once(
     cuda: Any, rng: np.random.Generator
 ) -> None:
     primary(cuda)
@@ -144,7 +144,7 @@ def test_peer_copies_need_no_peer_access(rng: np.random.Generator) -> None:
         assert np.array_equal(_read(cuda, target, 1000), data)
 
 
-def test_pitched_memory_copies_by_rows(cuda: Any, rng: np.random.Generator) -> None:
+def test_pitched_memory_is_copied_by_rows(cuda: Any, rng: np.random.Generator) -> None:
     primary(cuda)
     data = _bytes(rng, 5 * 100).reshape(5, 100)
     pointer, pitch = ok(cuda.cuMemAllocPitch(100, 5, 4))
@@ -180,7 +180,7 @@ def test_registered_memory_is_pinned_but_not_on_the_device(cuda: Any) -> None:
 # What a pointer is --------------------------------------------------------------------------------------------------
 
 
-def test_a_pointer_tells_where_it_is(cuda: Any) -> None:
+def test_pointer_attributes_name_the_device_and_kind_of_memory(cuda: Any) -> None:
     context = primary(cuda, 3)
     pointer = ok(cuda.cuMemAlloc(1000))
     inside = int(pointer) + 300
@@ -197,7 +197,7 @@ def test_a_pointer_tells_where_it_is(cuda: Any) -> None:
     assert code(cuda.cuMemFreeHost(host)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_an_unknown_pointer_is_refused_alone_and_empty_in_a_list(cuda: Any) -> None:
+def test_an_unknown_pointer_is_refused_alone_and_has_empty_attributes_in_a_list(cuda: Any) -> None:
     primary(cuda)
     local = np.zeros(16, np.uint8).ctypes.data
     wanted = [P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL]
@@ -226,7 +226,7 @@ def test_peer_access_of_contexts_opens_plain_memory(machine: Machine, cuda: Any)
     assert code(cuda.cuCtxDisablePeerAccess(owner)) == R.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED
 
 
-def test_peer_access_between_strangers_is_refused() -> None:
+def test_peer_access_between_unconnected_devices_is_refused() -> None:
     with Machine(devices=2, peers=False) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -293,7 +293,7 @@ def test_the_default_pool_serves_plain_asynchronous_allocation(cuda: Any) -> Non
     assert code(cuda.cuMemPoolDestroy(pool)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_pool_access_is_the_pools_own(machine: Machine, cuda: Any) -> None:
+def test_access_to_a_pool_is_set_for_the_pool_alone(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     pool, stream = _pool(cuda, 0), ok(cuda.cuStreamCreate(1))
     before = int(ok(cuda.cuMemAllocFromPoolAsync(64, pool, stream)))
@@ -371,7 +371,7 @@ def test_released_memory_stays_until_it_is_unmapped(cuda: Any) -> None:
     assert code(cuda.cuMemAddressFree(address, size)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_vmm_refuses_what_does_not_fit(cuda: Any) -> None:
+def test_vmm_calls_with_wrong_sizes_and_addresses_are_refused(cuda: Any) -> None:
     primary(cuda)
     size = 2 * MIB
     assert code(cuda.cuMemCreate(size + 1, _prop(0), 0)) == R.CUDA_ERROR_INVALID_VALUE
@@ -407,7 +407,7 @@ QUEUED = {
 
 @pytest.mark.parametrize("queued", QUEUED)
 @pytest.mark.parametrize("then", ["unmapped", "mapped anew"])
-def test_queued_work_on_memory_that_went_away_faults(machine: Machine, cuda: Any, queued: str, then: str) -> None:
+def test_queued_work_on_unmapped_memory_faults(machine: Machine, cuda: Any, queued: str, then: str) -> None:
     primary(cuda)
     size, stream = 2 * MIB, ok(cuda.cuStreamCreate(1))
     address, other = int(ok(cuda.cuMemAddressReserve(size, 0, 0, 0))), ok(cuda.cuMemAlloc(64))
@@ -424,7 +424,7 @@ def test_queued_work_on_memory_that_went_away_faults(machine: Machine, cuda: Any
 
 
 @pytest.mark.parametrize("queued", QUEUED)
-def test_what_may_only_be_read_is_not_written(machine: Machine, cuda: Any, queued: str) -> None:
+def test_writes_to_read_only_memory_are_refused(machine: Machine, cuda: Any, queued: str) -> None:
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(1))
     address, other = int(ok(cuda.cuMemAddressReserve(2 * MIB, 0, 0, 0))), ok(cuda.cuMemAlloc(64))
@@ -488,7 +488,7 @@ def test_copies_and_fills_need_the_access_of_the_current_context(
         ok(cuda.cuMemsetD8(theirs, 1, 64))
 
 
-def test_a_fill_behind_the_free_of_its_memory_faults(machine: Machine, cuda: Any) -> None:
+def test_a_fill_ordered_after_the_free_of_its_memory_faults(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(1))
     pointer = ok(cuda.cuMemAllocAsync(64, stream))
@@ -498,7 +498,7 @@ def test_a_fill_behind_the_free_of_its_memory_faults(machine: Machine, cuda: Any
     assert machine.reports[-1].kind == "use_after_free"
 
 
-def test_a_stray_pointer_on_an_empty_machine_is_told_in_a_sentence(machine: Machine, cuda: Any) -> None:
+def test_a_stray_pointer_on_an_empty_machine_is_reported_in_one_sentence(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     for pointer, said in ((0x12345678, "no device memory: nothing is"), (0x1234, "outside of device memory: a null")):
         assert code(cuda.cuMemFree(pointer)) == R.CUDA_ERROR_INVALID_VALUE

@@ -39,7 +39,7 @@ def test_devices_from_capability_9_on_support_multicast() -> None:
             assert ok(_alone(machine).cuDeviceGetAttribute(SUPPORTED, 0)) == supported
 
 
-def test_without_support_everything_is_refused() -> None:
+def test_without_support_every_multicast_call_is_refused() -> None:
     for options in ({"arch": "sm_89"}, {"peers": False}):
         with Machine(devices=2, **options) as machine:
             cuda = _alone(machine)
@@ -140,7 +140,9 @@ def _ready(cuda: Any) -> tuple[Any, Any, int]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_waiting_for_a_device_that_nobody_can_add_is_a_deadlock(cuda: Any, machine: Machine, call: str) -> None:
+def test_a_bind_that_waits_for_a_device_that_no_thread_can_add_is_a_deadlock(
+    cuda: Any, machine: Machine, call: str
+) -> None:
     before = machine.threads.others
     machine.threads.others = lambda: False  # type: ignore[method-assign]
     try:
@@ -172,7 +174,7 @@ GONE = {
 
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("call", ["cuMulticastBindMem", "cuMulticastBindAddr"])
-def test_what_goes_while_a_call_waits_is_not_bound(cuda: Any, machine: Machine, call: str, gone: str) -> None:
+def test_memory_freed_while_a_bind_waits_is_not_bound(cuda: Any, machine: Machine, call: str, gone: str) -> None:
     ready = _ready(cuda)
 
     def other() -> None:
@@ -299,13 +301,13 @@ def test_a_released_object_lives_on_in_its_mapping_and_its_binds_with_it(cuda: A
     assert machine.held() == before
 
 
-def test_a_whole_set_up_leaves_nothing_behind(cuda: Any, machine: Machine) -> None:
+def test_a_set_up_and_its_teardown_leave_nothing(cuda: Any, machine: Machine) -> None:
     before = machine.held()
     shared(cuda, 4, 2 * PIECE).close(cuda)
     assert machine.held() == before and not machine.reports
 
 
-def test_handles_are_not_taken_for_one_another(cuda: Any) -> None:
+def test_handles_of_multicast_objects_and_memory_are_not_interchangeable(cuda: Any) -> None:
     handle, memory = team(cuda, 2), _memory(cuda, 0)
     assert code(cuda.cuMulticastBindMem(memory, 0, memory, 0, PIECE, 0)) == INVALID
     assert code(cuda.cuMulticastBindMem(handle, 0, handle, 0, PIECE, 0)) == INVALID
@@ -315,7 +317,7 @@ def test_handles_are_not_taken_for_one_another(cuda: Any) -> None:
     assert code(cuda.cuMemExportToShareableHandle(handle, kind, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
 
 
-def test_the_host_cannot_copy_by_a_multicast_address(cuda: Any, machine: Machine) -> None:
+def test_copies_of_the_host_to_a_multicast_address_are_refused(cuda: Any, machine: Machine) -> None:
     made = shared(cuda, 2)
     for call in (
         lambda: cuda.cuMemcpyDtoH(np.zeros(16, np.uint8), made.multicast, 16),
@@ -330,7 +332,7 @@ def test_the_host_cannot_copy_by_a_multicast_address(cuda: Any, machine: Machine
         machine.declare_polled(made.multicast, 16)
 
 
-def test_a_capture_is_invalidated_by_a_set_up(cuda: Any) -> None:
+def test_multicast_calls_invalidate_a_capture(cuda: Any) -> None:
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(1))
     ok(cuda.cuStreamBeginCapture(stream, types.CUstreamCaptureMode(0)))
@@ -340,7 +342,7 @@ def test_a_capture_is_invalidated_by_a_set_up(cuda: Any) -> None:
 # Failures on request ------------------------------------------------------------------------------------------------
 
 
-def test_a_call_fails_as_often_as_was_asked(cuda: Any, machine: Machine) -> None:
+def test_an_injected_failure_occurs_the_requested_number_of_times(cuda: Any, machine: Machine) -> None:
     handle, memory = team(cuda, 2), _memory(cuda, 0)
     rule = machine.inject("cuMulticastBindMem", R.CUDA_ERROR_SYSTEM_NOT_READY, times=2)
     for left in (1, 0):
@@ -350,7 +352,7 @@ def test_a_call_fails_as_often_as_was_asked(cuda: Any, machine: Machine) -> None
     assert not machine.reports
 
 
-def test_a_failure_is_of_one_device_and_one_of_its_calls(cuda: Any, machine: Machine) -> None:
+def test_an_injected_failure_can_select_a_device_and_a_call(cuda: Any, machine: Machine) -> None:
     handle = ok(cuda.cuMulticastCreate(object_prop(3, 2 * PIECE)))
     machine.inject("cuMulticastAddDevice", 401, device=1)
     ok(cuda.cuMulticastAddDevice(handle, 0))
@@ -370,7 +372,7 @@ def test_a_failure_is_of_one_device_and_one_of_its_calls(cuda: Any, machine: Mac
     assert code(cuda.cuMemSetAccess(address, PIECE, access(0, 1), 2)) == R.CUDA_ERROR_ILLEGAL_STATE
 
 
-def test_a_call_without_a_device_is_of_the_current_one(cuda: Any, machine: Machine) -> None:
+def test_an_injected_failure_takes_calls_without_a_device_for_the_current_device(cuda: Any, machine: Machine) -> None:
     primary(cuda, 1)
     machine.inject("cuMulticastCreate", R.CUDA_ERROR_INVALID_VALUE, device=0)
     ok(cuda.cuMulticastCreate(object_prop(2)))
@@ -389,7 +391,7 @@ def test_a_call_without_a_device_is_of_the_current_one(cuda: Any, machine: Machi
         ("after", {"function": "cuMemMap", "code": 1, "after": -1}),
     ],
 )
-def test_failures_that_cannot_be_are_refused(machine: Machine, argument: str, arguments: Any) -> None:
+def test_impossible_injected_failures_are_refused(machine: Machine, argument: str, arguments: Any) -> None:
     with pytest.raises(errors.ArgumentError, match=argument):
         machine.inject(**arguments)
     assert not machine.injected

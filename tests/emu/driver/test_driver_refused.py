@@ -64,34 +64,35 @@ def test_a_function_that_is_newer_than_this_version_is_refused_too(
     assert machine.reports[0].message == refusal("cuDoSomethingNew") and NEWER in machine.reports[0].message
 
 
-def test_results_are_counted_in_the_docstrings() -> None:
-    """As they are known of the emulated functions; some releases document the results of two of them apart."""
+def test_numbers_of_results_are_read_from_the_docstrings_of_the_bindings() -> None:
+    """The counts agree with those of the emulated functions; some releases document the results of a few functions
+    separately."""
     apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable"}
     apart.add("cuMulticastCreate")  # which the suite replaces
     known = [name for name in FUNCTIONS if name in ENTRIES and name not in apart]
     assert {name: results(name) for name in known} == {name: ENTRIES[name].outputs for name in known}
 
 
-def test_all_names_come_with_a_star(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_star_import_has_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, Any] = {}
     exec("from drvfuse.emu.driver import *", namespace)
     assert set(NAMES) <= namespace.keys() and namespace["CUresult"] is R
     assert code(namespace["cuDriverGetVersion"]()) == R.CUDA_SUCCESS
 
 
-def test_a_name_is_asked_of_no_kernel(cuda: Any) -> None:
+def test_the_name_of_a_null_kernel_is_an_invalid_value(cuda: Any) -> None:
     primary(cuda)
     assert code(cuda.cuFuncGetName(0)) == code(cuda.cuKernelGetName(None)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuFuncGetName(0x1000)) == R.CUDA_ERROR_INVALID_HANDLE
 
 
-def test_a_closed_machine_refuses_as_it_does_all_else(machine: Machine, cuda: Any) -> None:
+def test_a_closed_machine_refuses_unsupported_functions_as_deinitialised(machine: Machine, cuda: Any) -> None:
     machine.close()
     assert cuda.cuTexObjectCreate(None, None, None) == (R.CUDA_ERROR_DEINITIALIZED, None)
     assert machine.reports == []
 
 
-def test_no_function_has_an_address(cuda: Any) -> None:
+def test_cuGetProcAddress_finds_no_function(cuda: Any) -> None:
     status = T.CUdriverProcAddressQueryResult
     found = [ok(cuda.cuGetProcAddress(b"cuMemAlloc", version, 0)) for version in (12000, 99000)]
     assert [address for address, _ in found] == [0, 0]
@@ -113,7 +114,7 @@ def test_time_passes_between_events_around_work(cuda: Any) -> None:
     assert 0 < first < both < 1
 
 
-def test_what_no_emulated_device_has_is_not_found(cuda: Any) -> None:
+def test_resources_that_no_emulated_device_has_are_not_found(cuda: Any) -> None:
     primary(cuda)
     mask = T.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK
     assert ok(cuda.cuDeviceGetAttribute(mask, 0)) == 0
@@ -124,7 +125,7 @@ def test_what_no_emulated_device_has_is_not_found(cuda: Any) -> None:
     assert code(cuda.cuGetExportTable(None)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_what_is_refused_in_an_argument_is_told_once_and_by_name(machine: Machine, cuda: Any) -> None:
+def test_an_unsupported_argument_is_reported_once_by_name(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     pointer, graph = ok(cuda.cuMemAlloc(64)), ok(cuda.cuGraphCreate(0))
     p = T.CUDA_MEMCPY2D()
@@ -143,7 +144,7 @@ def test_what_is_refused_in_an_argument_is_told_once_and_by_name(machine: Machin
     ]
 
 
-def test_a_context_is_created_with_parameters_that_say_nothing(cuda: Any) -> None:
+def test_a_context_can_be_created_with_empty_parameters(cuda: Any) -> None:
     ok(cuda.cuInit(0))
     create = cuda.cuCtxCreate if MAJOR == 13 else cuda.cuCtxCreate_v4
     params = T.CUctxCreateParams()

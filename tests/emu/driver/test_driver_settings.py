@@ -25,7 +25,7 @@ def context(cuda: Any) -> Any:
     return ok(cuda.cuCtxGetCurrent())
 
 
-def test_settings_of_a_context_are_given_back(cuda: Any, context: Any) -> None:
+def test_settings_of_a_context_can_be_read_back(cuda: Any, context: Any) -> None:
     ok(cuda.cuCtxSetFlags(4))
     assert ok(cuda.cuCtxGetFlags()) == 4
     assert code(cuda.cuCtxSetFlags(0x100)) == R.CUDA_ERROR_INVALID_VALUE
@@ -45,7 +45,7 @@ def test_settings_of_a_context_are_given_back(cuda: Any, context: Any) -> None:
     ok(cuda.cuFlushGPUDirectRDMAWrites(T.CUflushGPUDirectRDMAWritesTarget(0), scope))
 
 
-def test_a_context_lives_as_long_as_it_is_used(cuda: Any, context: Any) -> None:
+def test_a_context_lives_until_its_last_detach(cuda: Any, context: Any) -> None:
     made = ok(getattr(cuda, "cuCtxCreate_v4", cuda.cuCtxCreate)(None, 0, 0))
     assert int(ok(cuda.cuCtxAttach(0))) == int(made)
     assert code(cuda.cuCtxAttach(1)) == R.CUDA_ERROR_INVALID_VALUE
@@ -56,7 +56,7 @@ def test_a_context_lives_as_long_as_it_is_used(cuda: Any, context: Any) -> None:
     assert int(ok(cuda.cuCtxGetCurrent())) == int(context)
 
 
-def test_settings_of_kernels_and_their_library(cuda: Any, context: Any) -> None:
+def test_settings_of_kernels_of_a_library_can_be_read_back(cuda: Any, context: Any) -> None:
     library = ok(cuda.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
     kernel = ok(cuda.cuLibraryGetKernel(library, b"kernel"))
     function = ok(cuda.cuKernelGetFunction(kernel))
@@ -75,7 +75,7 @@ def test_settings_of_kernels_and_their_library(cuda: Any, context: Any) -> None:
     assert code(refused) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_what_a_device_tells_of_itself(cuda: Any) -> None:
+def test_a_device_reports_its_identifiers_and_properties(cuda: Any) -> None:
     found = ok(cuda.cuDeviceGetProperties(0))
     assert (found.maxThreadsPerBlock, found.maxThreadsDim, found.SIMDWidth) == (1024, [1024, 1024, 64], 32)
     assert found.regsPerBlock == 65536 and found.maxGridSize == [2**31 - 1, 65535, 65535]
@@ -98,7 +98,7 @@ def test_a_notification_is_registered_for_one_device(cuda: Any) -> None:
     assert code(cuda.cuDeviceUnregisterAsyncNotification(1, handle)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_an_event_stands_for_all_work_of_a_context(cuda: Any, context: Any) -> None:
+def test_an_event_of_a_context_covers_all_of_its_work(cuda: Any, context: Any) -> None:
     """The second stream's fill waits for that of the first, which is queued before the event."""
     pointer, event, order = ok(cuda.cuMemAlloc(64)), ok(cuda.cuEventCreate(2)), []
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(order.append)
@@ -117,7 +117,7 @@ def test_an_event_stands_for_all_work_of_a_context(cuda: Any, context: Any) -> N
     ok(cuda.cuEventSynchronize(event))
 
 
-def test_events_of_a_context_are_no_part_of_a_capture(cuda: Any, context: Any) -> None:
+def test_events_of_a_whole_context_are_refused_in_a_capture(cuda: Any, context: Any) -> None:
     event, stream = ok(cuda.cuEventCreate(2)), ok(cuda.cuStreamCreate(1))
     ok(cuda.cuStreamBeginCapture(stream, T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     assert code(cuda.cuCtxRecordEvent(context, event)) == R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
@@ -126,13 +126,13 @@ def test_events_of_a_context_are_no_part_of_a_capture(cuda: Any, context: Any) -
     assert code(cuda.cuCtxWaitEvent(context, 7)) == R.CUDA_ERROR_INVALID_HANDLE
 
 
-def test_a_stream_has_no_green_context(cuda: Any, context: Any) -> None:
+def test_a_stream_reports_no_green_context(cuda: Any, context: Any) -> None:
     found, green = ok(cuda.cuStreamGetCtx_v2(ok(cuda.cuStreamCreate(0))))
     assert (int(found), int(green)) == (int(context), 0) and type(green) is T.CUgreenCtx
 
 
 @pytest.mark.skipif(MAJOR == 12, reason="functions of CUDA 13")
-def test_functions_of_cuda_13(cuda: Any, context: Any) -> None:
+def test_functions_of_cuda_13_work(cuda: Any, context: Any) -> None:
     assert int(ok(cuda.cuCtxGetDevice_v2(context))) == 0
     ok(cuda.cuCtxSynchronize_v2(context))
     operations = [

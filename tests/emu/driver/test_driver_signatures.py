@@ -38,7 +38,7 @@ def test_arguments_are_those_of_the_bindings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
-def test_there_are_as_many_results_as_the_bindings_give(name: str) -> None:
+def test_functions_return_as_many_results_as_the_bindings(name: str) -> None:
     text = getattr(real, name).__doc__ or ""
     returns = re.search(r"Returns\n-+\n(.*?)(\n\n|$)", text, re.DOTALL)
     if returns is None or name in HALF_DOCUMENTED:
@@ -71,7 +71,7 @@ def test_nothing_works_before_cuInit() -> None:
         assert cuda.cuDeviceGetCount() == (real.CUresult.CUDA_SUCCESS, 2)
 
 
-def test_an_enum_argument_may_be_its_number_and_not_none() -> None:
+def test_an_enum_argument_may_be_a_number_but_not_none() -> None:
     emulated.cuInit(0)
     count = real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     assert emulated.cuDeviceGetAttribute(int(count), 0) == emulated.cuDeviceGetAttribute(count, 0)

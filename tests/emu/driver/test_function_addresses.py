@@ -88,7 +88,7 @@ def read(cuda: Any, memory: int, like: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("cube", [0, 1])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_functions_of_tables_and_virtual_ones(
+def test_functions_in_tables_and_virtual_functions_are_called(
     machine: Machine, rng: np.random.Generator, which: int, cube: int
 ) -> None:
     cuda = machine.driver
@@ -115,7 +115,7 @@ def test_an_address_is_the_same_in_each_context_and_can_be_passed_as_an_argument
 
 
 @pytest.mark.parametrize("shift", [None, 8, 1 << 20])
-def test_a_call_of_what_is_no_function_is_found(machine: Machine, shift: int | None) -> None:
+def test_a_call_of_an_address_that_is_no_function_is_found(machine: Machine, shift: int | None) -> None:
     cuda = machine.driver
     module = ok(cuda.cuModuleLoadData(ptx(SOURCE)))
     where, out = array(cuda, np.zeros(1, np.uint64)), array(cuda, np.zeros(1, np.int32))
@@ -128,7 +128,9 @@ def test_a_call_of_what_is_no_function_is_found(machine: Machine, shift: int | N
 
 
 @pytest.mark.parametrize("depth", [500, 1 << 30])
-def test_a_function_may_call_itself_but_not_for_ever(machine: Machine, rng: np.random.Generator, depth: int) -> None:
+def test_a_recursive_function_works_and_an_endless_recursion_is_a_fault(
+    machine: Machine, rng: np.random.Generator, depth: int
+) -> None:
     cuda = machine.driver
     module = ok(cuda.cuModuleLoadData(ptx(SOURCE)))
     a = rng.integers(-1000, 1000, 64).astype(np.int32)
@@ -177,7 +179,9 @@ TARGETS = """
 
 
 @pytest.mark.parametrize(("which", "expected"), [(0, 15), (1, 42), (3, 77), (2, None)])
-def test_a_list_of_targets_and_a_guard(machine: Machine, which: int, expected: int | None) -> None:
+def test_an_indirect_call_takes_a_list_of_targets_and_a_guard(
+    machine: Machine, which: int, expected: int | None
+) -> None:
     cuda = machine.driver
     module = ok(cuda.cuModuleLoadData(TARGETS.encode() + b"\0"))
     out = array(cuda, np.zeros(1, np.int32))

@@ -16,7 +16,7 @@ MODE = T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 EXTERNAL = 1
 
 
-def test_a_capture_adds_to_a_graph_behind_nodes_of_it(cuda: Any) -> None:
+def test_a_capture_can_add_nodes_to_an_existing_graph(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     first, aside = g.launch(g.add, 1), g.empty()
     ok(cuda.cuStreamBeginCaptureToGraph(g.stream, g.graph, [first], None, 1, MODE))

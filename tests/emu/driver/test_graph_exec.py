@@ -28,7 +28,7 @@ def _why(cuda: Any) -> str:
     return str(report.message)
 
 
-def test_an_executable_is_a_snapshot(cuda: Any) -> None:
+def test_later_changes_of_a_graph_do_not_change_its_executable(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     node = g.launch(g.add, 2)
     executable = g.instantiate()
@@ -62,7 +62,7 @@ def test_changes_of_an_executable_leave_queued_launches_and_the_graph_alone(cuda
     assert code(refused) == R.CUDA_ERROR_INVALID_VALUE and "not of the graph" in _why(cuda)
 
 
-def test_what_an_executable_copies_and_fills_can_change_in_address_and_value(cuda: Any) -> None:
+def test_copies_and_fills_of_an_executable_can_get_new_addresses_and_values(cuda: Any) -> None:
     g = Graphs(cuda)
     other = ok(cuda.cuMemAlloc(BYTES))
     results = np.zeros((2, WORDS), np.uint32)
@@ -96,7 +96,7 @@ def test_a_kernel_of_an_executable_keeps_its_context(cuda: Any) -> None:
     assert code(refused) == R.CUDA_ERROR_INVALID_VALUE and "context" in _why(cuda)
 
 
-def test_nodes_are_switched_off_and_on(cuda: Any) -> None:
+def test_nodes_can_be_disabled_and_enabled(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     a = g.launch(g.add, 1)
     b = g.launch(g.scale, 10, a)
@@ -135,7 +135,7 @@ def test_an_executable_takes_over_the_parameters_of_a_graph_of_its_shape(cuda: A
 
 
 def _other(g: Graphs, name: str) -> tuple[Any, str]:
-    """A graph that cannot update add, then scale, and what the report says."""
+    """A graph that cannot update the graph of `add` followed by `scale`, and the text of the report."""
     cuda, graph = g.cuda, ok(g.cuda.cuGraphCreate(0))
     if name == "more nodes":
         for _ in range(3):
@@ -176,7 +176,7 @@ def test_an_update_that_does_not_fit_says_why_and_changes_nothing(cuda: Any, nam
     assert g.read() == 4
 
 
-def test_edges_pair_the_nodes_of_an_update(cuda: Any) -> None:
+def test_an_update_pairs_nodes_by_their_edges(cuda: Any) -> None:
     """Nodes that were added in another order, with the same edges in the same order, are the same graph."""
     g = Graphs(cuda, start=1)
     g.launch(g.scale, 2, g.launch(g.add, 1))
@@ -210,7 +210,7 @@ def test_a_child_graph_of_an_executable_is_updated_alone(cuda: Any) -> None:
     assert g.read() == 62
 
 
-def test_host_memory_that_is_gone_is_found_before_a_launch(cuda: Any) -> None:
+def test_freed_host_memory_is_found_before_a_graph_launch(cuda: Any) -> None:
     g = Graphs(cuda)
     memory = mmap.mmap(-1, 1 << 16)
     words = np.frombuffer(memory, np.uint32)[:WORDS]
@@ -255,7 +255,7 @@ def test_priorities_are_those_of_the_nodes_only_where_the_flag_asks_for_them(cud
     assert g.read() == 2
 
 
-def test_flags_of_instantiation(cuda: Any) -> None:
+def test_instantiation_flags_are_stored_and_wrong_ones_refused(cuda: Any) -> None:
     g = Graphs(cuda)
     g.launch(g.add, 1)
     assert int(ok(cuda.cuGraphExecGetFlags(ok(cuda.cuGraphInstantiate(g.graph, 8 | 1))))) == 9

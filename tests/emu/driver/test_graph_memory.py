@@ -44,7 +44,7 @@ def _use(g: Graphs, address: int, *after: Any) -> Any:
     return ok(cuda.cuGraphAddMemcpyNode(graph, [added], 1, across, g.context))
 
 
-def test_memory_that_its_graph_frees(cuda: Any) -> None:
+def test_a_graph_can_free_the_memory_that_it_allocated(cuda: Any) -> None:
     g = Graphs(cuda)
     node, address = _alloc(g)
     last = _use(g, address, node)
@@ -79,7 +79,7 @@ def test_memory_that_its_graph_frees(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["cuMemFreeAsync", "cuMemFree", "graph", "launch"])
-def test_memory_that_lives_on_after_its_launch(cuda: Any, how: str) -> None:
+def test_graph_memory_may_outlive_its_launch(cuda: Any, how: str) -> None:
     g = Graphs(cuda)
     node, address = _alloc(g)
     ok(cuda.cuGraphAddMemsetNode(g.graph, [node], 1, fill(address, 5, WORDS), g.context))
@@ -110,7 +110,7 @@ def test_memory_that_lives_on_after_its_launch(cuda: Any, how: str) -> None:
     ok(cuda.cuMemFree(address))
 
 
-def test_memory_is_there_only_between_allocation_and_free(cuda: Any) -> None:
+def test_graph_memory_is_accessible_only_between_allocation_and_free(cuda: Any) -> None:
     g = Graphs(cuda)
     node, address = _alloc(g)
     ok(cuda.cuGraphAddMemFreeNode(g.graph, [_use(g, address, node)], 1, address))
@@ -120,7 +120,7 @@ def test_memory_is_there_only_between_allocation_and_free(cuda: Any) -> None:
     assert cuda.process.machine.reports[-1].kind == "use_after_free"
 
 
-def test_what_an_allocation_held_before_is_not_initialised(cuda: Any) -> None:
+def test_reused_graph_memory_counts_as_uninitialised(cuda: Any) -> None:
     g = Graphs(cuda)
     node, address = _alloc(g)
     used = _use(g, address, node)
@@ -133,7 +133,7 @@ def test_what_an_allocation_held_before_is_not_initialised(cuda: Any) -> None:
     assert cuda.process.machine.reports[-1].kind == "uninitialised"
 
 
-def test_a_graph_with_memory_has_its_restrictions(cuda: Any) -> None:
+def test_a_graph_with_memory_nodes_cannot_be_cloned_changed_or_instantiated_twice(cuda: Any) -> None:
     g = Graphs(cuda)
     empty = g.empty()
     node, address = _alloc(g, BYTES, empty)
@@ -162,7 +162,7 @@ def test_a_graph_with_memory_has_its_restrictions(cuda: Any) -> None:
     ok(cuda.cuGraphExecDestroy(g.instantiate()))
 
 
-def test_a_graph_with_memory_moves_into_a_node(cuda: Any) -> None:
+def test_a_graph_with_memory_nodes_can_be_moved_into_a_child_node(cuda: Any) -> None:
     g = Graphs(cuda)
     node, address = _alloc(g)
     ok(cuda.cuGraphAddMemFreeNode(g.graph, [_use(g, address, node)], 1, address))
@@ -184,7 +184,7 @@ def test_a_graph_with_memory_moves_into_a_node(cuda: Any) -> None:
     assert code(cuda.cuGraphNodeGetType(node)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_another_device_needs_to_be_granted_access(cuda: Any) -> None:
+def test_another_device_needs_access_to_graph_memory(cuda: Any) -> None:
     g, far = Graphs(cuda), Graphs(cuda, device=1)
     for granted in (False, True):
         primary(cuda, 0)
@@ -212,7 +212,7 @@ def test_another_device_needs_to_be_granted_access(cuda: Any) -> None:
             far = Graphs(cuda, device=1)
 
 
-def test_nothing_of_a_graph_is_left_behind() -> None:
+def test_destroyed_graphs_release_their_memory() -> None:
     with Machine(devices=1) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -230,7 +230,7 @@ def test_nothing_of_a_graph_is_left_behind() -> None:
         assert machine.held() == before
 
 
-def test_a_free_that_nothing_orders_behind_a_use_is_found() -> None:
+def test_a_free_that_is_not_ordered_after_a_use_is_found() -> None:
     with Machine(devices=1, race=True) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -244,7 +244,7 @@ def test_a_free_that_nothing_orders_behind_a_use_is_found() -> None:
         assert {report.kind for report in machine.reports} & {"race", "use_after_free"}
 
 
-def test_memory_of_stream_captures(cuda: Any) -> None:
+def test_captured_allocations_become_memory_nodes(cuda: Any) -> None:
     g = Graphs(cuda)
     ok(cuda.cuStreamBeginCapture(g.stream, T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
     address = ok(cuda.cuMemAllocAsync(BYTES, g.stream))

@@ -25,7 +25,7 @@ def _any(cuda: Any, graph: Any, p: Any, *after: Any) -> Any:
     return cuda.cuGraphAddNode(graph, list(after), [T.CUgraphEdgeData() for _ in after], len(after), p)
 
 
-def test_a_kernel_node_gives_its_parameters_back(cuda: Any) -> None:
+def test_parameters_of_a_kernel_node_can_be_read_back(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     node = g.launch(g.add, 41)
     p = ok(cuda.cuGraphKernelNodeGetParams(node))
@@ -41,7 +41,7 @@ def test_a_kernel_node_gives_its_parameters_back(cuda: Any) -> None:
     assert g.read() == 1 * 2 + 41
 
 
-def test_a_kernel_node_takes_a_block_of_parameters_and_a_library_kernel(cuda: Any) -> None:
+def test_a_kernel_node_accepts_a_parameter_buffer_and_a_library_kernel(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     block = (ctypes.c_uint64 * 2)(int(g.words), 9)
     size = ctypes.c_size_t(12)
@@ -75,7 +75,7 @@ def test_wrong_kernel_nodes_are_refused(cuda: Any) -> None:
     assert len(g.nodes()) == 2
 
 
-def test_attributes_of_a_kernel_node(cuda: Any) -> None:
+def test_attributes_of_a_kernel_node_can_be_set_read_and_copied(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     ids = T.CUkernelNodeAttrID
     node, other = g.launch(g.add, 1), g.launch(g.add, 1)
@@ -127,7 +127,7 @@ def test_pageable_memory_is_copied_when_the_graph_runs(cuda: Any, rng: np.random
     assert (other == source + np.uint32(3)).all()
 
 
-def test_a_copy_of_layers_of_rows(cuda: Any, rng: np.random.Generator) -> None:
+def test_a_node_can_copy_layers_of_rows(cuda: Any, rng: np.random.Generator) -> None:
     g = Graphs(cuda)
     volume = rng.integers(0, 256, (4, 5, 64), np.uint8)
     at = ok(cuda.cuMemAlloc(volume.nbytes))
@@ -151,7 +151,7 @@ def test_a_copy_of_layers_of_rows(cuda: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize(("size", "value"), [(1, 0xAB), (2, 0xABCD), (4, 0x89ABCDEF)])
-def test_fills_of_rows(cuda: Any, size: int, value: int) -> None:
+def test_a_node_can_fill_rows(cuda: Any, size: int, value: int) -> None:
     g = Graphs(cuda)
     p = fill(g.words, value, 6, size, height=3, pitch=32)
     node = ok(cuda.cuGraphAddMemsetNode(g.graph, None, 0, p, g.context))
@@ -170,7 +170,7 @@ def test_fills_of_rows(cuda: Any, size: int, value: int) -> None:
         assert code(cuda.cuGraphMemsetNodeSetParams(node, q)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_host_functions_run_in_their_place(cuda: Any) -> None:
+def test_host_functions_run_in_the_order_of_the_graph(cuda: Any) -> None:
     g = Graphs(cuda, start=2)
     seen: list[tuple[int, int]] = []
     pinned = ok(cuda.cuMemHostAlloc(BYTES, 0))
@@ -192,7 +192,7 @@ def test_host_functions_run_in_their_place(cuda: Any) -> None:
     assert code(cuda.cuGraphAddHostNode(g.graph, None, 0, T.CUDA_HOST_NODE_PARAMS())) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_events_order_a_graph_and_streams(cuda: Any) -> None:
+def test_event_nodes_order_a_graph_and_streams(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     before, after, unused = (ok(cuda.cuEventCreate(0)) for _ in range(3))
     wait = ok(cuda.cuGraphAddEventWaitNode(g.graph, None, 0, before))
@@ -225,7 +225,7 @@ def _operation(kind: str, address: Any, value: int) -> Any:
     return p
 
 
-def test_memory_operations_wait_and_write(cuda: Any) -> None:
+def test_memory_operation_nodes_wait_and_write(cuda: Any) -> None:
     g = Graphs(cuda, start=0)
     flag = ok(cuda.cuMemAlloc(8))
     ok(cuda.cuMemsetD32(flag, 0, 2))
@@ -253,8 +253,8 @@ def test_memory_operations_wait_and_write(cuda: Any) -> None:
     assert code(cuda.cuGraphBatchMemOpNodeSetParams(node, p)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_one_structure_for_all_kinds(cuda: Any) -> None:
-    """The calls of cuda-python's test_graph_poly, and the kinds that it has not."""
+def test_every_kind_of_node_can_be_added_by_one_structure(cuda: Any) -> None:
+    """The calls of the test test_graph_poly of cuda-python, and the kinds of nodes that it lacks."""
     g = Graphs(cuda, start=2)
     result = np.zeros(WORDS, np.uint32)
     set_ = T.CUgraphNodeParams()
@@ -301,7 +301,7 @@ def test_one_structure_for_all_kinds(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("edge", [False, True])
-def test_the_race_detector_knows_the_edges(edge: bool) -> None:
+def test_edges_order_accesses_for_the_race_detector(edge: bool) -> None:
     with Machine(devices=1, race=True) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -317,7 +317,7 @@ def test_the_race_detector_knows_the_edges(edge: bool) -> None:
         assert len(machine.launches) == 2
 
 
-def test_nodes_of_two_devices(cuda: Any) -> None:
+def test_nodes_may_be_on_two_devices(cuda: Any) -> None:
     g = Graphs(cuda, start=5)
     other = Graphs(cuda, start=1, device=1)
     primary(cuda, 0)

@@ -36,7 +36,7 @@ def _random_dag(g: Graphs, rng: np.random.Generator, count: int) -> tuple[list[A
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_edges_alone_decide_the_order(cuda: Any, rng: np.random.Generator, seed: int) -> None:
+def test_only_edges_decide_the_order_of_nodes(cuda: Any, rng: np.random.Generator, seed: int) -> None:
     g = Graphs(cuda, start=3)
     nodes, edges, order = _random_dag(g, np.random.default_rng([seed, *rng.integers(0, 99, 2)]), 7)
     expected = 3
@@ -145,7 +145,7 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
         assert ok(cuda.cuGraphNodeGetDependentNodes(b)) == ([], 0)
 
 
-def test_a_destroyed_node_takes_its_edges_along(cuda: Any) -> None:
+def test_destroying_a_node_removes_its_edges(cuda: Any) -> None:
     g = Graphs(cuda)
     a = g.launch(g.add, 1)
     b = g.launch(g.add, 10, a)
@@ -160,7 +160,7 @@ def test_a_destroyed_node_takes_its_edges_along(cuda: Any) -> None:
     assert g.read() == 212
 
 
-def test_a_clone_is_a_graph_of_its_own(cuda: Any) -> None:
+def test_a_clone_is_independent_of_its_graph(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     a = g.launch(g.add, 1)
     b = g.launch(g.scale, 5, a)
@@ -179,7 +179,7 @@ def test_a_clone_is_a_graph_of_its_own(cuda: Any) -> None:
     assert code(cuda.cuGraphClone(g.graph)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_a_child_graph_is_a_copy_that_its_node_has(cuda: Any) -> None:
+def test_a_child_graph_is_a_copy_owned_by_its_node(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     child = ok(cuda.cuGraphCreate(0))
     inner = g.launch(g.add, 1, graph=child)
@@ -198,7 +198,7 @@ def test_a_child_graph_is_a_copy_that_its_node_has(cuda: Any) -> None:
     assert code(cuda.cuGraphChildGraphNodeGetGraph(last)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_empty_child_graphs_pass_their_order_on(cuda: Any) -> None:
+def test_empty_child_graphs_keep_the_order_of_their_neighbours(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     a = g.launch(g.add, 1)
     nothing = ok(cuda.cuGraphAddChildGraphNode(g.graph, [a], 1, ok(cuda.cuGraphCreate(0))))
@@ -252,7 +252,7 @@ def test_user_objects_live_as_long_as_graphs_and_executables_that_refer_to_them(
 
 
 @pytest.mark.skipif(not hasattr(T, "cuGraphNodeGetLocalId"), reason="only newer bindings have ids of graphs")
-def test_ids_tell_graphs_and_nodes_apart(cuda: Any) -> None:
+def test_graphs_and_nodes_have_unique_ids(cuda: Any) -> None:
     g = Graphs(cuda)
     nodes = [g.empty(), g.empty()]
     assert [ok(cuda.cuGraphNodeGetLocalId(node)) for node in nodes] == [0, 1]

@@ -62,7 +62,7 @@ def _read(cuda: Any, pointer: Any, count: int) -> list[float]:
     return [float(x) for x in out]
 
 
-def test_a_launch_of_old_has_what_was_set_before(cuda: Any) -> None:
+def test_cuLaunch_uses_the_shape_and_parameters_set_before(cuda: Any) -> None:
     f, stream = _kernel(cuda), ok(cuda.cuStreamCreate(0))
     pointer = ok(cuda.cuMemAlloc(64))
     address = np.array([int(pointer)], np.uint64)
@@ -97,7 +97,7 @@ def test_a_launch_of_old_has_what_was_set_before(cuda: Any) -> None:
     assert code(cuda.cuLaunchGrid(f, 0, 1)) == wrong
 
 
-def test_one_kernel_is_launched_on_several_devices_and_joined(cuda: Any) -> None:
+def test_a_cooperative_launch_on_several_devices_waits_for_all(cuda: Any) -> None:
     launches, pointers, streams, keep = [], [], [], []
     for device in range(2):
         primary(cuda, device)
@@ -137,7 +137,7 @@ def test_one_kernel_is_launched_on_several_devices_and_joined(cuda: Any) -> None
     ok(cuda.cuCtxSynchronize())
 
 
-def test_attributes_of_streams_are_told_again_and_copied(cuda: Any) -> None:
+def test_attributes_of_streams_can_be_read_back_and_copied(cuda: Any) -> None:
     kind, stream, other = types.CUstreamAttrID, ok(cuda.cuStreamCreate(1)), ok(cuda.cuStreamCreate(1))
     policy, priority = (getattr(kind, f"CU_LAUNCH_ATTRIBUTE_{name}") for name in ("SYNCHRONIZATION_POLICY", "PRIORITY"))
     domains = kind.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP

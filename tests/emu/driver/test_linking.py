@@ -88,7 +88,7 @@ def _run(cuda: Any, module: Any, name: bytes = b"run") -> list[int]:
     return [int(value) for value in back]
 
 
-def test_what_is_linked_is_loaded_from_its_address_and_from_its_bytes(cuda: Any, tmp_path: Path) -> None:
+def test_a_linked_image_is_loaded_from_its_address_and_from_its_bytes(cuda: Any, tmp_path: Path) -> None:
     (tmp_path / "twice.ptx").write_bytes(TWICE)
     state = ok(cuda.cuLinkCreate(1, [JIT.CU_JIT_MAX_REGISTERS], [32]))
     assert _add(cuda, state, MAIN + b"\0") == 0
@@ -105,7 +105,7 @@ def test_what_is_linked_is_loaded_from_its_address_and_from_its_bytes(cuda: Any,
     assert code(missing) == R.CUDA_ERROR_INVALID_HANDLE
 
 
-def test_ptx_is_linked_that_a_program_takes_for_a_cubin(cuda: Any) -> None:
+def test_ptx_labelled_as_a_cubin_is_linked(cuda: Any) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
     assert _add(cuda, state, MAIN, kind=IN.CU_JIT_INPUT_CUBIN) == _add(cuda, state, TWICE, kind=IN(3)) == 0
     assert _run(cuda, ok(cuda.cuModuleLoadData(ok(cuda.cuLinkComplete(state))[0]))) == [100, 102, 104, 106]
@@ -141,7 +141,7 @@ def _said(buffer: bytearray) -> str:
     return bytes(buffer).split(b"\0", 1)[0].decode()
 
 
-def test_the_buffer_of_errors_is_told_what_is_wrong(own: Machine) -> None:
+def test_the_error_buffer_of_a_link_describes_the_failure(own: Machine) -> None:
     cuda = own.driver
     options, values, buffer = _log()
     state = ok(cuda.cuLinkCreate(3, options, values))
@@ -166,7 +166,7 @@ def test_the_buffer_of_errors_is_told_what_is_wrong(own: Machine) -> None:
 
 
 def _lz4(content: bytes) -> bytes:
-    """One block of literals and of one repetition of the last byte of each, which overlaps itself."""
+    """Compressed data: a block of literals, then an overlapping match that repeats the last byte."""
     out, at = bytearray(), 0
     while at < len(content):
         end = next(
@@ -219,7 +219,7 @@ def _kernel(value: int, target: str = "sm_80") -> bytes:
 CUBIN = (2, 90, 0, b"\x7fELF" + bytes(60), b"")
 
 
-def test_the_ptx_of_a_fat_binary_is_loaded_that_suits_best(cuda: Any) -> None:
+def test_the_best_matching_ptx_of_a_fat_binary_is_loaded(cuda: Any) -> None:
     """The machine is sm_90a."""
 
     def image(number: int, value: int, suffix: str = "") -> tuple[int, int, int, bytes, bytes]:
@@ -272,14 +272,14 @@ LZ4 = (
 
 
 @pytest.mark.parametrize("content", [ZSTANDARD, LZ4])
-def test_what_the_toolkit_writes_is_loaded(own: Machine, content: str) -> None:
+def test_fat_binaries_of_the_cuda_toolkit_are_loaded(own: Machine, content: str) -> None:
     image = base64.b64decode(content)
     assert b".global.u32" not in image
     assert _run(own.driver, ok(own.driver.cuModuleLoadFatBinary(image))) == [9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("cut", [3, 15, 17, 60, 100, -1])
-def test_a_fat_binary_that_is_cut_off_is_no_image(cuda: Any, cut: int) -> None:
+def test_a_truncated_fat_binary_is_refused(cuda: Any, cut: int) -> None:
     text = _kernel(1)
     fat = _fat((1, 80, 0, text, text))
     assert code(cuda.cuModuleLoadData(fat[:cut])) in (R.CUDA_ERROR_INVALID_IMAGE, R.CUDA_ERROR_INVALID_VALUE)

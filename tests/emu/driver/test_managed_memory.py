@@ -105,7 +105,7 @@ def test_the_host_and_all_devices_use_managed_memory_at_one_address(cuda: Any) -
     assert code(cuda.cuMemFree(pointer)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_managed_memory_knows_what_it_is(cuda: Any) -> None:
+def test_managed_memory_has_its_pointer_attributes(cuda: Any) -> None:
     pointer = ok(cuda.cuMemAllocManaged(64, HOST))
     kind = types.CUpointer_attribute
     attributes = {
@@ -128,11 +128,11 @@ def test_managed_memory_knows_what_it_is(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "flags"), [(0, GLOBAL), (64, 0), (64, SINGLE), (64, 3)])
-def test_managed_memory_of_no_size_or_other_flags_is_refused(cuda: Any, size: int, flags: int) -> None:
+def test_managed_memory_of_zero_size_or_with_unknown_flags_is_refused(cuda: Any, size: int, flags: int) -> None:
     assert code(cuda.cuMemAllocManaged(size, flags)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_advice_is_told_again_for_the_bytes_it_was_given_for(cuda: Any) -> None:
+def test_advice_can_be_read_back_for_its_bytes(cuda: Any) -> None:
     pointer = ok(cuda.cuMemAllocManaged(4 * PAGE, GLOBAL))
     half = int(pointer) + 2 * PAGE
     assert _told(cuda, pointer, 64, G.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY) == 0
@@ -161,7 +161,7 @@ def test_advice_is_told_again_for_the_bytes_it_was_given_for(cuda: Any) -> None:
     assert ok(cuda.cuMemRangeGetAttributes([4, 8, 4], several, 3, half, PAGE)) == [0, [0, -1], -2]
 
 
-def test_the_last_prefetch_is_told_again_and_is_work_of_its_stream(cuda: Any) -> None:
+def test_the_last_prefetch_can_be_read_back_and_is_ordered_in_its_stream(cuda: Any) -> None:
     pointer, stream = ok(cuda.cuMemAllocManaged(2 * PAGE, GLOBAL)), ok(cuda.cuStreamCreate(1))
     ok(_prefetch(cuda, pointer, PAGE, 1, stream))
     ok(_prefetch(cuda, int(pointer) + PAGE, PAGE, -1, stream))
@@ -190,7 +190,7 @@ def test_only_managed_memory_takes_advice(cuda: Any) -> None:
     assert code(cuda.cuMemRangeGetAttribute(6, G.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, managed, 4)) == wrong
 
 
-def test_attaching_takes_whole_allocations_and_streams_of_ones_own(cuda: Any) -> None:
+def test_only_whole_allocations_can_be_attached_to_streams_of_the_context(cuda: Any) -> None:
     pointer, stream = ok(cuda.cuMemAllocManaged(PAGE, HOST)), ok(cuda.cuStreamCreate(1))
     ok(cuda.cuStreamAttachMemAsync(stream, pointer, 0, SINGLE))
     ok(cuda.cuStreamAttachMemAsync(stream, pointer, PAGE, GLOBAL))
@@ -243,7 +243,7 @@ def test_ranges_are_prefetched_and_discarded_by_one_call(cuda: Any) -> None:
 
 
 @pytest.mark.skipif(MAJOR < 13, reason="functions of CUDA 13")
-def test_pools_of_a_place(cuda: Any) -> None:
+def test_memory_pools_are_set_and_read_by_location(cuda: Any) -> None:
     pinned, managed = types.CUmemAllocationType(1), types.CUmemAllocationType(2)
     place = _location("DEVICE", 1)
     default = ok(cuda.cuMemGetDefaultMemPool(place, pinned))
@@ -255,8 +255,8 @@ def test_pools_of_a_place(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["managed", "pinned"])
-def test_a_fill_of_memory_that_the_host_has_is_done_when_it_returns(cuda: Any, kind: str) -> None:
-    """Behind what the legacy stream waits for, too."""
+def test_a_fill_of_host_memory_is_complete_when_it_returns(cuda: Any, kind: str) -> None:
+    """The fill also waits for work that the legacy stream waits for."""
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(0))
     memory = int(ok(cuda.cuMemAllocManaged(PAGE, GLOBAL) if kind == "managed" else cuda.cuMemHostAlloc(PAGE, 0)))

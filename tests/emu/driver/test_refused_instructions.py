@@ -70,7 +70,7 @@ def test_a_module_of_refused_kernels_is_refused_by_name(machine: Machine, body: 
     assert REFUSED[body] in report.message and opcode in report.message
 
 
-def test_the_other_kernels_of_a_module_run(machine: Machine) -> None:
+def test_other_kernels_of_a_module_with_refused_ones_run(machine: Machine) -> None:
     cuda = machine.driver
     module = ok(load(machine, FINE, "wgmma.fence.sync.aligned;", FINE))
     assert not machine.reports
@@ -84,7 +84,7 @@ def test_the_other_kernels_of_a_module_run(machine: Machine) -> None:
     assert report.kind == "unsupported" and report.kernel == "k1" and "wgmma" in report.message
 
 
-def test_a_kernel_that_calls_what_uses_it_is_refused(machine: Machine) -> None:
+def test_a_kernel_that_calls_a_function_with_a_refused_instruction_is_refused(machine: Machine) -> None:
     text = HEAD.format(target="sm_90") + ".func inner() { wgmma.wait_group.sync.aligned 0; ret; }\n"
     text += ".func outer() { call inner; ret; }\n"
     text += KERNEL.format(name="k0", body="call outer;") + KERNEL.format(name="k1", body=FINE)
@@ -96,5 +96,5 @@ def test_a_kernel_that_calls_what_uses_it_is_refused(machine: Machine) -> None:
     assert "wgmma.wait_group" in machine.reports[0].message
 
 
-def test_what_no_table_knows_is_invalid(machine: Machine) -> None:
+def test_an_unknown_instruction_is_invalid_ptx(machine: Machine) -> None:
     assert code(load(machine, "frobnicate.b32 a, b;", FINE)) == R.CUDA_ERROR_INVALID_PTX

@@ -55,7 +55,7 @@ def _bytes(rng: np.random.Generator, count: int) -> np.ndarray:
     return rng.integers(1, 256, count).astype(np.uint8)
 
 
-def test_memory_is_opened_by_its_handle_and_closed_as_often(two: Two, rng: np.random.Generator) -> None:
+def test_memory_is_opened_by_its_handle_and_closed_once_per_open(two: Two, rng: np.random.Generator) -> None:
     data, pointer = _bytes(rng, 1000), ok(two.a.cuMemAlloc(1000))
     _fill(two.a, pointer, data)
     handle = ok(two.a.cuIpcGetMemHandle(int(pointer) + 10))
@@ -77,7 +77,7 @@ def test_memory_is_opened_by_its_handle_and_closed_as_often(two: Two, rng: np.ra
     ok(two.a.cuMemFree(pointer))
 
 
-def test_who_may_open_what(two: Two) -> None:
+def test_handles_of_ipc_memory_are_refused_where_they_are_not_allowed(two: Two) -> None:
     pointer = ok(two.a.cuMemAlloc(64))
     handle = ok(two.a.cuIpcGetMemHandle(pointer))
     assert code(two.a.cuIpcOpenMemHandle(handle, LAZY)) == R.CUDA_ERROR_INVALID_CONTEXT
@@ -95,7 +95,7 @@ def test_who_may_open_what(two: Two) -> None:
     assert code(two.b.cuIpcOpenMemHandle(handle, LAZY)) == R.CUDA_ERROR_INVALID_HANDLE
 
 
-def test_opened_memory_of_another_device_needs_reach() -> None:
+def test_opened_memory_of_another_device_needs_peer_access() -> None:
     for peers, expected in ((True, R.CUDA_SUCCESS), (False, R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)):
         machine, a, b = _two(peers=peers)
         handle = ok(a.cuIpcGetMemHandle(ok(a.cuMemAlloc(64))))
@@ -108,7 +108,7 @@ def test_opened_memory_of_another_device_needs_reach() -> None:
 
 
 @pytest.mark.parametrize("end", ["free", "close"])
-def test_memory_that_its_owner_gives_back_is_gone_for_all(two: Two, end: str) -> None:
+def test_memory_freed_by_its_owner_is_inaccessible_to_all(two: Two, end: str) -> None:
     pointer = ok(two.a.cuMemAlloc(64))
     ok(two.b.cuIpcOpenMemHandle(ok(two.a.cuIpcGetMemHandle(pointer)), LAZY))
     stream, word = ok(two.b.cuStreamCreate(1)), ok(two.b.cuMemAlloc(4))
@@ -124,7 +124,7 @@ def test_memory_that_its_owner_gives_back_is_gone_for_all(two: Two, end: str) ->
     assert two.machine.reports[-1].kind == "use_after_free"
 
 
-def test_an_opened_event_has_the_records_of_the_other() -> None:
+def test_an_opened_event_shares_the_records_of_its_owner() -> None:
     machine, a, b = _two(race=True)
     data, word = ok(a.cuMemAlloc(64)), ok(a.cuMemAlloc(4))
     ok(a.cuMemsetD32(word, 0, 1))
@@ -151,7 +151,7 @@ def test_an_opened_event_has_the_records_of_the_other() -> None:
 
 
 def test_a_stream_waits_for_what_another_process_writes(two: Two) -> None:
-    """While the one process waits, the other one is outside, so it is no deadlock."""
+    """While one process waits, the other may still make a call, so there is no deadlock."""
     word, result = ok(two.a.cuMemAlloc(4)), []
     ok(two.a.cuMemsetD32(word, 0, 1))
     ok(two.a.cuCtxSynchronize())
@@ -168,7 +168,7 @@ def test_a_stream_waits_for_what_another_process_writes(two: Two) -> None:
     assert result == [R.CUDA_SUCCESS]
 
 
-def test_events_that_are_not_for_others_have_no_handle(two: Two) -> None:
+def test_events_without_the_interprocess_flag_have_no_handle(two: Two) -> None:
     assert code(two.a.cuEventCreate(4)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(two.a.cuIpcGetEventHandle(ok(two.a.cuEventCreate(2)))) == R.CUDA_ERROR_INVALID_VALUE
     event = ok(two.a.cuEventCreate(INTERPROCESS))
@@ -226,7 +226,7 @@ def test_imported_memory_may_go_before_a_free_that_is_queued(two: Two) -> None:
     assert not two.machine.reports
 
 
-def test_what_pools_refuse(two: Two) -> None:
+def test_calls_that_shared_pools_do_not_support_are_refused(two: Two) -> None:
     none, wrong = types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE, R.CUDA_ERROR_INVALID_VALUE
     pool, private = _pool(two.a), _pool(two.a, none)
     assert code(two.a.cuMemPoolExportToShareableHandle(private, DESCRIPTOR, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
@@ -250,7 +250,7 @@ def test_what_pools_refuse(two: Two) -> None:
     assert code(two.a.cuMemPoolCreate(props)) == R.CUDA_ERROR_NOT_PERMITTED
 
 
-def test_memory_has_no_buffer_for_other_devices_of_the_host(two: Two) -> None:
+def test_dma_buf_descriptors_are_refused(two: Two) -> None:
     kind = types.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
     pointer = ok(two.a.cuMemAlloc(4096))
     assert code(two.a.cuMemGetHandleForAddressRange(pointer, 4096, kind, 0)) == R.CUDA_ERROR_NOT_SUPPORTED

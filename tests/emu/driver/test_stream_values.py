@@ -138,7 +138,7 @@ def _params(kind: Any, address: int, value: int, flags: int = 0) -> Any:
         (64, 2**64 - 5, 4, NOR, False),
     ],
 )
-def test_a_wait_goes_on_when_its_condition_holds(
+def test_a_wait_ends_when_its_condition_holds(
     cuda: Any, bits: int, held: int, value: int, flags: int, goes_on: bool
 ) -> None:
     word, (first, second) = _words(cuda), _two_streams(cuda)
@@ -148,7 +148,7 @@ def test_a_wait_goes_on_when_its_condition_holds(
     assert (code(cuda.cuStreamQuery(second)) == R.CUDA_SUCCESS) == goes_on
 
 
-def test_one_stream_waits_for_what_another_writes(cuda: Any) -> None:
+def test_a_stream_waits_for_a_write_of_another_stream(cuda: Any) -> None:
     words, (first, second) = _words(cuda), _two_streams(cuda)
     ok(cuda.cuStreamWaitValue32(first, words, 7, EQ))
     ok(cuda.cuMemsetD32Async(int(words) + 8, 9, 1, first))
@@ -197,7 +197,7 @@ def test_a_wait_that_nothing_can_end_is_a_deadlock() -> None:
         assert f"device 0, a stream: waits for a word at 0x{int(word):x} to be 0x3; it is 0x5" in report.message
 
 
-def test_memory_that_is_freed_under_a_wait_is_a_finding() -> None:
+def test_freeing_memory_that_a_stream_waits_on_is_reported() -> None:
     with Machine(devices=1) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -231,7 +231,7 @@ def test_a_batch_is_done_in_order(cuda: Any) -> None:
     assert _read(cuda, c, np.uint64) == 1 << 34
 
 
-def test_a_graph_writes_and_waits_anew_at_each_launch(cuda: Any) -> None:
+def test_a_graph_writes_and_waits_again_at_each_launch(cuda: Any) -> None:
     words, (first, second) = _words(cuda), _two_streams(cuda)
     ok(cuda.cuStreamBeginCapture(first, types.CUstreamCaptureMode(2)))
     ok(cuda.cuStreamWaitValue32(first, words, 1, EQ))
@@ -273,7 +273,7 @@ def test_wrong_words_and_flags_are_refused(cuda: Any) -> None:
     assert _read(cuda, word) == 0
 
 
-def test_peer_memory_needs_access() -> None:
+def test_waits_and_writes_of_peer_memory_need_access() -> None:
     with Machine(devices=2) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -306,7 +306,7 @@ def test_writes_release_and_waits_acquire(race: str, seed: int) -> None:
         assert not machine.reports
 
 
-def test_a_write_without_a_barrier_orders_nothing() -> None:
+def test_a_write_without_its_memory_barrier_orders_nothing() -> None:
     for flags, kinds in ((0, []), (1, ["race"] * 2)):  # of its load and of its store
         with _racing("hardware") as machine:
             cuda = machine.driver
@@ -331,7 +331,7 @@ def test_a_wait_for_a_plain_store_of_a_kernel_that_runs_is_a_race() -> None:
         assert report.kind == "race" and "stream wait" in str(report) and "signal" in str(report)
 
 
-def test_a_wait_for_what_a_copy_writes_is_ordered_on_hardware_alone() -> None:
+def test_a_wait_for_the_write_of_a_copy_is_clean_in_the_hardware_profile_only() -> None:
     for race, kinds in (("hardware", []), ("strict", ["race"] * 3)):  # of the wait, and of the load and the store
         with _racing(race) as machine:
             cuda = machine.driver
@@ -347,7 +347,7 @@ def test_a_wait_for_what_a_copy_writes_is_ordered_on_hardware_alone() -> None:
 # Callbacks and user objects -----------------------------------------------------------------------------------------
 
 
-def test_a_callback_runs_in_its_streams_order_and_is_told_of_it(cuda: Any) -> None:
+def test_a_callback_runs_in_stream_order_and_receives_stream_and_status(cuda: Any) -> None:
     calls: list[tuple[int, int, int]] = []
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     function = kind(lambda stream, status, data: calls.append((stream or 0, status, data or 0)))

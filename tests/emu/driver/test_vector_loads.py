@@ -46,7 +46,7 @@ VECTOR = "ld.shared.v4.b32 {{a, b, {}, {}}}, [s]; add.u32 a, a, b;"
         ("ld.shared.b32 a, [s+12];", "uninitialised"),
     ],
 )
-def test_only_what_is_read_has_to_be_written(load: str, found: str | None) -> None:
+def test_only_the_elements_of_a_vector_load_that_are_used_must_be_initialised(load: str, found: str | None) -> None:
     with Machine(devices=1, race=True, sm_count=1) as machine:
         ended_well = _run(machine, load) == R.CUDA_SUCCESS
         assert ended_well == (found is None)

@@ -86,7 +86,7 @@ def test_the_json_is_the_counts(counted: Machine) -> None:
     assert one.json()["total"] == asdict(one.total) and "kernel" not in one.json()
 
 
-def test_the_table_has_a_row_a_line_and_the_sums(counted: Machine) -> None:
+def test_the_table_has_a_row_per_line_and_the_sums(counted: Machine) -> None:
     head, columns, *rows, total = counted.counters().table().split("\n\n")[0].splitlines()
     assert head == "gather: 2 launches, bytes"
     assert " ".join(columns.split()) == "line opcodes accesses local r local w remote r smem r smem w"
@@ -109,5 +109,5 @@ def test_a_table_of_everything_fits_120_columns() -> None:
     assert "1000 P" in text and "ld.acq" in text
 
 
-def test_nothing_launched_is_an_empty_summary(machine: Machine) -> None:
+def test_without_launches_the_summary_is_empty(machine: Machine) -> None:
     assert machine.counters().json() == {"kernels": []} and machine.counters().table() == ""

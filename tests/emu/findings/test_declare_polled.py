@@ -24,7 +24,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[df.Device]:
 
 
 def _races(device: df.Device, address: int) -> bool:
-    """True if two blocks that write one word are a race there."""
+    """Whether two blocks that write the word at this address are reported as a race."""
     machine = device.driver.machine
     before = len(machine.reports)
     module = df.compile(f"// {before}\n{SOURCE}", driver=machine)
@@ -51,7 +51,7 @@ def test_an_array_of_any_size_can_be_declared(device: df.Device, way: str, count
     assert _races(device, other.ptr + last) == (machine.detector is not None)
 
 
-def test_the_words_beside_those_that_are_declared_are_checked(device: df.Device) -> None:
+def test_words_beside_the_declared_ones_are_still_checked(device: df.Device) -> None:
     machine = device.driver.machine
     words = device.zeros((12,), "uint32")
     machine.declare_polled(words.ptr + 20, 4)
@@ -63,7 +63,7 @@ def test_the_words_beside_those_that_are_declared_are_checked(device: df.Device)
     assert not any(_races(device, words.ptr + 4 * i) for i in range(12))
 
 
-def test_what_is_no_allocated_memory_is_refused_in_words_of_its_own(device: df.Device) -> None:
+def test_memory_that_is_not_allocated_is_refused_with_a_specific_message(device: df.Device) -> None:
     machine = device.driver.machine
     array = device.zeros((5,), "uint32")
     pointer = array.ptr

@@ -183,7 +183,7 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "sentence"), SENTENCES)
-def test_a_fault_is_told_in_one_sentence(window: Memory, kind: str, fields: dict[str, int], sentence: str) -> None:
+def test_a_fault_is_described_in_one_sentence(window: Memory, kind: str, fields: dict[str, int], sentence: str) -> None:
     fault = described(window, FaultKind[kind], **fields)
     assert fault.message == sentence and fault.kind == kind.lower()
     assert (fault.kernel, fault.device, fault.block, fault.thread) == ("k", 3, (1, 1, 0), (1, 4, 0))
@@ -216,7 +216,7 @@ def test_every_kind_of_fault_has_a_sentence() -> None:
     ],
 )
 @pytest.mark.parametrize("native", ["OUT_OF_BOUNDS", "FOREIGN_SHARED", "FOREIGN_LOCAL"])
-def test_the_state_space_of_the_access_decides_not_what_a_wild_address_hits(
+def test_a_wild_address_is_described_by_the_state_space_of_its_access(
     window: Memory, native: str, site: int, flags: int, kind: str
 ) -> None:
     assert described(window, FaultKind[native], size=16, site=site, addr=AT + 4096, flags=flags).kind == kind

@@ -61,7 +61,7 @@ def _run(body: str, seed: int, rng: np.random.Generator) -> tuple[set[str], bool
         return set(), all(np.array_equal(read(cuda, address, WORDS), total) for address in out)
 
 
-def test_it_is_right_in_every_schedule(rng: np.random.Generator) -> None:
+def test_the_all_reduce_is_clean_in_every_schedule(rng: np.random.Generator) -> None:
     for seed in range(12):
         assert _run(BODY, seed, rng) == (set(), True)
 

@@ -87,7 +87,7 @@ class Bench:
         ok(self.cuda.cuCtxSynchronize())
 
     def run(self, name: str, threads: int, blocks: int = 1, code: Any = R.CUDA_SUCCESS) -> list[Report]:
-        """What is found when a kernel runs."""
+        """The reports of a run of a kernel."""
         kernel = ok(self.cuda.cuModuleGetFunction(self.module, name.encode()))
         values, types = (self.words,), (ctypes.c_void_p,)
         ok(self.cuda.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0))
@@ -108,7 +108,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made.machine.close()
 
 
-def test_a_shuffle_that_reads_a_lane_which_the_block_does_not_have_is_reported(bench: Bench) -> None:
+def test_a_shuffle_from_a_lane_beyond_the_block_is_reported(bench: Bench) -> None:
     (report,) = bench.run("down", 16)
     assert (report.kind, report.line, report.thread) == ("absent_lane", line("down"), (0, 0, 0))
     assert report.message == (
@@ -118,7 +118,7 @@ def test_a_shuffle_that_reads_a_lane_which_the_block_does_not_have_is_reported(b
     assert bench.run("down", 32) == [] and bench.read(1) == [31 * 16]
 
 
-def test_a_shuffle_that_reads_a_lane_which_has_exited_or_is_not_in_its_mask_is_reported(bench: Bench) -> None:
+def test_a_shuffle_from_an_exited_or_unmasked_lane_is_reported(bench: Bench) -> None:
     (report,) = bench.run("swap", 32)
     assert report.message.startswith("lane 4 reads lane 20 by a shuffle, which has exited; ")
     assert report.line == line("swap")
@@ -128,7 +128,7 @@ def test_a_shuffle_that_reads_a_lane_which_has_exited_or_is_not_in_its_mask_is_r
 
 
 @pytest.mark.parametrize("name, threads", [("up", 7), ("up", 33), ("segments", 8), ("segments", 48), ("active", 32)])
-def test_what_reads_no_absent_lane_is_not_reported(bench: Bench, name: str, threads: int) -> None:
+def test_shuffles_that_read_no_absent_lane_are_not_reported(bench: Bench, name: str, threads: int) -> None:
     assert bench.run(name, threads) == []
     assert bench.run("sync", 32) == []
 
@@ -143,7 +143,7 @@ def test_what_reads_no_absent_lane_is_not_reported(bench: Bench, name: str, thre
         ("sum", 30, "lanes 30 to 31, which the block does not have"),
     ],
 )
-def test_a_vote_whose_mask_names_lanes_that_are_not_there_is_reported_once(
+def test_a_vote_with_absent_lanes_in_its_mask_is_reported_once(
     bench: Bench, name: str, threads: int, lanes: str
 ) -> None:
     (report,) = bench.run(name, threads, blocks=3)
@@ -181,7 +181,7 @@ def test_the_race_of_a_counter_suggests_an_atomic(lines: bool) -> None:
 
 
 @pytest.mark.parametrize("name, wrote", [("neighbour", "wrote"), ("unwritten", "might write")])
-def test_an_uninitialised_word_of_shared_memory_that_the_kernel_writes_asks_about_a_barrier(
+def test_an_uninitialised_shared_word_that_the_kernel_writes_suggests_a_barrier(
     bench: Bench, name: str, wrote: str
 ) -> None:
     (report,) = bench.run(name, 64, code=R.CUDA_ERROR_ILLEGAL_ADDRESS)
@@ -202,7 +202,7 @@ def test_a_race_with_a_copy_or_a_fill_names_the_call(bench: Bench) -> None:
     assert "is not ordered behind the write by cuMemsetD8Async (fill) of device 0" in report.message
 
 
-def test_a_deadlock_of_a_grid_that_is_not_resident_says_how_many_blocks_were_never_placed(bench: Bench) -> None:
+def test_a_deadlock_says_how_many_blocks_never_became_resident(bench: Bench) -> None:
     (report,) = bench.run("meet", 1024, blocks=7, code=R.CUDA_ERROR_LAUNCH_TIMEOUT)
     first, *rest = report.message.splitlines()
     assert first == "nothing can go on; 3 of the 7 blocks of meet on device 0 were never placed:"
@@ -211,7 +211,7 @@ def test_a_deadlock_of_a_grid_that_is_not_resident_says_how_many_blocks_were_nev
     )
 
 
-def test_lanes_are_written_as_ranges() -> None:
+def test_lists_of_lanes_are_printed_as_ranges() -> None:
     assert lanes_text(1 << 3) == "lane 3"
     assert lanes_text(0xFFFF0000) == "lanes 16 to 31"
     assert lanes_text(0b1010 | 0xFF00) == "lanes 1, 3, 8 to 15"

@@ -47,7 +47,7 @@ extern "C" __global__ void stuck(volatile unsigned* w) { while (*w == 0); }
 
 @pytest.mark.parametrize(("kernel", "blocks", "threads"), [("weights", 64, 128), ("count", 6, 8)])
 @pytest.mark.parametrize("waits", [True, False])
-def test_launches_in_order_leave_no_more_behind_than_the_first_ones(
+def test_memory_of_the_detector_does_not_grow_with_ordered_launches(
     kernel: str, blocks: int, threads: int, waits: bool
 ) -> None:
     with Machine(devices=1, seed=1, race=True) as machine:
@@ -69,7 +69,7 @@ def test_launches_in_order_leave_no_more_behind_than_the_first_ones(
 
 
 @pytest.mark.parametrize(("kernel", "most"), [("histogram", 8), ("columns", 640)])
-def test_what_threads_of_a_launch_leave_behind_does_not_grow_with_their_accesses(kernel: str, most: int) -> None:
+def test_memory_of_the_detector_does_not_grow_with_the_accesses_of_a_thread(kernel: str, most: int) -> None:
     """`most`: KiB. A warp leaves an entry of 32 bytes for 16 bytes that it reads; atomics leave two for each place."""
     with Machine(devices=1, race=True) as machine:
         cuda = machine.driver
@@ -88,7 +88,7 @@ def test_what_threads_of_a_launch_leave_behind_does_not_grow_with_their_accesses
 
 
 def judged(state: int, most: int) -> int:
-    """How many accesses the detector has judged: it draws a number for each. `most` + 1 if they are more."""
+    """The number of accesses that the detector has checked, at most `most` + 1. The detector numbers each one."""
     drawn = 0
     for count in range(most + 1):
         if drawn == state:
@@ -97,7 +97,7 @@ def judged(state: int, most: int) -> int:
     return most + 1
 
 
-def test_polls_that_see_nothing_new_are_judged_once_and_keep_one_entry_a_warp() -> None:
+def test_repeated_polls_are_checked_once_and_keep_one_entry_per_warp() -> None:
     used = []
     for threads in (32, 256):
         with Machine(devices=1, race=True) as machine:

@@ -55,7 +55,7 @@ if (threadIdx.x == 0) REDUCE(v, $sem, add.u32, t.mc)  // @r
 
 
 @pytest.mark.parametrize("sem", ["weak", "relaxed.sys"])
-def test_a_load_reads_every_members_word(sem: str) -> None:
+def test_a_multimem_load_reads_the_word_of_every_member(sem: str) -> None:
     body = STAGED.replace("$sem", sem)
     assert races(body.replace("$before", "ALIAS\n" + MEET)) == set()
     assert races(body.replace("$before", MEET + "\nALIAS")) == set()
@@ -72,7 +72,7 @@ if (threadIdx.x == 0) LD(v, weak, t.own[t.rank])  // @r
 
 
 @pytest.mark.parametrize("sem", ["weak", "relaxed.sys"])
-def test_a_store_writes_every_members_word(sem: str) -> None:
+def test_a_multimem_store_writes_the_word_of_every_member(sem: str) -> None:
     body = GIVEN.replace("$sem", sem)
     assert races(body.replace("$before", "ALIAS\n" + MEET)) == set()
     assert races(body.replace("$before", MEET + "\nALIAS")) == set()
@@ -157,7 +157,7 @@ MULTICAST = {"read": "REDUCE(v, weak, add.u32, t.mc)", "write": "MST(weak, t.mc,
 @pytest.mark.parametrize("multicast", MULTICAST)
 @pytest.mark.parametrize("unicast", UNICAST)
 @pytest.mark.parametrize("multicast_first", [False, True])
-def test_a_thread_needs_the_fence_between_both_kinds_of_address(
+def test_a_thread_needs_an_alias_fence_between_both_kinds_of_address(
     unicast: str, multicast: str, multicast_first: bool
 ) -> None:
     first, second = UNICAST[unicast], MULTICAST[multicast]
@@ -169,7 +169,7 @@ def test_a_thread_needs_the_fence_between_both_kinds_of_address(
     assert races(body.replace("$between", "ALIAS"), threads=1, seeds=range(1)) == set()
 
 
-def test_one_thread_of_the_block_may_fence_for_all_between_barriers() -> None:
+def test_between_barriers_one_thread_may_fence_for_its_block() -> None:
     body = """
     u32 v;
     ST(weak, t.own[t.rank] + threadIdx.x, threadIdx.x)  // @w
@@ -183,7 +183,7 @@ def test_one_thread_of_the_block_may_fence_for_all_between_barriers() -> None:
     assert races(body.replace("$fence", "__syncthreads(); if (t.rank) ALIAS"), threads=64) == {("r", "w")}
 
 
-def test_a_fence_beside_the_way_does_not_count() -> None:
+def test_a_fence_of_an_unrelated_rank_does_not_order() -> None:
     body = f"""
     u32 v;
     if (threadIdx.x == 0 && t.rank == 0) ST(weak, t.own[0], 1)  // @w
@@ -197,12 +197,12 @@ def test_a_fence_beside_the_way_does_not_count() -> None:
     assert races(body.replace("$who", "2").replace("$then", AGAIN), devices=3) == set()
 
 
-def test_a_fence_before_the_access_does_not_count() -> None:
+def test_a_fence_before_the_first_access_does_not_order() -> None:
     body = "u32 v;\nif (t.rank) return;\nALIAS\nST(weak, t.own[0], 1)  // @w\nREDUCE(v, weak, add.u32, t.mc)  // @r"
     assert races(body, threads=1, seeds=range(1)) == {("r", "w")}
 
 
-def test_bulk_copies_that_came_first_need_no_fence() -> None:
+def test_an_earlier_bulk_copy_needs_no_alias_fence() -> None:
     body = """
     if (t.rank) return;
     __shared__ alignas(16) u32 s[4];
@@ -221,7 +221,7 @@ def test_bulk_copies_that_came_first_need_no_fence() -> None:
     assert races(body, threads=1) == set()
 
 
-def test_a_flag_needs_no_fence_of_its_own() -> None:
+def test_a_flag_itself_needs_no_alias_fence() -> None:
     body = f"""
     u32 v;
     MRED(release.sys, t.mc + {FLAGS}, 1)
@@ -230,7 +230,7 @@ def test_a_flag_needs_no_fence_of_its_own() -> None:
     assert races(body, threads=1, devices=4) == set()
 
 
-def test_the_end_of_a_kernel_needs_no_fence() -> None:
+def test_the_end_of_a_kernel_orders_both_kinds_of_address() -> None:
     with Machine(devices=2, race=True) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -257,7 +257,7 @@ def test_the_end_of_a_kernel_needs_no_fence() -> None:
         ),
     ],
 )
-def test_the_fence_spreads_by_releases_and_acquires(release: str, acquire: str) -> None:
+def test_releases_and_acquires_pass_an_alias_fence_on(release: str, acquire: str) -> None:
     flag = f"t.own[1] + {FLAGS}"
     body = f"""
     u32 v;
@@ -275,7 +275,7 @@ def test_the_fence_spreads_by_releases_and_acquires(release: str, acquire: str) 
         assert found == expected
 
 
-def test_the_fence_of_one_lane_counts_behind_a_syncwarp() -> None:
+def test_after_a_syncwarp_the_fence_of_one_lane_counts_for_its_warp() -> None:
     body = """
     u32 v;
     if (t.rank) return;

@@ -39,7 +39,7 @@ def _line(mark: str) -> int:
 
 
 def _run(store: str = "", seed: int = 0, kernel: str = "message", threads: int = 1, name: str = "mine.cu") -> Machine:
-    """A machine in which two blocks passed a message."""
+    """A machine on which two blocks have exchanged a message."""
     with Machine(devices=1, race=True, seed=seed) as machine:
         device = df.device(0, driver=machine)
         arrays = [device.zeros((16,), "int32") for _ in range(3 if kernel == "message" else 1)]
@@ -56,7 +56,7 @@ def _pairs(machine: Machine) -> dict[tuple[int, ...], Any]:
     return {tuple(sorted((r.line or 0, r.other.line))): r for r in machine.reports if r.other and r.other.line}
 
 
-def test_a_race_names_the_places_that_inlined_functions_were_called_at() -> None:
+def test_a_race_names_the_call_sites_of_inlined_functions() -> None:
     report = _pairs(_run())[_line("put"), _line("get")]
     assert [line for _, line in report.callers] == [_line("get is called")]
     assert [line for _, line in report.other.callers] == [_line("put is called")]
@@ -74,7 +74,7 @@ def test_a_flag_that_was_stored_by_a_plain_write_is_named(seed: int) -> None:
     assert not _run("(volatile int*)", seed=seed).reports
 
 
-def test_two_places_are_one_report_whichever_comes_first() -> None:
+def test_a_pair_of_places_is_one_report_in_either_order() -> None:
     for seed in range(8):
         reports = _run(seed=seed).reports
         assert len(reports) == len(_pairs(reports and _run(seed=seed))) == 2
@@ -95,7 +95,7 @@ extern "C" __global__ void again(int* data, unsigned* flag, int* out) {
 """
 
 
-def test_a_release_that_came_too_early_names_the_access_that_it_does_not_cover() -> None:
+def test_a_release_before_its_data_names_the_access_that_it_does_not_cover() -> None:
     with Machine(devices=1, race=True) as machine:
         device = df.device(0, driver=machine)
         data, out = (device.zeros((1,), "int32") for _ in range(2))
@@ -108,14 +108,14 @@ def test_a_release_that_came_too_early_names_the_access_that_it_does_not_cover()
 
 
 @pytest.mark.parametrize("name", ["mine.cu", "some/folder/mine.cu"])
-def test_the_name_of_a_text_is_that_of_its_places(name: str) -> None:
+def test_places_of_a_report_have_the_base_name_of_the_source(name: str) -> None:
     machine = _run(name=name)
     for report in machine.reports:
         assert Path(report.file or "").name == "mine.cu" and "(mine.cu:" in (report.timeline or "")
     assert "mine.cu:" in machine.counters().table()
 
 
-def test_a_finding_is_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finding_is_logged_as_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "drvfuse.emu"):
         machine = _run(kernel="beyond", threads=32)
     (record,) = caplog.records
@@ -187,7 +187,7 @@ extern "C" __global__ void polls(int* flags, int words) {
 
 
 @pytest.mark.parametrize("words", [4, 5])
-def test_threads_that_poll_many_words_at_one_place_share_a_line(words: int) -> None:
+def test_threads_that_poll_many_words_at_one_place_share_a_report_line(words: int) -> None:
     with Machine(devices=1) as machine:
         device = df.device(0, driver=machine)
         flags = device.zeros((words,), "int32")

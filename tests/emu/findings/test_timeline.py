@@ -58,7 +58,7 @@ def body(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")] for line in lines[rule + 1 :] if "|" in line]
 
 
-def test_a_ring_is_read_in_the_order_of_its_events() -> None:
+def test_a_ring_buffer_is_read_in_the_order_of_its_events() -> None:
     ring = (structs.Event * EVENTS)()
     for count in (0, 3, EVENTS, EVENTS + 5):
         for n in range(max(0, count - EVENTS), count):
@@ -66,7 +66,7 @@ def test_a_ring_is_read_in_the_order_of_its_events() -> None:
         assert events.recent(ring, count)["clock"].tolist() == list(range(max(0, count - EVENTS), count))
 
 
-def test_an_event_says_who_did_what_where() -> None:
+def test_an_event_shows_thread_operation_and_address() -> None:
     unknown = record("load", 9, 0, site=LOAD)
     (event,) = events.decode(records(unknown, record("load", 2, 6, 21, LOAD, clock=7, address=64, value=3)), IDENTITIES)
     assert (event.kind, event.kernel, event.device, event.clock) == ("load", "exchange", 1, 7)
@@ -102,7 +102,7 @@ def test_each_block_has_a_column_and_each_event_a_row(window: Window, flags: int
     assert text.splitlines()[-1] == f"A: 4096 bytes at 0x{flags:x} (device of device 1)"
 
 
-def test_only_the_last_rows_are_shown_and_freed_memory_says_so(window: Window, flags: int) -> None:
+def test_only_the_last_rows_are_shown_and_freed_memory_is_marked(window: Window, flags: int) -> None:
     ring = records(*(record("load", 1, 0, 0, LOAD, address=flags, value=n, clock=n) for n in range(50)))
     window.free(flags)
     text = timeline.render(events.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))], window=window, rows=3)
@@ -111,7 +111,7 @@ def test_only_the_last_rows_are_shown_and_freed_memory_says_so(window: Window, f
     assert text.endswith("which was freed")
 
 
-def test_polls_of_a_place_that_saw_the_same_are_one_row_with_their_count(window: Window, flags: int) -> None:
+def test_equal_polls_of_a_place_are_one_row_with_a_count(window: Window, flags: int) -> None:
     def poll(block: int, thread: int, word: int, value: int) -> tuple[int, ...]:
         fields = {"address": flags + 8 * word, "value": value, "clock": next(clock)}
         return record("load", 1, block, thread, LOAD, **fields)
@@ -139,7 +139,7 @@ def test_polls_of_a_place_that_saw_the_same_are_one_row_with_their_count(window:
 @pytest.mark.parametrize(
     "kinds, times", [(["barrier"], 50), (["atomic", "fence", "barrier"], 20), (["start", "end"], 3)]
 )
-def test_rows_that_repeat_one_another_are_folded_whatever_they_are(kinds: list[str], times: int) -> None:
+def test_repeated_rows_are_folded(kinds: list[str], times: int) -> None:
     clock = iter(range(10_000))
     last = iter(range(10_000))  # another thread comes last to each barrier
 
@@ -158,7 +158,7 @@ def test_rows_that_repeat_one_another_are_folded_whatever_they_are(kinds: list[s
         assert ("(1 earlier events)" in text) == (rows == 2)
 
 
-def test_rows_that_see_other_values_are_not_folded() -> None:
+def test_rows_with_different_values_are_not_folded() -> None:
     ring = records(*(record("atomic", 1, 0, 0, STORE, address=64, value=n, clock=n) for n in range(9)))
     text = timeline.render(events.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))])
     assert len(body(text)) == 9
@@ -184,7 +184,7 @@ def race(other: Place, **fields: Any) -> Report:
     return Report("race", "", **{**own, **fields}, other=other)
 
 
-def test_a_race_shows_both_blocks_and_nobody_else(window: Window, flags: int) -> None:
+def test_a_race_shows_its_two_blocks_only(window: Window, flags: int) -> None:
     ring = records(
         record("store", 1, 0, 0, STORE, address=flags),
         record("store", 1, 1, 0, STORE, address=flags + 8),
@@ -202,7 +202,7 @@ def test_a_race_shows_both_blocks_and_nobody_else(window: Window, flags: int) ->
     ]
 
 
-def test_a_race_inside_a_block_shows_its_two_threads() -> None:
+def test_a_race_within_a_block_shows_its_two_threads() -> None:
     ring = records(
         record("store", 2, 1, 3, STORE, address=64),
         record("store", 2, 1, 4, STORE, address=72),
@@ -223,13 +223,13 @@ def test_a_race_inside_a_block_shows_its_two_threads() -> None:
     ]
 
 
-def test_a_race_with_a_copy_shows_the_block_alone() -> None:
+def test_a_race_with_a_copy_shows_one_block() -> None:
     text = timeline.of_race(race(Place("copy", None, None, 0, None, None)), records(), IDENTITIES)
     assert text.splitlines()[0] == "the earlier access: copy on device 0"
     assert text.splitlines()[1].split("|")[1].strip() == "device 1 block 1"
 
 
-def test_a_deadlock_tells_who_wrote_the_word_and_who_did_not(window: Window, flags: int) -> None:
+def test_a_deadlock_shows_which_blocks_wrote_the_word(window: Window, flags: int) -> None:
     spin = {"status": "polling", "file": FILE, "line": 31}
     waits = [
         ("exchange", 0, [Blocked((b, 0, 0), (1, 0, 0), **spin, address=flags + 64 * b, seen=0) for b in (0, 1)]),
@@ -256,7 +256,7 @@ def test_a_deadlock_tells_who_wrote_the_word_and_who_did_not(window: Window, fla
 
 
 @pytest.mark.parametrize("blocks, shown", [(8, 8), (9, 1)])
-def test_blocks_that_wait_for_different_words_are_shown_apart_unless_they_are_many(
+def test_a_few_blocks_that_wait_for_different_words_have_columns_of_their_own(
     blocks: int, shown: int, window: Window, flags: int
 ) -> None:
     spin = {"status": "polling", "file": FILE, "line": 31, "seen": 0}

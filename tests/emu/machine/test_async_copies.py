@@ -90,8 +90,8 @@ def test_a_cache_policy_changes_nothing(rig: Rig, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize(("size", "count"), [(s, n) for s in (4, 8, 16) for n in range(s + 1)])
-def test_what_the_source_size_leaves_is_zero(rig: Rig, rng: np.random.Generator, size: int, count: int) -> None:
-    """And what lies behind it is not read: it is outside of the allocation."""
+def test_bytes_beyond_the_source_size_are_zero(rig: Rig, rng: np.random.Generator, size: int, count: int) -> None:
+    """Bytes beyond the source size are not read: they lie outside of the allocation."""
     source = data(rng, 16 + count)
     copy = f"""asm volatile("cp.async.ca.shared.global [%0], [%1], {size}, %2;" :: "r"(at(s)), "l"(in + 16), "r"(n));
     WAIT_ALL"""
@@ -101,7 +101,7 @@ def test_what_the_source_size_leaves_is_zero(rig: Rig, rng: np.random.Generator,
 
 
 @pytest.mark.parametrize("ignored", [0, 1])
-def test_an_ignored_source_is_not_read_and_gives_zeroes(rig: Rig, rng: np.random.Generator, ignored: int) -> None:
+def test_an_ignored_source_is_not_read_and_gives_zeros(rig: Rig, rng: np.random.Generator, ignored: int) -> None:
     source = data(rng, 16)
     copy = """asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; cp.async.ca.shared.global [%0], [%1], 8, q; }"
         :: "r"(at(s)), "l"(p ? 0ull : (u64)in), "r"(p));
@@ -111,7 +111,7 @@ def test_an_ignored_source_is_not_read_and_gives_zeroes(rig: Rig, rng: np.random
     assert (got[8:] == 0xEE).all()
 
 
-def test_a_guard_keeps_a_copy_from_being_issued(rig: Rig, rng: np.random.Generator) -> None:
+def test_a_false_guard_issues_no_copy(rig: Rig, rng: np.random.Generator) -> None:
     copy = """asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q cp.async.cg.shared.global [%0], [%1], 16; "
         "@!q cp.async.cg.shared.global [%0+16], [%1], 16; }" :: "r"(at(s)), "l"(in), "r"(p)); WAIT_ALL"""
     source = data(rng, 16)
@@ -158,7 +158,7 @@ def test_a_wait_ends_the_groups_that_it_names_and_with_seed_0_no_others(
 
 
 @pytest.mark.parametrize("program", GROUPS)
-def test_under_every_seed_what_was_waited_for_is_there(rng: np.random.Generator, program: str) -> None:
+def test_waited_for_copies_are_complete_under_every_seed(rng: np.random.Generator, program: str) -> None:
     source = data(rng, LAST)
     top = '#define COPY(i) CP("ca.shared", s + 8 * i, in + 8 * i, 8)\n'
     early = set()
@@ -172,8 +172,8 @@ def test_under_every_seed_what_was_waited_for_is_there(rng: np.random.Generator,
     assert early in (set(), {False, True}), "copies are made at different moments"
 
 
-def test_the_source_may_be_read_as_late_as_the_wait(rng: np.random.Generator) -> None:
-    """And under some seed it is read when the copy is issued."""
+def test_the_source_may_be_read_as_late_as_at_the_wait(rng: np.random.Generator) -> None:
+    """Under some seed the source is already read when the copy is issued."""
     source = data(rng, 16)
     program = 'CP("ca.shared", s, in, 4) *(u32*)in = 0x01010101; COMMIT WAIT(0)'
     seen = set()
@@ -230,7 +230,7 @@ KERNEL k(const u32* in, u32* out) {
     assert np.isin(rig.read(out, np.uint32, 1024), source).all()
 
 
-def test_functions_that_are_called_copy_for_their_thread(rig: Rig, rng: np.random.Generator) -> None:
+def test_copies_in_called_functions_belong_to_the_calling_thread(rig: Rig, rng: np.random.Generator) -> None:
     body = (
         TOP
         + """
@@ -253,7 +253,7 @@ KERNEL k(const u32* in, u32* out) {
 
 
 def fault_of(rig: Rig, copy: str, *arguments: int, bytes_shared: int = 32) -> Fault:
-    """Of the copy, in a line of its own."""
+    """The fault of the copy, which is on a line of its own."""
     body = f"""{TOP}
 KERNEL k(const unsigned char* in, u32 n) {{
     __shared__ alignas(16) unsigned char s[{bytes_shared}];
@@ -268,13 +268,13 @@ KERNEL k(const unsigned char* in, u32 n) {{
 
 
 @pytest.mark.parametrize("where", ["s + 4, in, 8", "s, in + 8, 16", "s + 1, in, 4", "s, in + 2, 4"])
-def test_both_addresses_are_multiples_of_the_size(rig: Rig, where: str) -> None:
+def test_misaligned_addresses_are_found(rig: Rig, where: str) -> None:
     fault = fault_of(rig, f'CP("ca.shared", {where})')
     assert fault.kind == "misaligned"
     assert fault.message.startswith("write of" if where.startswith("s +") else "read of")
 
 
-def test_a_source_behind_the_end_is_found_at_the_copy(rig: Rig) -> None:
+def test_a_source_beyond_the_allocation_is_found_at_the_copy(rig: Rig) -> None:
     source = rig.array(np.ones(24, np.uint8))
     fault = fault_of(rig, 'CP("cg.shared", s, in + 16, 16)', source, 0)
     assert (fault.kind, fault.address) == ("out_of_bounds", source + 24)
@@ -285,7 +285,7 @@ def test_a_target_outside_of_shared_memory_is_found_at_the_copy(rig: Rig) -> Non
     assert fault.kind == "foreign_shared" and "32 bytes of shared memory" in fault.message
 
 
-def test_a_source_that_nobody_has_written_is_found(rig: Rig) -> None:
+def test_an_uninitialised_source_is_found(rig: Rig) -> None:
     assert fault_of(rig, 'CP("cg.shared", s, in, 16)', rig.empty(16), 0).kind == "uninitialised"
 
 
@@ -295,7 +295,7 @@ def test_a_source_size_above_the_size_is_refused(rig: Rig) -> None:
     assert fault.kind == "copy_size" and "8 bytes with a src-size of 9" in fault.message
 
 
-def test_copies_without_an_end_meet_the_limit_of_accesses() -> None:
+def test_endless_copies_end_at_the_limit_of_accesses() -> None:
     rig = Rig(loop_limit=1000)
     assert fault_of(rig, 'while (true) CP("ca.shared", s, in, 4)').kind == "endless"
     rig.close()
@@ -315,7 +315,7 @@ KERNEL k(const u32* in, u32* out) {
 
 
 @pytest.mark.parametrize("instead", ["", "WAIT(1)", "__syncthreads();"])
-def test_a_read_without_a_wait_is_found_and_the_copy_named(rig: Rig, instead: str) -> None:
+def test_a_read_without_a_wait_is_found_and_its_copy_is_named(rig: Rig, instead: str) -> None:
     body = MISSING.replace("%s", instead)
     launch = rig.launch(body, rig.array(np.arange(32, dtype=np.uint32)), rig.empty(128))
     assert rig.finish(launch) and launch.fault is not None
@@ -327,7 +327,7 @@ def test_a_read_without_a_wait_is_found_and_the_copy_named(rig: Rig, instead: st
 
 
 def run_on(machine: Machine, body: str, words: np.ndarray, **launch: int) -> np.ndarray:
-    """What kernel `k` makes of these words, which it gets with as many of output."""
+    """The output of kernel `k` for these input words; it has as many words as the input."""
     cuda = machine.driver
     ok(cuda.cuInit(0))
     primary(cuda)
@@ -355,7 +355,7 @@ KERNEL k(const u32* in, u32* out) {
 }"""
 
 
-def test_with_seed_0_a_mistake_leaves_what_was_in_shared_memory_before(rng: np.random.Generator) -> None:
+def test_with_seed_0_a_missing_wait_reads_the_old_shared_memory(rng: np.random.Generator) -> None:
     words = rng.integers(8, 1 << 32, 64, np.uint32)
     for between, stale in (("WAIT(0) __syncthreads();", 0), ("__syncthreads();", 64), ("WAIT(0)", 32)):
         with Machine(devices=1) as machine:

@@ -84,7 +84,7 @@ def test_blocks_reduce_into_the_same_global_memory(rig: Rig, rng: np.random.Gene
     assert (count.local_read, count.local_written, count.shared_read) == (256 * blocks,) * 3
 
 
-def test_the_target_of_a_reduction_has_to_be_written_before(rig0: Rig) -> None:
+def test_an_uninitialised_target_of_a_reduction_is_found(rig0: Rig) -> None:
     launch = rig0.launch(GLOBAL, rig0.array(np.ones(64, np.uint32)), rig0.empty(1024), grid=1, block=64)
     assert rig0.finish(launch) and launch.fault is not None
     assert (launch.fault.kind, launch.fault.line) == ("uninitialised", line_of(GLOBAL, "here"))
@@ -159,7 +159,7 @@ def test_an_mbarrier_waits_for_the_copies_of_all_threads(rig: Rig, rng: np.rando
     assert np.array_equal(rig.read(out, np.uint32, 256), x.reshape(4, 64)[:, np.arange(64) ^ 33].reshape(-1))
 
 
-def test_without_the_wait_what_was_there_is_read(rig0: Rig, rng: np.random.Generator) -> None:
+def test_without_the_wait_the_old_values_are_read(rig0: Rig, rng: np.random.Generator) -> None:
     out = rig0.empty(1024)
     rig0.run(COPIED, rig0.array(rng.integers(8, 1 << 32, 256, np.uint32)), out, 0, block=64)
     assert (rig0.read(out, np.uint32, 64) == 7).all()
@@ -181,7 +181,7 @@ DROP = 'asm volatile("mbarrier.arrive_drop.shared.b64 %0, [%1], {};" : "=l"(s) :
 PENDING = 'asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(d) : "l"(s)); out[{}] = d;'
 
 
-def test_later_phases_do_not_wait_for_who_has_dropped_out(rig0: Rig) -> None:
+def test_later_phases_do_not_wait_for_threads_that_dropped_out(rig0: Rig) -> None:
     program = "INIT(b, 3)" + DROP.format(2) + PENDING.format(0) + ASK.format(0, 1) + "ARRIVE(b)" + ASK.format(0, 2)
     for phase in (1, 2):
         program += ASK.format(phase % 2, 2 * phase + 1) + "ARRIVE(b)" + ASK.format(phase % 2, 2 * phase + 2)
@@ -211,7 +211,7 @@ NO_COMPLETE = 'asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], {};
         ('asm volatile("mbarrier.init.b64 [%0], 2;" :: "l"(out) : "memory");', "write of 8 bytes"),
     ],
 )
-def test_misuse_is_found_at_its_line(rig0: Rig, program: str, message: str | None) -> None:
+def test_misuse_of_reductions_and_arrivals_is_found_at_its_line(rig0: Rig, program: str, message: str | None) -> None:
     program = "b[1] = 0; " + program
     if message is None:
         assert told(rig0, program, 1) == [77]

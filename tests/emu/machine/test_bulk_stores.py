@@ -90,7 +90,8 @@ COPY = "#define COPY(i) PUT(y + 8 * i, s + 8 * i, 32)\n"
 
 @pytest.mark.parametrize("program", GROUPS)
 def test_a_wait_ends_the_groups_that_it_names(rng: np.random.Generator, program: str) -> None:
-    """With seed 0 no others, under the other seeds now and then. The kernel's end ends all."""
+    """With seed 0 a wait completes no other groups; under other seeds it sometimes does. The end of the kernel
+    completes all."""
     source, made, early = words(rng, 24), 8 * GROUPS[program], set()
     issued = 8 * program.count("COPY(")
     for seed in SEEDS:
@@ -159,7 +160,7 @@ KERNEL k(const u32* x, u32* y, u32* flag, u32* out) {
 
 
 @pytest.mark.parametrize(("wait", "late"), [("WAIT(0)", False), ("WAIT_READ(0)", True), ("", True)])
-def test_another_block_finds_what_was_there_before_without_the_whole_wait(
+def test_without_the_full_wait_another_block_may_read_old_values(
     rng: np.random.Generator, wait: str, late: bool
 ) -> None:
     source = words(rng, 64)
@@ -175,7 +176,7 @@ def test_another_block_finds_what_was_there_before_without_the_whole_wait(
         rig.close()
 
 
-def test_what_nobody_has_written_is_found_and_the_copy_named(rig: Rig, rng: np.random.Generator) -> None:
+def test_an_uninitialised_source_is_found_and_its_copy_is_named(rig: Rig, rng: np.random.Generator) -> None:
     body = MESSAGE.replace("%s", "WAIT_READ(0)")
     launch = rig.launch(
         body, rig.array(words(rng, 64)), rig.empty(256), rig.array([0]), rig.empty(256), grid=2, block=64
@@ -212,7 +213,7 @@ KERNEL k(const u32* x, u32* y, u32* out, u32* count) {
 @pytest.mark.parametrize(
     "on", ["", "while (!load(y + 32));", "while (!load(y + 32)) atomicAdd(count, 1);"], ids=["exits", "waits", "works"]
 )
-def test_who_polls_for_the_words_sees_them_in_time_although_nobody_waits(rng: np.random.Generator, on: str) -> None:
+def test_a_poll_sees_the_copied_words_even_without_a_wait(rng: np.random.Generator, on: str) -> None:
     source = words(rng, 32)
     body = POLLED.replace("%s", on).replace("out[t] = v;", "out[t] = v; __syncwarp(); if (t == 0) store(y + 32, 1);")
     for seed in range(3):
@@ -225,7 +226,7 @@ def test_who_polls_for_the_words_sees_them_in_time_although_nobody_waits(rng: np
 
 
 @pytest.mark.parametrize("wait", ["COMMIT WAIT(0)", "COMMIT", ""])
-def test_who_copies_the_same_in_each_round_of_a_poll_brings_nothing_about(wait: str) -> None:
+def test_repeating_the_same_copy_in_a_poll_is_no_progress(wait: str) -> None:
     body = (
         TOP
         + """
@@ -257,7 +258,7 @@ KERNEL k(const u32* x, u32* y) {
 
 
 @pytest.mark.parametrize("wait", ["", "WAIT_READ(0)", "WAIT(0)"])
-def test_blocks_that_take_turns_write_all(rng: np.random.Generator, wait: str) -> None:
+def test_blocks_that_take_turns_write_every_word(rng: np.random.Generator, wait: str) -> None:
     source = words(rng, 9 * 64)
     for seed in range(3):
         rig = Rig(seed)
@@ -290,7 +291,7 @@ KERNEL k(const u32* x, u32* y) {
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_copy_goes_over_the_delayed_stores_of_its_own_block(rng: np.random.Generator, seed: int) -> None:
+def test_a_copy_overwrites_earlier_delayed_stores_of_its_block(rng: np.random.Generator, seed: int) -> None:
     body = """
 KERNEL k(u32* x, u32* y) {
     __shared__ alignas(16) u32 s[64];
@@ -329,7 +330,7 @@ KERNEL k(u32* x, u32* y) {
 
 
 def fault_of(rig: Rig, copy: str, target: int, **options: Any) -> Fault:
-    """Of the copy, in a line of its own."""
+    """The fault of the copy, which is on a line of its own."""
     body = f"""{TOP}
 KERNEL k(u32* y) {{
     __shared__ alignas(16) u32 s[16];
@@ -356,17 +357,17 @@ KERNEL k(u32* y) {{
         ("PUT(y, never, 16)", "uninitialised", "read of 16 bytes"),
     ],
 )
-def test_misuse_is_found_at_the_copy(rig: Rig, copy: str, kind: str, message: str) -> None:
+def test_misuse_of_bulk_stores_is_found_at_the_copy(rig: Rig, copy: str, kind: str, message: str) -> None:
     fault = fault_of(rig, copy, rig.empty(64))
     assert fault.kind == kind and fault.message.startswith(message)
 
 
-def test_memory_that_must_not_be_written_is_found_at_the_copy(rig: Rig) -> None:
+def test_a_target_without_write_access_is_found_at_the_copy(rig: Rig) -> None:
     fault = fault_of(rig, "PUT(y, s, 64)", rig.empty(64, device=1, writers=0b10))
     assert fault.kind == "read_only"
 
 
-def test_each_16_bytes_of_a_copy_are_an_access_of_those_that_have_a_limit() -> None:
+def test_every_16_bytes_of_a_copy_count_against_the_limit_of_accesses() -> None:
     rig = Rig(loop_limit=1000)
     assert fault_of(rig, "for (u32 i = 0; i < 300; i++) PUT(y, s, 64)", rig.empty(64)).kind == "endless"
     rig.close()

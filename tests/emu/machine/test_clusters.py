@@ -30,7 +30,7 @@ def rig0() -> Iterator[Rig]:
 
 
 def told(rig: Rig, body: str, words: int, grid: int = 4, size: int = 4, block: int = 32) -> list[int]:
-    """What a kernel of clusters of `size` blocks puts into `out`; `b` is its block."""
+    """The contents of `out` after a kernel with clusters of `size` blocks; `b` is the rank of a block."""
     source = f"{TOP}\nKERNEL k(u32* out) {{ u32 b = blockIdx.x, t = threadIdx.x, r = rank_();\n{body}\n}}"
     out = rig.array(np.full(words, 77, np.uint32))
     rig.run(source, out, grid=grid, block=block, cluster=(size, 1, 1))
@@ -50,14 +50,14 @@ def fault_of(rig: Rig, body: str, size: int = 2, block: int = 32) -> Fault:
 # Addresses -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_block_reads_what_its_neighbour_has_put_into_its_own_shared_memory(rig: Rig) -> None:
+def test_each_block_reads_the_shared_memory_of_its_neighbour(rig: Rig) -> None:
     body = """__shared__ u32 s[32]; s[t] = 100 * b + t;
     C_SYNC u32 v; C_LD(v, s + t, (r + 1) % 4) out[32 * b + t] = v; C_SYNC"""
     expected = [100 * (4 * (b // 4) + (b + 1) % 4) + t for b in range(8) for t in range(32)]
     assert told(rig, body, 256, grid=8) == expected
 
 
-def test_generic_addresses_reach_other_blocks_too_and_tell_the_rank(rig: Rig) -> None:
+def test_generic_addresses_reach_other_blocks_and_give_their_rank(rig: Rig) -> None:
     body = """__shared__ u32 s[4]; extern __shared__ u32 dynamic[];
     if (t < 4) s[t] = 0; C_SYNC
     if (!t) { u64 p; asm("mapa.u64 %0, %1, %2;" : "=l"(p) : "l"(s), "r"((r + 1) % 4));
@@ -109,7 +109,7 @@ def test_blocks_of_a_cluster_in_three_dimensions_have_registers_that_agree(rig0:
 
 
 @pytest.mark.parametrize("aligned", ["", ".aligned"])
-def test_nobody_passes_the_barrier_before_all_have_arrived(rig: Rig, aligned: str) -> None:
+def test_no_thread_passes_the_cluster_barrier_before_all_have_arrived(rig: Rig, aligned: str) -> None:
     body = f"""__shared__ u32 n; if (!t) n = 0; C_SYNC
     for (u32 i = 0; i < 5; i++) {{
       u32 old; asm volatile("atom.shared::cluster.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(of_(&n, 0)) : "memory");
@@ -121,7 +121,7 @@ def test_nobody_passes_the_barrier_before_all_have_arrived(rig: Rig, aligned: st
     assert told(rig, body, 2, block=40) == [77, 800]
 
 
-def test_threads_that_have_exited_are_not_waited_for(rig: Rig) -> None:
+def test_the_cluster_barrier_does_not_wait_for_exited_threads(rig: Rig) -> None:
     body = """if (r == 1 || t >= 40) return;
     if (r == 2) { C_ARRIVE("") return; }
     C_ARRIVE(".relaxed") asm volatile("barrier.cluster.wait;"); C_ARRIVE("") asm volatile("barrier.cluster.wait;");
@@ -129,13 +129,13 @@ def test_threads_that_have_exited_are_not_waited_for(rig: Rig) -> None:
     assert told(rig, body, 4, block=64) == [0, 77, 77, 3]
 
 
-def test_lanes_may_come_to_an_unaligned_barrier_by_different_instructions(rig: Rig) -> None:
+def test_lanes_may_reach_an_unaligned_barrier_by_different_instructions(rig: Rig) -> None:
     body = """if (t < 7) { C_ARRIVE("") asm volatile("barrier.cluster.wait;"); out[4 * b] = 1; }
     else { C_ARRIVE(".release") asm volatile("barrier.cluster.wait.acquire;"); out[4 * b + 1] = 1; }"""
     assert told(rig, body, 8, grid=2, size=2) == [1, 1, 77, 77] * 2
 
 
-def test_work_between_arrival_and_wait_does_not_wait(rig: Rig) -> None:
+def test_threads_run_on_between_arrival_and_wait(rig: Rig) -> None:
     body = """C_ARRIVE(".release.aligned") out[32 * b + t] = b; __syncthreads(); C_WAIT"""
     assert told(rig, body, 128) == [b for b in range(4) for _ in range(32)]
 
@@ -153,7 +153,7 @@ def test_work_between_arrival_and_wait_does_not_wait(rig: Rig) -> None:
         ('if (t < 5) C_ARRIVE(".aligned")\nelse __syncthreads();', "different barriers"),
     ],
 )
-def test_misuse_of_the_barrier_is_found(rig0: Rig, body: str, message: str) -> None:
+def test_misuse_of_the_cluster_barrier_is_found(rig0: Rig, body: str, message: str) -> None:
     assert message in fault_of(rig0, body).message
 
 
@@ -186,7 +186,7 @@ def test_a_deadlock_names_the_barrier_of_the_cluster(rig0: Rig) -> None:
         'asm volatile("red.shared::cluster.add.u32 [%0], 1;" :: "r"(of_(s, 1)) : "memory");',
     ],
 )
-def test_the_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_not_there(rig0: Rig, access: str) -> None:
+def test_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_a_fault(rig0: Rig, access: str) -> None:
     shared = "__shared__ alignas(16) u32 s[8];\n"
     fault = fault_of(rig0, f"{shared} if (r == 0 && !t) {access}  // fault")
     assert fault.kind == "cluster_absent"
@@ -198,7 +198,7 @@ def test_the_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_not_th
     assert "block 1, whose threads have exited (CTA not present)" in fault.message
 
 
-def test_what_arrives_behind_the_end_of_a_block_is_found(rig0: Rig) -> None:
+def test_asynchronous_stores_to_an_exited_block_are_found(rig0: Rig) -> None:
     body = """__shared__ u64 m; __shared__ u32 s; if (!t) { C_INIT(&m, 1) C_EXPECT(&m, 4) } C_SYNC
     if (!t && r == 1) { C_SEND(&s, 0, 1, &m) }  // fault"""
     fault = fault_of(rig0, body)
@@ -219,14 +219,14 @@ def test_what_arrives_behind_the_end_of_a_block_is_found(rig0: Rig) -> None:
         ("C_INIT(s, 1) C_INIT(s + 2, 1) C_SYNC C_SEND(s + 4, 1 - r, 0, s + 20)  // fault", "outside of the 64 bytes"),
     ],
 )
-def test_addresses_outside_of_what_an_instruction_may_reach_are_found(rig0: Rig, body: str, message: str) -> None:
+def test_addresses_outside_the_reach_of_an_instruction_are_found(rig0: Rig, body: str, message: str) -> None:
     assert message in fault_of(rig0, f"__shared__ alignas(16) u32 s[16];\n{body}").message
 
 
 # Asynchronous stores and copies --------------------------------------------------------------------------------------
 
 
-def test_the_mbarrier_is_in_the_block_that_is_written(rig0: Rig) -> None:
+def test_the_mbarrier_of_an_asynchronous_store_must_be_in_its_target_block(rig0: Rig) -> None:
     body = """__shared__ alignas(16) u64 m[2]; if (!t) C_INIT(m, 1) C_SYNC
     if (!t) asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
       :: "r"(of_(m + 1, 1 - r)), "r"(1), "r"(at_(m)));  // fault"""
@@ -235,7 +235,7 @@ def test_the_mbarrier_is_in_the_block_that_is_written(rig0: Rig) -> None:
 
 
 def test_an_asynchronous_store_is_illegal_in_a_launch_without_clusters(rig0: Rig) -> None:
-    """So it is on an H200. A cluster of one block is enough."""
+    """An H200 behaves in this way. A cluster of one block makes the instruction legal."""
     source = f"""{TOP}
 KERNEL k(u32* out) {{ __shared__ alignas(16) u64 m[2]; C_INIT(m, 1)
   C_EXPECT(m, 4)
@@ -281,7 +281,7 @@ def test_every_block_sends_to_every_other_and_waits_for_its_own_mbarrier(rig: Ri
         ("u64", 2), ("s64", 2), ("f64", 2), ("v2.u64", 4), ("v2.f64", 4),
     ],
 )  # fmt: skip
-def test_the_forms_of_st_async(rig0: Rig, form: str, words: int) -> None:
+def test_every_form_of_st_async_stores_its_elements(rig0: Rig, form: str, words: int) -> None:
     kind, n = form[-3:], 1 if "." not in form else int(form[1])
     letter, c = {"f32": ("f", "float"), "f64": ("d", "double")}.get(kind, ("rl"[kind[1:] == "64"], "u" + kind[1:]))
     given = ", ".join(f"%{i + 2}" for i in range(n))
@@ -300,7 +300,7 @@ def test_the_forms_of_st_async(rig0: Rig, form: str, words: int) -> None:
     assert told(rig0, body, 8, grid=2, size=2) == sum(expected, [])
 
 
-def test_bulk_copies_to_another_block(rig: Rig) -> None:
+def test_bulk_copies_reach_another_block(rig: Rig) -> None:
     body = """__shared__ alignas(16) u32 s[64], d[64], e[64]; __shared__ u64 m; if (!t) C_INIT(&m, 1)
     s[t] = 100 * r + t; s[t + 32] = 100 * r + t + 32; out[256 + 64 * b + t] = out[256 + 64 * b + 32 + t] = 5000 + b;
     asm volatile("fence.proxy.async;" ::: "memory"); C_SYNC

@@ -82,7 +82,7 @@ def _run(
 
 
 def _outcomes(body: str, *places: int, seeds: int = 16, **options: Any) -> set[tuple[int, ...]]:
-    """What the words at `places` hold in the end, over seeds."""
+    """The final values of the words at `places`, collected over seeds."""
     found = set()
     for seed in range(seeds):
         words = _run(body, seed, **options)
@@ -194,7 +194,7 @@ def test_a_release_covers_other_threads_only_behind_a_barrier() -> None:
     assert _outcomes(OTHERS % "__syncthreads();", 129, block=64, words=256) == {(64,)}
 
 
-def test_a_named_barrier_and_a_warp_barrier_count_for_those_in_it() -> None:
+def test_named_and_warp_barriers_order_their_participants_only() -> None:
     named = 'asm volatile("bar.sync 1, 64;" ::: "memory");'
     assert _outcomes(OTHERS % named, 129, block=64, words=256) == {(64,)}
     warp = OTHERS.replace("i < 64", "i < 32")
@@ -251,7 +251,7 @@ def test_store_buffering_shows_unless_both_fence() -> None:
         assert (0, 0) not in _outcomes(BUFFERING % how, *places, seeds=24)
 
 
-def test_each_place_has_one_order_of_stores() -> None:
+def test_all_threads_agree_on_the_order_of_stores_to_one_location() -> None:
     """A thread reads its own last store, what is read never goes back, and mixed sizes keep their order too."""
     body = """
     KERNEL k(u32* m) {
@@ -274,7 +274,7 @@ def test_each_place_has_one_order_of_stores() -> None:
     assert _outcomes(body, X, 16, 17, 18, 19, 40, 41) == {(20, 0x302, 4, 5, 7, 0, 0)}
 
 
-def test_an_atomic_comes_behind_what_its_block_has_stored_there() -> None:
+def test_an_atomic_follows_earlier_stores_of_its_block_to_the_same_location() -> None:
     body = """
     KERNEL k(u32* m) {
         put(m + blockIdx.x, 5);
@@ -287,7 +287,7 @@ def test_an_atomic_comes_behind_what_its_block_has_stored_there() -> None:
     assert _outcomes(body, 32, 33, 34, 35, 36, 37, 0, 1) == {(5, 5, 6, 6, 9, 9, 10, 10)}
 
 
-def test_atomics_count_exactly_and_never_tear() -> None:
+def test_atomics_lose_no_update() -> None:
     body = """
     KERNEL k(u32* m) {
         for (u32 i = 0; i < 5; i++) { m[64 + blockIdx.x * 32 + threadIdx.x] = i; atomicAdd(m, 1); atomicMax(m + 1, i); }
@@ -343,7 +343,7 @@ def test_more_stores_than_can_be_pending_are_all_made() -> None:
 
 
 def test_a_wait_for_a_delayed_store_ends_and_a_deadlock_is_found() -> None:
-    """Threads that wait for plain stores of one another, over and over; and then for one that nobody makes."""
+    """Threads wait for plain stores of each other repeatedly, and finally for a store that never happens."""
     body = """
     KERNEL k(u32* m) {
         u32 me = blockIdx.x;
@@ -382,7 +382,7 @@ def test_the_host_sees_what_a_kernel_that_waits_for_it_has_stored() -> None:
         assert words[16] == 9
 
 
-def test_after_a_fault_the_machine_goes_on() -> None:
+def test_the_machine_works_after_a_fault() -> None:
     body = """
     KERNEL k(u32* m) {
         m[blockIdx.x] = 1;
@@ -410,7 +410,7 @@ def test_after_a_fault_the_machine_goes_on() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_the_detector_learns_nothing_from_a_flag_that_is_read_before_it_is_seen(devices: int) -> None:
+def test_a_flag_that_is_read_before_its_store_arrives_orders_nothing(devices: int) -> None:
     body = """
     KERNEL k(u32* m) {
         if (atomicAdd_system(m + 40, 1) == 0) {

@@ -41,7 +41,7 @@ KERNEL k(const int* in, int* out) {
 }"""
 
 
-def test_a_block_reduces_over_barriers(rig, rng):
+def test_a_block_reduction_with_barriers_is_right(rig, rng):
     x = rng.integers(-1000, 1000, (50, 256), dtype=np.int32)
     out = rig.empty(200)
     launch = rig.run(REDUCE, rig.array(x), out, grid=50, block=256, smem=1024, resident=7)
@@ -49,7 +49,7 @@ def test_a_block_reduces_over_barriers(rig, rng):
     assert launch.counters.barriers == 50 * 8
 
 
-def test_indices_of_three_dimensional_launches(rig):
+def test_three_dimensional_launches_have_the_right_indices(rig):
     source = """
     KERNEL k(u32* out) {
         u32 b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -83,7 +83,7 @@ def test_named_barriers_let_producers_run_ahead(rig):
     assert (rig.read(out, np.int32, 32) == 41 + np.arange(32, 64)).all()
 
 
-def test_barriers_reduce(rig):
+def test_barriers_count_and_combine_predicates(rig):
     source = """
     KERNEL k(int* out) {
         int t = threadIdx.x;
@@ -96,7 +96,7 @@ def test_barriers_reduce(rig):
 
 
 @pytest.mark.parametrize("block", [64, 48, 33])
-def test_barriers_count_warps_whole_or_not(rig, block):
+def test_partial_warps_count_as_whole_warps_at_a_barrier(rig, block):
     source = """
     KERNEL k(u32* out) {
         __shared__ u32 s;
@@ -110,7 +110,7 @@ def test_barriers_count_warps_whole_or_not(rig, block):
     assert (rig.read(out, np.uint32, block) == 5).all()
 
 
-def test_lanes_may_come_to_an_unaligned_barrier_by_different_ways(rig):
+def test_lanes_may_reach_an_unaligned_barrier_by_different_paths(rig):
     source = """
     KERNEL k(u32* out) {
         __shared__ u32 s[64];
@@ -124,7 +124,7 @@ def test_lanes_may_come_to_an_unaligned_barrier_by_different_ways(rig):
     assert rig.read(out, np.uint32, 64).tolist() == [63 - i + (100 if i % 2 else 0) for i in range(64)]
 
 
-def test_threads_that_left_do_not_hold_up_a_barrier(rig):
+def test_exited_threads_do_not_hold_up_a_barrier(rig):
     source = """
     KERNEL k(int* out) {
         if (threadIdx.x % 2) return;
@@ -168,7 +168,7 @@ KERNEL k(const int* in, int* out, int n) {
         ("__activemask()", lambda v, t: np.full(32, -1)),
     ],
 )
-def test_warp_operations(rig, rng, text, expected):
+def test_warp_operations_give_the_documented_results(rig, rng, text, expected):
     v = rng.integers(-(2**20), 2**20, 32, dtype=np.int32)
     out = rig.empty(128)
     rig.run(WARP % text, rig.array(v), out, 1 << 30)
@@ -183,7 +183,7 @@ GARBAGE = 0xDEADBEEF
 @pytest.mark.parametrize(
     "block, leaves", [(32, "threadIdx.x >= 17"), (17, "false"), (32, "threadIdx.x >= 17 && load(out)")]
 )
-def test_warp_operations_wait_for_the_lanes_of_the_mask_that_are_there(rig, block, leaves):
+def test_warp_operations_wait_for_the_present_lanes_of_their_mask(rig, block, leaves):
     source = f"""
     KERNEL k(u32* out) {{
         u32 i = threadIdx.x;
@@ -207,7 +207,7 @@ def test_warp_operations_wait_for_the_lanes_of_the_mask_that_are_there(rig, bloc
     assert got[5] == [0xFFFF] * 16 + [1 << 16]
 
 
-def test_halves_of_a_warp_shuffle_apart(rig):
+def test_halves_of_a_warp_can_shuffle_independently(rig):
     source = """
     KERNEL k(int* out) {
         int t = threadIdx.x, v = t * t;
@@ -276,7 +276,7 @@ def allreduce(rig: Rig, rng: np.random.Generator, calls: int = 2) -> tuple[list[
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_devices_meet_at_flags(rng, seed):
+def test_devices_synchronise_by_flags(rng, seed):
     rig = Rig(seed)
     allreduce(rig, rng)
     rig.close()
@@ -292,7 +292,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     assert traces[0] != traces[2]
 
 
-def test_seeds_let_some_warps_of_a_block_run_ahead_of_others():
+def test_some_seeds_let_warps_of_a_block_run_ahead():
     source = """
     KERNEL k(u32* turn, u32* first) {
         if (threadIdx.x % 32) return;
@@ -308,7 +308,7 @@ def test_seeds_let_some_warps_of_a_block_run_ahead_of_others():
     assert 0 in found and len(found) > 1
 
 
-def test_counts_of_a_collective(rig, rng):
+def test_accesses_of_a_collective_are_counted_by_line_and_device(rig, rng):
     _, trace = allreduce(rig, rng, calls=1)
     counters = trace[0]
     line = line_of(ALLREDUCE, "sum")
@@ -319,7 +319,7 @@ def test_counts_of_a_collective(rig, rng):
     assert counters.barriers == 4
 
 
-def test_a_last_arriver_sees_everyone(rig):
+def test_the_last_arriving_block_sees_the_data_of_all_blocks(rig):
     source = """
     KERNEL k(int* data, u32* count, int* out) {
         __shared__ bool last;
@@ -335,7 +335,7 @@ def test_a_last_arriver_sees_everyone(rig):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_lock_excludes(seed):
+def test_a_lock_gives_mutual_exclusion(seed):
     source = """
     KERNEL k(u32* lock, int* value) {
         if (threadIdx.x) return;
@@ -478,7 +478,7 @@ LIVELOCKS = {
 
 
 @pytest.mark.parametrize("kind", LIVELOCKS)
-def test_a_livelock_ends_at_the_limit(kind):
+def test_a_livelock_ends_at_the_limit_of_steps(kind):
     source = f"KERNEL k(u32* flag, u32* out) {{ u32 n = 0; {LIVELOCKS[kind]} out[threadIdx.x] = n; }}"
     rig = Rig(loop_limit=200_000)
     launch = rig.launch(source, rig.array(np.zeros(1, np.uint32)), rig.array(np.zeros(32, np.uint32)))
@@ -491,7 +491,7 @@ def test_a_livelock_ends_at_the_limit(kind):
 # Waiting for ever, and time ------------------------------------------------------------------------------------------
 
 
-def test_a_deadlock_lists_who_waits_where(rig):
+def test_a_deadlock_lists_the_waiting_threads_and_their_lines(rig):
     source = """
     KERNEL k(u32* flag) {
         if (threadIdx.x == 3)
@@ -531,7 +531,7 @@ KERNEL k(u32* flag, u32* out, u64 limit) {
 }"""
 
 
-def test_a_spin_bounded_by_time_times_out_soon(rig):
+def test_a_spin_bounded_by_the_clock_times_out_quickly(rig):
     out = rig.empty(4 * 64)
     launch = rig.launch(TIMEOUT, rig.array(np.zeros(1, np.uint32)), out, 10**10, block=64)
     rig.engine.run([launch])
@@ -556,8 +556,8 @@ def test_a_kernel_that_only_watches_the_clock_ends(rig):
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 8])
-def test_a_round_of_polls_of_several_words_comes_to_its_clock(rig, words):
-    """Each word that is polled takes a turn, so a thread that polls several of them reads the clock late."""
+def test_a_loop_that_polls_several_words_reads_its_clock_regularly(rig, words):
+    """Each polled word takes a scheduling turn, so a thread that polls several words reads the clock late."""
     source = """
     KERNEL k(u32* flags, u32* out, u32 words, u64 limit) {
         u64 deadline = 0;
@@ -580,7 +580,7 @@ def test_a_round_of_polls_of_several_words_comes_to_its_clock(rig, words):
     assert (rig.read(out, np.uint32, 32) == 0xDEAD).all()
 
 
-def test_sleeping_takes_virtual_time(rig):
+def test_nanosleep_takes_virtual_time(rig):
     source = """
     KERNEL k(u64* out) {
         u64 start = timer();
@@ -594,7 +594,7 @@ def test_sleeping_takes_virtual_time(rig):
     assert (rig.read(out, np.uint64, 32) >= 10**8).all()
 
 
-def test_a_run_returns_when_its_time_is_up(rig):
+def test_a_run_returns_at_the_end_of_its_time_slice(rig):
     source = "KERNEL k(u32* out) { for (u32 i = 0; i < 3000000; i++) __syncwarp(); out[threadIdx.x] = 1; }"
     launch = rig.launch(source, rig.empty(128))
     start = time.monotonic()
@@ -719,7 +719,7 @@ def test_blocks_of_a_cluster_have_ranks_and_are_resident_together(rig):
     assert (rig.read(out, np.uint32, 24).reshape(6, 4) == (x % 2 + 2 * (y % 3) | y // 3 << 8)).all()
 
 
-def test_launches_leave_nothing_behind(rig):
+def test_finished_launches_release_their_memory(rig):
     source = """
     KERNEL k(int* out) {
         extern __shared__ int s[];

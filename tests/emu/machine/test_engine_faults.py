@@ -38,76 +38,76 @@ KERNEL k(const int* in, int* out, int n) {
 }"""
 
 
-def test_reading_behind_the_end(rig):
+def test_a_read_beyond_the_end_of_an_allocation_is_a_fault(rig):
     in_, out = rig.array(np.arange(100, dtype=np.int32)), rig.empty(1024)
     fault = fault_of(rig, rig.launch(COPY, in_, out, 101, grid=2, block=64), COPY, "out_of_bounds")
     assert (fault.block, fault.thread, fault.address) == ((1, 0, 0), (36, 0, 0), in_ + 400)
     assert fault.message.startswith(f"read of 4 bytes at 0x{in_ + 400:x}: 0 bytes behind the end of 400 bytes")
 
 
-def test_writing_behind_the_end_of_memory_of_whole_granules(rig):
+def test_a_write_beyond_memory_of_whole_granules_is_a_fault(rig):
     in_, out = rig.array(np.zeros(1 << 15, np.int32)), rig.empty(1 << 16, 2)
     fault = fault_of(rig, rig.launch(COPY, in_, out, 1 << 15, grid=512, block=64, device=2), COPY, "out_of_bounds")
     assert fault.address == out + (1 << 16)
     assert "write of 4 bytes" in fault.message and fault.device == 2
 
 
-def test_only_the_bytes_outside_are_blamed(rig):
+def test_a_fault_names_only_the_bytes_outside_the_allocation(rig):
     source = "KERNEL k(uint4* p) {\n  *p = uint4(); // here\n}"
     p = rig.empty(12)
     assert fault_of(rig, rig.launch(source, p), source, "out_of_bounds").address == p + 12
 
 
 @pytest.mark.parametrize("address", [0, 8, 0x7FFF00000000, (1 << 64) - 16])
-def test_an_address_outside_of_device_memory(rig, address):
+def test_an_address_outside_of_device_memory_is_a_fault(rig, address):
     fault = fault_of(rig, rig.launch(COPY, address, rig.empty(128), 32), COPY, "out_of_bounds")
     assert fault.address == address and "outside of device memory" in fault.message
 
 
-def test_a_strong_load_of_a_bad_address(rig):
+def test_a_strong_load_of_a_bad_address_is_a_fault(rig):
     source = "KERNEL k(u32* p, u32* out) {\n *out = atomicAdd(p, 1); // here\n}"
     assert fault_of(rig, rig.launch(source, 64, rig.empty(4)), source, "out_of_bounds").address == 64
 
 
-def test_use_after_free(rig):
+def test_a_use_after_free_is_a_fault(rig):
     p = rig.array(np.arange(100, dtype=np.int32))
     rig.window.free(p)
     fault = fault_of(rig, rig.launch(COPY, p, rig.empty(128), 32), COPY, "use_after_free")
     assert "0 bytes into 400 bytes" in fault.message and "which was freed" in fault.message
 
 
-def test_a_misaligned_vector(rig):
+def test_a_misaligned_vector_access_is_a_fault(rig):
     source = "KERNEL k(char* p) {\n  *(uint4*)(p + 8) = uint4(); // here\n}"
     fault = fault_of(rig, rig.launch(source, rig.empty(64)), source, "misaligned")
     assert "no multiple of 16" in fault.message
 
 
-def test_memory_of_a_device_that_gave_no_access(rig):
+def test_memory_of_a_device_without_granted_access_is_a_fault(rig):
     p = rig.window.alloc(400, 1, 0b10, 0b10, initialised=True)
     fault = fault_of(rig, rig.launch(COPY, p, rig.empty(400), 100, block=128), COPY, "no_access")
     assert "device 0 was not given access" in fault.message and "of device 1" in fault.message
     assert rig.finish(launch := rig.launch(COPY, p, rig.empty(400), 100, block=128, device=1)) and launch.done
 
 
-def test_memory_that_may_only_be_read(rig):
+def test_a_write_to_read_only_memory_is_a_fault(rig):
     p = rig.window.alloc(400, 1, 0b11, 0b10, initialised=True)
     fault = fault_of(rig, rig.launch(COPY, p, p, 100), COPY, "read_only")
     assert "device 0 may only read" in fault.message and "write of 4 bytes" in fault.message
 
 
-def test_memory_that_nobody_wrote(rig):
+def test_a_read_of_uninitialised_memory_is_a_fault(rig):
     p = rig.array(np.arange(32, dtype=np.int32))
     rig.window.view(p + 4 * 17 + 2 + abi.SHADOW_OFFSET, 1)[:] = abi.SHADOW_ADDRESSABLE
     fault = fault_of(rig, rig.launch(COPY, p, rig.empty(128), 32), COPY, "uninitialised")
     assert (fault.thread, fault.address) == ((17, 0, 0), p + 4 * 17 + 2)
 
 
-def test_what_a_kernel_wrote_is_initialised(rig):
+def test_memory_written_by_a_kernel_is_initialised(rig):
     source = "KERNEL k(int* p) { p[threadIdx.x] = 1; __syncthreads(); p[threadIdx.x] += p[31 - threadIdx.x]; }"
     rig.run(source, rig.empty(128))
 
 
-def test_shared_memory_that_nobody_wrote(rig):
+def test_a_read_of_uninitialised_shared_memory_is_a_fault(rig):
     source = """
     KERNEL k(int* out) {
         __shared__ int s[32];
@@ -120,7 +120,7 @@ def test_shared_memory_that_nobody_wrote(rig):
         assert fault.thread == (5, 0, 0)
 
 
-def test_shared_memory_ends_where_the_block_s_ends(rig):
+def test_an_access_beyond_the_shared_memory_of_a_block_is_a_fault(rig):
     source = """
     KERNEL k(int n) {
         extern __shared__ int s[];
@@ -131,7 +131,7 @@ def test_shared_memory_ends_where_the_block_s_ends(rig):
     assert "outside of the block's 256 bytes of shared memory" in fault.message
 
 
-def test_a_store_to_a_parameter(rig):
+def test_a_store_to_a_parameter_is_a_fault(rig):
     source = """
     KERNEL k(const __grid_constant__ int n) {
         *const_cast<volatile int*>(&n) = 1; // here
@@ -139,7 +139,7 @@ def test_a_store_to_a_parameter(rig):
     fault_of(rig, rig.launch(source, 3), source, "read_only")
 
 
-def test_local_memory_of_another_thread(rig):
+def test_an_access_to_local_memory_of_another_thread_is_a_fault(rig):
     source = """
     KERNEL k(int n, int* out) {
         volatile int a[8];
@@ -150,12 +150,12 @@ def test_local_memory_of_another_thread(rig):
     fault_of(rig, rig.launch(source, 40, rig.empty(128)), source, "foreign_local")
 
 
-def test_a_trap(rig):
+def test_a_trap_is_a_fault(rig):
     source = "KERNEL k() {\n  if (threadIdx.x == 9) __trap(); // here\n}"
     assert fault_of(rig, rig.launch(source), source, "trap").thread == (9, 0, 0)
 
 
-def test_an_assertion(rig):
+def test_a_failed_assertion_is_a_fault(rig):
     source = """
     KERNEL k(int n) {
         if (threadIdx.x >= n)
@@ -165,12 +165,12 @@ def test_an_assertion(rig):
     assert fault.message == "some.cu:33: k: assertion `threadIdx.x < n` failed" and fault.thread == (4, 0, 0)
 
 
-def test_a_warp_operation_without_its_own_lane(rig):
+def test_a_warp_operation_whose_mask_lacks_the_calling_lane_is_a_fault(rig):
     source = "KERNEL k(int* out) {\n out[threadIdx.x] = __ballot_sync(0xfffffffe, 1); // here\n}"
     assert "lacks the calling lane" in fault_of(rig, rig.launch(source, rig.empty(128)), source, "warp_lanes").message
 
 
-def test_lanes_that_wait_for_one_another_at_different_operations(rig):
+def test_lanes_that_wait_at_different_warp_operations_are_a_deadlock(rig):
     source = """
     KERNEL k(int* out) {
         int v;
@@ -181,7 +181,7 @@ def test_lanes_that_wait_for_one_another_at_different_operations(rig):
     fault_of(rig, rig.launch(source, rig.empty(128)), source, "warp_mismatch")
 
 
-def test_a_barrier_with_two_ideas_of_how_many(rig):
+def test_a_barrier_with_different_thread_counts_is_a_fault(rig):
     source = """
     KERNEL k() {
         if (threadIdx.x < 32) asm volatile("bar.sync 1, 64;");
@@ -205,7 +205,7 @@ BARRIER_FAULTS = {
 
 
 @pytest.mark.parametrize("name", BARRIER_FAULTS)
-def test_a_barrier_is_misused(rig, name):
+def test_misuse_of_a_barrier_is_a_fault(rig, name):
     first, second, kind, message = BARRIER_FAULTS[name]
     source = f"""
     KERNEL k(u32 n) {{
@@ -218,7 +218,7 @@ def test_a_barrier_is_misused(rig, name):
     assert launch.fault.file.endswith("test.cu") and launch.fault.line in (3, 4)
 
 
-def test_lanes_of_one_warp_at_different_barriers(rig):
+def test_lanes_of_one_warp_at_different_barriers_are_a_fault(rig):
     source = """
     KERNEL k(int* out) {
         if (threadIdx.x < 16) {
@@ -233,7 +233,7 @@ def test_lanes_of_one_warp_at_different_barriers(rig):
     assert fault.thread == (16, 0, 0) and f"another at line {line_of(source, 'other')}" in fault.message
 
 
-def test_a_plain_load_that_waits_for_ever(rig):
+def test_an_endless_spin_on_a_plain_load_is_a_fault(rig):
     source = """
     KERNEL k(const u32* flag) {
         u32 v;
@@ -266,7 +266,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_loop_without_accesses_that_never_ends(rig, loop):
+def test_an_endless_loop_without_accesses_ends_at_the_limit(rig, loop):
     source = "KERNEL k(u32 a, u32* out) {" + LOOPS[loop] + "    *out = a;\n}"
     launch = rig.launch(source, 1, rig.array(np.ones(8, np.uint32)), block=1)
     assert rig.finish(launch) and launch.fault.kind == "endless"
@@ -277,7 +277,7 @@ def test_a_loop_without_accesses_that_never_ends(rig, loop):
 
 @pytest.mark.parametrize("limit, ends", [(100_000, False), (1_000_000, True)])
 @pytest.mark.parametrize("body", ["a = a & 1 ? a * 3 + i : a ^ i;", "a = a * 3 + in[a & 7];"])
-def test_the_limit_of_loops_is_the_engine_s(body, limit, ends):
+def test_the_limit_of_loop_iterations_is_an_option(body, limit, ends):
     source = "KERNEL k(u32 n, const u32* in, u32* out) {\n u32 a = n;\n for (u32 i = 0; i < n; i++) " + body
     source += "\n *out = a;\n}"
     rig = Rig(loop_limit=limit)
@@ -289,7 +289,7 @@ def test_the_limit_of_loops_is_the_engine_s(body, limit, ends):
     rig.close()
 
 
-def test_the_first_fault_ends_the_launch_and_no_other(rig):
+def test_only_the_first_fault_of_a_launch_is_reported(rig):
     out = rig.empty(400)
     good = rig.array(np.arange(100, dtype=np.int32))
     bad = rig.launch(COPY, 0, out, 100, block=128)
@@ -335,7 +335,7 @@ def lent(rig: Rig, kind: abi.Kind) -> int:
 @pytest.mark.parametrize("smem", [0, 4096])
 @pytest.mark.parametrize("away", [-8, 40 << 10, (1 << 16) + 8], ids=["in_front", "inside", "behind"])
 @pytest.mark.parametrize("kind", [abi.Kind.SHARED, abi.Kind.PARAM])
-def test_a_global_write_out_of_bounds_is_told_of_global_memory(rig, kind, away, smem):
+def test_a_global_write_out_of_bounds_is_reported_for_global_memory(rig, kind, away, smem):
     out = rig.empty(400)
     rig.run(STORE, out, 0, smem=smem)  # from now on the engine has memory for blocks
     at = lent(rig, kind) + away - out
@@ -345,7 +345,7 @@ def test_a_global_write_out_of_bounds_is_told_of_global_memory(rig, kind, away, 
     assert fault.message == f"{expected} (device of device 0)" and fault.address == out + at
 
 
-def test_a_write_through_a_pointer_without_a_state_space_is_told_of_global_memory_too(rig):
+def test_a_generic_write_out_of_bounds_is_reported_for_global_memory(rig):
     out = rig.empty(400)
     table = rig.array(np.array([out], np.uint64))
     rig.run(GENERIC, table, 0, smem=128)
@@ -356,7 +356,7 @@ def test_a_write_through_a_pointer_without_a_state_space_is_told_of_global_memor
     assert near in fault.message and fault.message.endswith(own)
 
 
-def test_a_global_write_to_what_the_engine_has_given_back_is_out_of_bounds(rig):
+def test_a_global_write_to_released_memory_of_the_engine_is_out_of_bounds(rig):
     """More shared memory than the engine keeps between launches."""
     out = rig.empty(400)
     large = rig.launch(STORE, out, 0, smem=200 << 10, grid=400)
@@ -367,7 +367,7 @@ def test_a_global_write_to_what_the_engine_has_given_back_is_out_of_bounds(rig):
 
 
 @pytest.mark.parametrize("n", [48, 1 << 14, 1 << 20])
-def test_a_shared_write_out_of_bounds_is_told_of_the_block_s_own_bytes_however_far_it_is(rig, n):
+def test_a_shared_write_out_of_bounds_is_reported_relative_to_its_block(rig, n):
     source = """
     KERNEL k(int n) {
         __shared__ int fixed[16];
@@ -380,7 +380,7 @@ def test_a_shared_write_out_of_bounds_is_told_of_the_block_s_own_bytes_however_f
     assert fault.message.endswith("outside of the block's 164 bytes of shared memory")
 
 
-def test_where_in_shared_memory_nobody_wrote_is_told_in_the_block_s_own_bytes(rig):
+def test_uninitialised_shared_memory_is_reported_by_its_offset_in_the_block(rig):
     source = """
     KERNEL k(int* out) {
         __shared__ int fixed[32];
@@ -394,7 +394,7 @@ def test_where_in_shared_memory_nobody_wrote_is_told_in_the_block_s_own_bytes(ri
     assert fault.message.endswith("nobody has written there: 148 bytes into the block's 258 bytes of shared memory")
 
 
-def test_a_store_to_a_parameter_is_told_in_the_kernel_s_own_bytes(rig):
+def test_a_store_to_a_parameter_is_reported_by_its_offset_in_the_parameters(rig):
     source = """
     KERNEL k(const __grid_constant__ int n, const __grid_constant__ int m) {
         *const_cast<volatile int*>(&m) = 1; // here

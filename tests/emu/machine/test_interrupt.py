@@ -60,7 +60,7 @@ assert (rig.read(out, np.uint32, 32) == np.arange(32)).all()
 @pytest.mark.parametrize(
     "work, rounds", [("spinning", 1), ("accesses", 4_000_000), ("arithmetic", 40_000_000), ("blocks", 1000)]
 )
-def test_an_interrupt_during(work, rounds):
+def test_an_interrupt_during_long_work_takes_effect_at_once(work, rounds):
     done = _run(PROGRAM, work, ROUNDS=str(rounds))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[1]) < 1.5
@@ -146,7 +146,7 @@ with Machine(devices=1) as machine:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_interrupt_at_any_moment_leaves_the_machine_whole(seed):
+def test_an_interrupt_at_any_moment_leaves_the_machine_consistent(seed):
     done = _run(MOMENTS, str(seed))
     assert done.returncode == 0, done.stderr
 
@@ -207,7 +207,7 @@ with emu.Machine(devices=2) as machine:
 
 
 @pytest.mark.parametrize("kernel", ["waits", "counts", "spins", "walks"])
-def test_an_interrupt_ends_an_endless_kernel_and_says_where_it_was(kernel):
+def test_an_interrupt_ends_an_endless_kernel_and_reports_its_position(kernel):
     done = _run(ENDLESS, kernel, DRVFUSE_EMU_LOOP_LIMIT=str(10**15))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 3
@@ -244,7 +244,7 @@ with Machine(devices=1) as machine:
 """
 
 
-def test_an_interrupt_during_a_host_function_comes_after_it():
+def test_an_interrupt_during_a_host_function_takes_effect_after_it():
     done = _run(HOST_FUNCTION)
     assert done.returncode == 0, done.stderr
 

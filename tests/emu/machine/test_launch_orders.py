@@ -18,7 +18,7 @@ STREAMS, EACH = 3, 3
 
 
 def _log(seed: int, chained: bool = False) -> tuple[int, ...]:
-    """What kernels of several streams noted, in order. `chained`: each stream waits for all of the one before."""
+    """The order in which kernels of several streams ran. With `chained`, each stream waits for the previous one."""
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -58,7 +58,7 @@ def test_events_order_streams_under_every_seed() -> None:
     assert {_log(seed, chained=True) for seed in range(8)} == {expected}
 
 
-def test_a_copy_that_nothing_orders_behind_a_kernel_comes_before_or_after_it() -> None:
+def test_an_unordered_copy_may_run_before_or_after_a_kernel() -> None:
     found = set()
     for seed in range(12):
         with Machine(devices=1, seed=seed) as machine:

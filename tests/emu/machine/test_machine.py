@@ -26,7 +26,7 @@ def no_collector() -> Iterator[None]:
 
 
 def test_many_machines_are_made_and_dropped_without_being_closed(no_collector: None) -> None:
-    """Each reserves a window, and the window of a dropped one is there for the next."""
+    """Each machine reserves a window of addresses, and the window of a dropped machine is reused."""
     for _ in range(60):
         machine = df.emu.Machine(2)
         device = df.device(0, driver=machine)

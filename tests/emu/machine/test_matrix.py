@@ -82,7 +82,7 @@ def test_a_product_of_small_integers_is_exact(rig: Rig, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_an_instruction_under_a_predicate_and_one_in_a_function(rig: Rig, taken: bool) -> None:
+def test_matrix_instructions_work_under_a_predicate_and_in_a_function(rig: Rig, taken: bool) -> None:
     callee = """.func (.param .b32 d) turned(.param .b32 a) { .reg .b32 %x, %y;
 ld.param.b32 %x, [a]; movmatrix.sync.aligned.m8n8.trans.b16 %y, %x; st.param.b32 [d], %y; ret; }
 """
@@ -100,18 +100,18 @@ ld.param.b32 %x, [a]; movmatrix.sync.aligned.m8n8.trans.b16 %y, %x; st.param.b32
 
 # Lanes --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("instruction", [FILL + LOAD, STORE, MOVE, MULTIPLY], ids=["load", "store", "move", "multiply"])
-def test_a_warp_that_the_block_has_half_of_is_a_finding(rig: Rig, instruction: str) -> None:
+def test_a_matrix_instruction_of_a_half_warp_is_reported(rig: Rig, instruction: str) -> None:
     fault = fault_of(rig, instruction, "matrix_lanes", block=16)
     assert fault.thread == (0, 0, 0) and "only lanes 0x0000ffff have come" in fault.message
     assert fault.message.startswith(instruction.splitlines()[-1].split(".")[0])
 
 
-def test_lanes_that_have_exited_are_missed(rig: Rig) -> None:
+def test_a_matrix_instruction_without_exited_lanes_is_reported(rig: Rig) -> None:
     leave = "setp.lt.u32 %p, %lane, 4; @%p ret;\n"
     assert "only lanes 0xfffffff0 have come" in fault_of(rig, leave + MULTIPLY, "matrix_lanes").message
 
 
-def test_lanes_at_different_instructions_are_a_finding(rig: Rig) -> None:
+def test_lanes_at_different_matrix_instructions_are_reported(rig: Rig) -> None:
     other = MOVE.replace(" // here", "")
     apart = f"setp.ge.u32 %p, %lane, 16; @%p bra OTHER;\n{other}bra DONE;\nOTHER:\n{MOVE}DONE:\n"
     fault = fault_of(rig, apart, "warp_mismatch")
@@ -127,7 +127,7 @@ def test_lanes_that_wait_elsewhere_are_a_deadlock_that_names_the_instruction(rig
 
 
 # Rows ---------------------------------------------------------------------------------------------------------------
-def test_a_row_is_an_access_of_the_lane_that_has_its_address(rig: Rig) -> None:
+def test_each_row_is_accessed_by_the_lane_that_has_its_address(rig: Rig) -> None:
     for setup, instruction, kind, lane, words in (
         ("setp.eq.u32 %p, %lane, 5; @%p add.u32 %row, %row, 4;", LOAD, "misaligned", 5, "no multiple of 16"),
         ("setp.eq.u32 %p, %lane, 9; @%p add.u32 %row, %base, 512;", LOAD, "foreign_shared", 9, "read of 16 bytes"),
@@ -137,13 +137,13 @@ def test_a_row_is_an_access_of_the_lane_that_has_its_address(rig: Rig) -> None:
         assert fault.thread == (lane, 0, 0) and words in fault.message
 
 
-def test_a_row_that_nobody_has_written_is_found(rig: Rig) -> None:
+def test_an_uninitialised_row_is_found(rig: Rig) -> None:
     some = "setp.ne.u32 %p, %lane, 17; @%p st.shared.v4.b32 [%row], {%lane, %lane, %lane, %lane};\n"
     fault = fault_of(rig, some + "bar.warp.sync 0xFFFFFFFF;\n" + LOAD, "uninitialised")
     assert fault.thread == (17, 0, 0)
 
 
-def test_addresses_of_lanes_that_have_no_row_do_not_matter(rig: Rig) -> None:
+def test_addresses_of_lanes_without_a_row_are_ignored(rig: Rig) -> None:
     wild = "setp.gt.u32 %p, %lane, 7; @%p mov.b32 %row, 0x7FFFFFFF;\n"
     one = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%row];\n"
     out = rig.empty(512)
@@ -151,7 +151,7 @@ def test_addresses_of_lanes_that_have_no_row_do_not_matter(rig: Rig) -> None:
     assert (rig.read(out, np.uint16, 256).reshape(32, 8)[:, 0] == np.arange(32) // 4 * np.array([1])).all()
 
 
-def test_what_stmatrix_has_written_may_be_read(rig: Rig) -> None:
+def test_memory_written_by_stmatrix_is_initialised(rig: Rig) -> None:
     words = "mov.b32 %r0, %lane; mov.b32 %r1, %lane; mov.b32 %r2, %lane; mov.b32 %r3, %lane;\n"
     back = "bar.warp.sync 0xFFFFFFFF;\nld.shared.v4.b32 {%r0, %r1, %r2, %r3}, [%row];\n"
     out = rig.empty(512)

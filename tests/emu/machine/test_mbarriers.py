@@ -44,7 +44,7 @@ def rig() -> Iterator[Rig]:
 
 
 def told(rig: Rig, program: str, words: int) -> list[int]:
-    """What one thread puts into `out`."""
+    """The contents of `out` after a kernel of one thread."""
     body = f"{TOP}\nKERNEL k(u32* out) {{ __shared__ u64 b[2]; u64 s = 0; u32 d; {program} }}"
     out = rig.array(np.full(words, 77, np.uint32))
     rig.run(body, out, block=1)
@@ -64,7 +64,7 @@ def test_a_phase_completes_with_its_last_arrival_and_the_next_begins(rig: Rig) -
     assert told(rig, program, 14) == [x for phase in phases for x in (phase != 0, phase != 1)]
 
 
-def test_a_state_tells_of_the_phase_in_which_it_was_given(rig: Rig) -> None:
+def test_a_state_token_refers_to_the_phase_in_which_it_was_returned(rig: Rig) -> None:
     give = 'asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(s) : "r"(at(b)) : "memory");'
     ask = 'TEST("test_wait.acquire.cta.shared::cta", d, b, s, "l") out[{}] = d;'
     program = f"INIT(b, 2) {give} {ask.format(0)} ARRIVE(b) {ask.format(1)} {give} {ask.format(2)} ARRIVE_N(b, 1)"
@@ -81,12 +81,12 @@ def test_a_state_tells_of_the_phase_in_which_it_was_given(rig: Rig) -> None:
         "try_wait.parity.acquire.cta.shared::cta",
     ],
 )
-def test_the_forms_of_a_wait(rig: Rig, how: str) -> None:
+def test_every_form_of_a_wait_works(rig: Rig, how: str) -> None:
     ask = f'TEST("{how}", d, b, 0u, "r") out[%d] = d;'
     assert told(rig, f"INIT(b, 1) {ask % 0} ARRIVE(b) {ask % 1}", 2) == [0, 1]
 
 
-def test_a_wait_takes_a_time_limit(rig: Rig) -> None:
+def test_a_wait_may_have_a_time_limit(rig: Rig) -> None:
     ask = 'asm volatile("{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%1], 0, 1000; selp.u32 %0, 1, 0, q; }"'
     ask += ' : "=r"(d) : "r"(at(b)) : "memory"); out[0] = d;'
     assert told(rig, f"INIT(b, 1) {ask}", 1) == [0]
@@ -97,7 +97,7 @@ def test_an_arrival_counts_several_and_an_expectation_keeps_a_phase_open(rig: Ri
     assert told(rig, program, 2) == [0, 0]
 
 
-def test_an_object_can_be_made_anew(rig: Rig) -> None:
+def test_an_mbarrier_can_be_initialised_again(rig: Rig) -> None:
     program = "INIT(b, 1) ARRIVE(b) INVAL(b) INIT(b, 2) " + PARITY.format(0, 0) + "ARRIVE_N(b, 2)" + PARITY.format(0, 1)
     assert told(rig, program, 2) == [0, 1]
 
@@ -132,7 +132,7 @@ KERNEL k(const u64* in) {{
         ("BULK(s, in, 16, b + 1)", "there is no mbarrier"),
     ],
 )
-def test_misuse_is_found_at_its_line(rig: Rig, program: str, reason: str) -> None:
+def test_misuse_of_mbarriers_is_found_at_its_line(rig: Rig, program: str, reason: str) -> None:
     fault = fault_of(rig, program)
     assert fault.kind == "mbarrier" and reason in fault.message
 
@@ -192,7 +192,7 @@ def one(rig: Rig, body: str, source: np.ndarray, nbytes: int) -> EngineLaunch:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("nbytes", [32, 1008])
-def test_what_a_wait_has_seen_complete_is_there(rng: np.random.Generator, seed: int, nbytes: int) -> None:
+def test_after_a_completed_wait_the_copied_bytes_are_there(rng: np.random.Generator, seed: int, nbytes: int) -> None:
     rig = Rig(seed)
     launch = one(rig, ONE, rng.integers(8, 1 << 32, 512, np.uint32), nbytes)
     assert launch.equal  # type: ignore[attr-defined]
@@ -203,12 +203,12 @@ def test_what_a_wait_has_seen_complete_is_there(rng: np.random.Generator, seed: 
     rig.close()
 
 
-def test_without_a_wait_the_bytes_are_not_there(rig: Rig, rng: np.random.Generator) -> None:
+def test_without_a_wait_the_copied_bytes_may_be_missing(rig: Rig, rng: np.random.Generator) -> None:
     body = ONE.replace("AWAIT(&b, 0) // wait", "__syncthreads();")
     assert not one(rig, body, rng.integers(8, 1 << 32, 512, np.uint32), 1008).equal  # type: ignore[attr-defined]
 
 
-def test_a_read_without_a_wait_is_found_and_the_copy_named(rig: Rig) -> None:
+def test_a_read_without_a_wait_is_found_and_its_copy_is_named(rig: Rig) -> None:
     body = ONE.replace("s[i] = 7;", "if (i < 4) s[i] = 7;").replace("AWAIT(&b, 0) // wait", "__syncthreads();")
     launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
     assert rig.finish(launch) and launch.fault is not None
@@ -216,7 +216,7 @@ def test_a_read_without_a_wait_is_found_and_the_copy_named(rig: Rig) -> None:
     assert f"the cp.async.bulk at line {line_of(body, 'many')} is to: no wait for its mbarrier" in launch.fault.message
 
 
-def test_a_refused_copy_takes_no_room(rig: Rig) -> None:
+def test_a_refused_copy_occupies_no_pending_slot(rig: Rig) -> None:
     for _ in range(3):
         assert fault_of(rig, "BULK(s, in, 16, b + 1)").kind == "mbarrier"
     assert not rig.engine.copies[:16].any(), "entries that were ever used"
@@ -239,7 +239,7 @@ def test_a_refused_copy_takes_no_room(rig: Rig) -> None:
         ),
     ],
 )
-def test_a_phase_that_never_completes_is_a_deadlock_that_tells_what_is_pending(
+def test_a_phase_that_never_completes_is_a_deadlock_that_lists_pending_arrivals(
     rig: Rig, call: str, told: str, brief: str
 ) -> None:
     body = ONE.replace("ARRIVE_TX(&b, bytes)", call).replace("AWAIT(&b, 0)", "AWAIT(&b, 0) AWAIT(&b, 1)")
@@ -255,7 +255,7 @@ def test_a_phase_that_never_completes_is_a_deadlock_that_tells_what_is_pending(
     assert {mbarriers.brief("mbarrier.arrive.shared.b64", b.seen) for b in blocked} == {f"pending {brief}"}
 
 
-def test_a_poll_with_naps_tells_what_is_pending_too(rig: Rig) -> None:
+def test_a_deadlock_of_a_poll_with_sleeps_lists_pending_arrivals(rig: Rig) -> None:
     body = f"""{TOP}
 KERNEL k() {{
     __shared__ u64 b;
@@ -270,7 +270,7 @@ KERNEL k() {{
     ]
 
 
-def test_copies_without_an_end_meet_the_limit_of_accesses() -> None:
+def test_endless_copies_end_at_the_limit_of_accesses() -> None:
     rig = Rig(loop_limit=1000)
     assert fault_of(rig, "INIT(b, 1) while (true) BULK(s, in, 16, b)").kind == "endless"
     rig.close()
@@ -330,7 +330,7 @@ def test_a_producer_and_consumers_give_the_bits_of_plain_loads_under_every_seed(
 
 
 def test_a_stage_that_is_filled_too_early_is_found(rng: np.random.Generator) -> None:
-    """As wrong bytes, as too many arrivals in a phase, or as a phase that a consumer has missed for ever."""
+    """The mistake appears as wrong bytes, as too many arrivals in a phase, or as a phase that a consumer missed."""
     body = re.sub(r"if \(i >= STAGES\) AWAIT.*", "", PIPELINE)
     x = rng.integers(0, 1 << 32, 4 * 10 * 256, np.uint32)
     for seed in range(8):
@@ -343,7 +343,7 @@ def test_a_stage_that_is_filled_too_early_is_found(rng: np.random.Generator) -> 
         rig.close()
 
 
-def test_a_copy_ends_although_others_of_its_block_run_on(rng: np.random.Generator) -> None:
+def test_a_copy_completes_while_other_threads_of_its_block_run(rng: np.random.Generator) -> None:
     body = (
         TOP
         + """

@@ -47,7 +47,7 @@ COMBINE = {
 
 
 def _kernel(verb: str, form: str, vector: int, register: str, memory: str, multicast: str) -> str:
-    """Each thread loads and reduces to `memory`, or stores or reduces what is there, an element or a vector."""
+    """Each thread load-reduces an element or a vector into `memory`, or stores or reduces from there."""
     names = [f"x{i}" for i in range(vector)]
     nbytes = int(register[1:]) // 8
     value = f"{{{', '.join(names)}}}" if vector > 1 else names[0]
@@ -94,7 +94,8 @@ def _values(rng: np.random.Generator, element: str, how: str) -> Any:
 
 
 def _expected(parts: list[Any], how: str, precision: Any) -> Any:
-    """The members combined in their order, in a precision (rounding each time), and rounded once more."""
+    """The members combined in order in one precision, with a rounding at each step, and rounded to the result's
+    type."""
     dtype = parts[0].dtype
     with np.errstate(over="ignore"):
         total = parts[0].astype(precision)
@@ -289,7 +290,7 @@ def test_multimem_at_any_other_address_is_a_fault(machine: Machine, cuda: Any, a
     assert "no address of a multicast object" in report.message
 
 
-def test_a_piece_to_which_not_all_devices_have_bound_memory_is_a_fault(machine: Machine, cuda: Any) -> None:
+def test_an_access_to_a_partially_bound_range_is_a_fault(machine: Machine, cuda: Any) -> None:
     made = shared(cuda, 4, 2 * PIECE)
     for device in (1, 3):
         ok(cuda.cuMulticastUnbind(made.handle, device, 0, 2 * PIECE))
@@ -314,7 +315,7 @@ def test_misaligned_uninitialised_and_forbidden_accesses_are_faults() -> None:
     assert "device 1, which are bound to a multicast object" in report.message
 
 
-def test_rights_are_those_of_the_mapping(machine: Machine, cuda: Any) -> None:
+def test_access_rights_are_those_of_the_mapping(machine: Machine, cuda: Any) -> None:
     made = shared(cuda, 2)
     ok(cuda.cuMemSetAccess(made.multicast, PIECE, access(0, 1, flags=type(READ_WRITE)(1)), 2))
     for address in made.own:
@@ -326,7 +327,7 @@ def test_rights_are_those_of_the_mapping(machine: Machine, cuda: Any) -> None:
     _fault(machine, launch(cuda, made, "if (t.rank == 1) MST(weak, t.mc, 1)", threads=1), "read_only")
 
 
-def test_an_unmapped_multicast_address_is_used_after_free(machine: Machine, cuda: Any) -> None:
+def test_an_access_to_an_unmapped_multicast_address_is_a_use_after_free(machine: Machine, cuda: Any) -> None:
     made = shared(cuda, 2)
     ok(cuda.cuMemUnmap(made.multicast, PIECE))
     _fault(machine, launch(cuda, made, "LD(t.rank, weak, t.mc)", threads=1), "use_after_free")
@@ -348,7 +349,7 @@ def test_a_spin_on_a_load_reduce_sees_every_member_change(machine: Machine, cuda
     assert read(cuda, made.own[0] + 16, 1)[0] == 2 and not machine.reports
 
 
-def test_a_spin_that_nobody_ends_is_a_deadlock(machine: Machine, cuda: Any) -> None:
+def test_a_multimem_spin_that_no_store_ends_is_a_deadlock(machine: Machine, cuda: Any) -> None:
     made = shared(cuda, 2)
     for address in made.own:
         write(cuda, address, np.zeros(8, np.uint32))
@@ -361,8 +362,8 @@ def test_a_spin_that_nobody_ends_is_a_deadlock(machine: Machine, cuda: Any) -> N
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_requested_bytes_of_both_stages(ranks: int) -> None:
-    """One stage: each rank reduces everything. Two stages: its part, which it stores to all."""
+def test_requested_bytes_of_both_stages_are_counted(ranks: int) -> None:
+    """In one stage each rank reduces everything; in two stages it reduces its part and stores it to all."""
     loads = (
         'float v[4]; asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];" '
         ': "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(t.mc + 4 * i) : "memory");'
@@ -425,7 +426,7 @@ def test_an_unbind_of_another_range_is_found(machine: Machine, cuda: Any) -> Non
     made.close(cuda)
 
 
-def test_a_reduction_where_a_store_is_meant_shows_in_the_values(machine: Machine, cuda: Any) -> None:
+def test_a_reduction_in_place_of_a_store_gives_wrong_values(machine: Machine, cuda: Any) -> None:
     made = shared(cuda, 2)
     for address in made.own:
         write(cuda, address, np.full(32, 5, np.uint32))

@@ -31,7 +31,7 @@ RANKS, CALLS = 3, 6
 
 
 class Ranks:
-    """Processes with one list in memory that all reach."""
+    """Processes that share a list in memory that all can access."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.lists, self.kernels = machine, [], []
@@ -98,14 +98,14 @@ def outcome(seed: int, pauses: np.ndarray, **order: Path) -> tuple[list[int], in
 
 @pytest.mark.parametrize("seed", [0, 1, 6])
 def test_a_replay_is_the_recorded_run(tmp_path: Path, rng: np.random.Generator, seed: int) -> None:
-    """Whatever time its threads take."""
+    """The replay is the same even if its threads take other times."""
     recorded = outcome(seed, rng.uniform(0, 0.01, (RANKS, CALLS)), record=tmp_path / "record")
     for _ in range(2):
         assert outcome(seed, rng.uniform(0, 0.01, (RANKS, CALLS)), replay=tmp_path / "record") == recorded
 
 
-def test_a_replay_ends_a_spin_when_the_record_did(tmp_path: Path) -> None:
-    """Virtual time that went with the wall's is in the record."""
+def test_a_replay_ends_a_spin_at_the_recorded_time(tmp_path: Path) -> None:
+    """The record includes virtual time that followed wall time."""
     source = """
     extern "C" __global__ void bounded(unsigned long long* ended) {
         unsigned long long begin, now;
@@ -150,7 +150,7 @@ def test_one_process_can_be_recorded_too(tmp_path: Path) -> None:
     assert lines[1] == "0\tcall\t0\t0\tcuInit" and lines[-1] == "0\tend"
 
 
-def test_another_call_than_the_recorded_one_is_an_error_of_every_thread(tmp_path: Path) -> None:
+def test_a_call_that_differs_from_the_record_is_an_error_on_every_thread(tmp_path: Path) -> None:
     def run(machine: Machine, size: str) -> None:
         ok(machine.driver.cuInit(0))
         primary(machine.driver)
@@ -166,7 +166,7 @@ def test_another_call_than_the_recorded_one_is_an_error_of_every_thread(tmp_path
             machine.driver.cuMemAlloc(64)
 
 
-def test_a_call_that_nobody_makes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_call_that_no_thread_makes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "PATIENCE_S", 0.1)
     with Machine(devices=1, record=tmp_path / "record") as machine:
         for name in ("a", "b"):
@@ -177,7 +177,7 @@ def test_a_call_that_nobody_makes_is_an_error(tmp_path: Path, monkeypatch: pytes
             machine.process("b")
 
 
-def test_what_comes_after_the_record_is_free(tmp_path: Path) -> None:
+def test_calls_after_the_end_of_the_record_run_in_any_order(tmp_path: Path) -> None:
     with Machine(devices=1, record=tmp_path / "record") as machine:
         ok(machine.driver.cuInit(0))
     with Machine(devices=1, replay=tmp_path / "record") as machine:

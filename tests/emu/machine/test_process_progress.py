@@ -64,7 +64,7 @@ SECOND = 1_000_000_000
 
 
 class Rank:
-    """A process with a context on a device, and what it calls there."""
+    """A process with a context on a device, and the calls that tests make in it."""
 
     def __init__(self, machine: Machine, name: str, device: int = 0) -> None:
         self.process = machine.process(name)
@@ -131,7 +131,7 @@ def beside(run: Callable[[], Any]) -> Callable[[], Any]:
 # Calls of others come in ---------------------------------------------------------------------------------------------
 
 
-def test_a_wait_ends_when_another_process_has_done_its_part(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+def test_a_wait_ends_at_the_work_of_another_process(machine: Machine, pair: tuple[Rank, Rank]) -> None:
     a, b = pair
     mine, theirs = shared_word(a, b)
     a.launch("wait", mine, 7)
@@ -167,7 +167,7 @@ def test_ranks_wait_for_one_another_many_times(machine: Machine, pair: tuple[Ran
 
 
 def test_a_team_waits_for_another_process(machine: Machine, pair: tuple[Rank, Rank]) -> None:
-    """For longer than the setting `emu_host_wait`, too, as that process may still add its device."""
+    """The wait may exceed the setting `emu_host_wait`, as the other process may still add its device."""
     machine.host_wait = 0.0
     prop = object_prop(2)
     prop.handleTypes = int(DESCRIPTOR)
@@ -185,7 +185,9 @@ def test_a_team_waits_for_another_process(machine: Machine, pair: tuple[Rank, Ra
 # Time ----------------------------------------------------------------------------------------------------------------
 
 
-def test_time_goes_with_the_walls_while_a_process_is_outside(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+def test_virtual_time_follows_wall_time_while_a_process_makes_no_call(
+    machine: Machine, pair: tuple[Rank, Rank]
+) -> None:
     a, _ = pair
     ok(a.cuda.cuCtxSetCurrent(a.context))
     flag, timed_out = a.word(), a.word()
@@ -199,7 +201,7 @@ def test_time_goes_with_the_walls_while_a_process_is_outside(machine: Machine, p
 
 
 @pytest.mark.parametrize("how", ["waits too", "is dead", "never had a context"])
-def test_time_leaps_when_nobody_is_outside(machine: Machine, how: str) -> None:
+def test_virtual_time_jumps_when_every_process_waits(machine: Machine, how: str) -> None:
     a, done = Rank(machine, "a"), None
     if how == "never had a context":
         ok(machine.driver.cuInit(0))  # the machine's own process
@@ -227,7 +229,7 @@ def test_time_leaps_when_nobody_is_outside(machine: Machine, how: str) -> None:
     assert not machine.reports
 
 
-def test_the_machines_own_process_counts_with_a_context(machine: Machine) -> None:
+def test_the_process_of_the_machine_counts_if_it_has_a_context(machine: Machine) -> None:
     a = Rank(machine, "a")
     timed_out = a.word()
     a.launch("bounded", a.word(), SECOND // 4, timed_out)
@@ -238,7 +240,7 @@ def test_the_machines_own_process_counts_with_a_context(machine: Machine) -> Non
     assert 0.25 <= time.monotonic() - begun < 1.25
 
 
-def test_queries_let_time_go_with_the_walls(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+def test_queries_let_virtual_time_follow_wall_time(machine: Machine, pair: tuple[Rank, Rank]) -> None:
     a, _ = pair
     ok(a.cuda.cuCtxSetCurrent(a.context))
     timed_out = a.word()
@@ -253,7 +255,7 @@ def test_queries_let_time_go_with_the_walls(machine: Machine, pair: tuple[Rank, 
 # Deadlock ------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_a_deadlock_while_a_process_is_outside(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+def test_there_is_no_deadlock_while_a_process_may_still_call(machine: Machine, pair: tuple[Rank, Rank]) -> None:
     machine.host_wait = 0.0
     a, b = pair
     mine, theirs = shared_word(a, b)
@@ -284,7 +286,7 @@ def test_ranks_that_all_wait_are_a_deadlock(machine: Machine, pair: tuple[Rank, 
     assert report.process in ("a", "b") and f"kernel wait, process {report.process}" in str(report)
 
 
-def test_a_deadlock_tells_who_wrote_by_another_address(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+def test_a_deadlock_shows_writes_by_another_address(machine: Machine, pair: tuple[Rank, Rank]) -> None:
     a, b = pair
     mine, theirs = shared_word(a, b)
 
@@ -303,7 +305,7 @@ def test_a_deadlock_tells_who_wrote_by_another_address(machine: Machine, pair: t
     assert report.timeline.count("last written by device 1 block 0 thread 0") == 2
 
 
-def test_a_death_may_leave_a_deadlock(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+def test_the_exit_of_a_process_may_leave_a_deadlock(machine: Machine, pair: tuple[Rank, Rank]) -> None:
     a, b = pair
     mine, _ = shared_word(a, b)
     a.launch("wait", mine, 1)
@@ -319,7 +321,7 @@ def test_a_death_may_leave_a_deadlock(machine: Machine, pair: tuple[Rank, Rank])
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_race_between_processes_names_both(ordered: bool) -> None:
+def test_a_race_between_processes_names_both_processes(ordered: bool) -> None:
     with Machine(devices=2, race=True) as machine:
         a, b = Rank(machine, "a"), Rank(machine, "b", 1)
         mine, theirs = shared_word(a, b)
@@ -342,7 +344,7 @@ def test_a_race_between_processes_names_both(ordered: bool) -> None:
 # Host functions ------------------------------------------------------------------------------------------------------
 
 
-def test_host_functions_are_called_where_the_process_is(pair: tuple[Rank, Rank]) -> None:
+def test_host_functions_run_in_their_own_process(pair: tuple[Rank, Rank]) -> None:
     a, b = pair
     calls: list[tuple[str, int, int]] = []
     inner: list[Any] = []

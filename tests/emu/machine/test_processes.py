@@ -62,7 +62,7 @@ def test_each_process_is_initialised_by_its_own_first_call(machine: Machine) -> 
     assert ok(a.driver.cuDeviceGetCount()) == 2
 
 
-def test_a_handle_means_nothing_to_another_process(pair: tuple[Process, Process]) -> None:
+def test_handles_of_another_process_are_invalid(pair: tuple[Process, Process]) -> None:
     a, b = (process.driver for process in pair)
     context, _ = primary(a), primary(b)
     stream, event = ok(a.cuStreamCreate(1)), ok(a.cuEventCreate(0))
@@ -90,7 +90,7 @@ def test_primary_contexts_are_counted_by_each_process(pair: tuple[Process, Proce
     ok(b.cuCtxSynchronize())
 
 
-def test_peer_access_of_one_process_opens_nothing_to_another(pair: tuple[Process, Process]) -> None:
+def test_peer_access_of_one_process_gives_another_none(pair: tuple[Process, Process]) -> None:
     a, b = (process.driver for process in pair)
     contexts = [[ok(cuda.cuDevicePrimaryCtxRetain(d)) for d in range(2)] for cuda in (a, b)]
     for cuda, own in zip((a, b), contexts, strict=True):
@@ -110,7 +110,7 @@ def test_an_illegal_call_invalidates_captures_of_its_own_process_alone(pair: tup
     ok(a.cuStreamEndCapture(stream))
 
 
-def test_failures_are_injected_into_one_process(pair: tuple[Process, Process], machine: Machine) -> None:
+def test_injected_failures_affect_one_process_only(pair: tuple[Process, Process], machine: Machine) -> None:
     a, b = pair
     rule = a.inject("cuMemAlloc", R.CUDA_ERROR_OUT_OF_MEMORY)
     primary(a.driver), primary(b.driver)
@@ -119,7 +119,7 @@ def test_failures_are_injected_into_one_process(pair: tuple[Process, Process], m
     assert code(a.driver.cuMemAlloc(64)) == R.CUDA_ERROR_OUT_OF_MEMORY
 
 
-def test_a_refusal_is_told_to_the_process_that_was_refused(pair: tuple[Process, Process], machine: Machine) -> None:
+def test_a_refusal_is_reported_to_the_refused_process(pair: tuple[Process, Process], machine: Machine) -> None:
     a, b = pair
     primary(a.driver)
     assert code(a.driver.cuMemFree(12345)) == R.CUDA_ERROR_INVALID_VALUE
@@ -167,7 +167,7 @@ def test_processes_share_a_device(pair: tuple[Process, Process], rng: np.random.
 @pytest.mark.parametrize("kind", ["cuMemAlloc", "cuMemAllocAsync", "cuMemHostAlloc", "cuMemMap"])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_kernel_faults_at_an_address_of_another_process(machine: Machine, kind: str, later: bool) -> None:
-    """Also where the address was there before the process."""
+    """This also holds for memory that was allocated before the process was made."""
 
     def allocate() -> int:
         if kind == "cuMemAllocAsync":
@@ -249,7 +249,7 @@ def test_device_memory_is_one_budget_for_all_processes() -> None:
 # The runtime ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_runtime_has_a_gate_for_each_process(machine: Machine) -> None:
+def test_each_process_has_a_driver_gate_of_its_own(machine: Machine) -> None:
     a, b = machine.process("a"), machine.process("b")
     devices = [df.device(0, driver=process) for process in (a, b)]
     assert devices[0].driver is not devices[1].driver and devices[0] is df.device(0, driver=a)
@@ -265,7 +265,7 @@ def test_the_runtime_has_a_gate_for_each_process(machine: Machine) -> None:
 # Death ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_process_that_dies_leaves_nothing(machine: Machine) -> None:
+def test_a_process_that_ends_leaves_nothing(machine: Machine) -> None:
     before = machine.held()
     process = machine.process()
     cuda = process.driver

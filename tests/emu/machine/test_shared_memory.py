@@ -83,7 +83,7 @@ def read(cuda: Any, address: int, like: np.ndarray) -> np.ndarray:
 # Memory of cuMemCreate -----------------------------------------------------------------------------------------------
 
 
-def test_imported_memory_is_the_exporters(pair: tuple[Process, Process], rng: np.random.Generator) -> None:
+def test_imported_memory_is_the_memory_of_the_exporter(pair: tuple[Process, Process], rng: np.random.Generator) -> None:
     a, b = (process.driver for process in pair)
     handle, descriptor = exported(a)
     theirs = imported(b, descriptor)
@@ -152,7 +152,7 @@ def test_memory_lives_until_its_last_holder_goes(machine: Machine, pair: tuple[P
     assert machine.held() == before
 
 
-def test_what_only_a_descriptor_held_makes_room_for_an_allocation() -> None:
+def test_memory_held_only_by_a_descriptor_is_freed_when_it_is_closed() -> None:
     with Machine(devices=1, memory_bytes=2 * PIECE) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
@@ -177,7 +177,7 @@ def test_memory_outlives_the_process_that_made_it(machine: Machine, pair: tuple[
     assert machine.held()["physical"] == machine.held()["device_bytes"] == 0
 
 
-def test_the_properties_of_imported_memory_are_the_exporters(pair: tuple[Process, Process]) -> None:
+def test_imported_memory_has_the_properties_of_the_exported_memory(pair: tuple[Process, Process]) -> None:
     a, b = (process.driver for process in pair)
     handle = imported(b, exported(a)[1])
     prop = ok(b.cuMemGetAllocationPropertiesFromHandle(handle))
@@ -186,7 +186,7 @@ def test_the_properties_of_imported_memory_are_the_exporters(pair: tuple[Process
     assert ok(b.cuPointerGetAttribute(attribute, mapped(b, handle, PIECE, 1))) == int(DESCRIPTOR)
 
 
-def test_a_retained_handle_is_the_processs_own(pair: tuple[Process, Process]) -> None:
+def test_a_retained_handle_belongs_to_its_process(pair: tuple[Process, Process]) -> None:
     a, b = (process.driver for process in pair)
     handle, descriptor = exported(a)
     mapped(a, handle, PIECE, 1)
@@ -195,7 +195,7 @@ def test_a_retained_handle_is_the_processs_own(pair: tuple[Process, Process]) ->
     assert int(again) == int(theirs) != int(handle)
 
 
-def test_other_descriptors_are_refused(pair: tuple[Process, Process], machine: Machine) -> None:
+def test_unrelated_file_descriptors_are_refused(pair: tuple[Process, Process], machine: Machine) -> None:
     cuda = pair[1].driver
     with open("/dev/null") as other:
         for wrong in (other.fileno(), 1 << 20, (1 << 32) - 1):
@@ -226,7 +226,7 @@ def test_other_kinds_of_handles_are_refused_as_without_an_imex_channel(pair: tup
     assert ok(cuda.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0)) == 1
 
 
-def test_a_machine_that_is_closed_keeps_no_descriptor() -> None:
+def test_a_closed_machine_keeps_no_descriptor_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     machine = Machine(devices=1)
     ok(machine.driver.cuInit(0))
@@ -244,7 +244,8 @@ def test_a_machine_that_is_closed_keeps_no_descriptor() -> None:
 def test_a_multicast_object_is_made_by_several_processes(
     machine: Machine, pair: tuple[Process, Process], rng: np.random.Generator
 ) -> None:
-    """Each adds its device, binds memory of its own and maps the object; a store of one reaches the memory of both."""
+    """Each process adds its device, binds its own memory and maps the object; a store of one reaches the memory of
+    both."""
     prop = object_prop(2)
     prop.handleTypes = int(DESCRIPTOR)
     a, b = (process.driver for process in pair)
@@ -276,7 +277,7 @@ def test_a_multicast_object_is_made_by_several_processes(
     assert not any(machine.held().values())
 
 
-def test_an_object_of_another_process_is_out_of_reach(pair: tuple[Process, Process], machine: Machine) -> None:
+def test_a_multicast_object_of_another_process_is_inaccessible(pair: tuple[Process, Process], machine: Machine) -> None:
     a, b = (process.driver for process in pair)
     handle = ok(a.cuMulticastCreate(object_prop(1)))
     ok(a.cuMulticastAddDevice(handle, 0))
@@ -309,8 +310,10 @@ class SharedFile:
 
 
 @pytest.mark.parametrize("offset", [0, 4096, 70_000])
-def test_processes_reach_one_file(pair: tuple[Process, Process], rng: np.random.Generator, offset: int) -> None:
-    """By mappings of their own, at addresses that the driver tells, with bounds to the byte."""
+def test_processes_register_memory_of_one_file(
+    pair: tuple[Process, Process], rng: np.random.Generator, offset: int
+) -> None:
+    """Each process has its own mapping, at an address that the driver returns, with bounds exact to the byte."""
     nbytes, values = 200_000, ints(rng)
     one = SharedFile(2 * nbytes)
     other = SharedFile(2 * nbytes, one.descriptor)
@@ -331,7 +334,7 @@ def test_processes_reach_one_file(pair: tuple[Process, Process], rng: np.random.
     assert run(b, "copy", pointers[1], pointers[1] - 404) == R.CUDA_ERROR_ILLEGAL_ADDRESS
 
 
-def test_a_registration_is_one_processs(pair: tuple[Process, Process], machine: Machine) -> None:
+def test_a_registration_belongs_to_one_process(pair: tuple[Process, Process], machine: Machine) -> None:
     a, b = (process.driver for process in pair)
     memory = SharedFile(8192)
     ok(a.cuMemHostRegister(memory.address, 8192, 2))
@@ -387,10 +390,10 @@ def test_copies_take_either_address_of_registered_memory(
     memory.close()
 
 
-def test_private_memory_is_on_the_device_where_that_is_asked_for(
+def test_private_memory_is_mapped_to_the_device_on_request(
     pair: tuple[Process, Process], rng: np.random.Generator
 ) -> None:
-    """What lies beside it in its pages keeps its bytes, may be registered too, and all of it stays what it was."""
+    """Other data in the same pages keeps its bytes and can be registered too, and the mapping is unchanged."""
     cuda, room = pair[0].driver, ints(rng, 3000 + 1024)
     skipped = (0xE00 - room.ctypes.data) % 4096 // 4  # the second range lies in the last page of the first
     whole = room[skipped : skipped + 3000]
@@ -415,7 +418,7 @@ def test_private_memory_is_on_the_device_where_that_is_asked_for(
     np.testing.assert_array_equal(whole, wanted)
 
 
-def test_memory_that_becomes_larger_in_place_after_it_was_registered_is_still_memory(
+def test_memory_that_grew_in_place_after_a_registration_is_still_accessible(
     pair: tuple[Process, Process],
 ) -> None:
     libc = ctypes.CDLL(None)
@@ -431,7 +434,7 @@ def test_memory_that_becomes_larger_in_place_after_it_was_registered_is_still_me
 
 
 @pytest.mark.parametrize("kind", ["anonymous", "read only", "no descriptor"])
-def test_other_registered_memory_is_not_on_the_device(pair: tuple[Process, Process], kind: str) -> None:
+def test_memory_registered_without_the_flag_is_not_on_the_device(pair: tuple[Process, Process], kind: str) -> None:
     cuda = pair[0].driver
     if kind == "anonymous":
         memory = mmap.mmap(-1, 4096)
@@ -452,8 +455,8 @@ def test_other_registered_memory_is_not_on_the_device(pair: tuple[Process, Proce
     ok(cuda.cuMemHostUnregister(address))
 
 
-def test_memory_behind_the_end_of_its_file_is_not_mapped(pair: tuple[Process, Process]) -> None:
-    """A kernel that used it would end the whole process."""
+def test_memory_beyond_the_end_of_its_file_is_not_mapped(pair: tuple[Process, Process]) -> None:
+    """A kernel that accessed such memory would end the whole process."""
     file = os.memfd_create("short")
     os.ftruncate(file, 8192)
     memory = mmap.mmap(file, 8192)

@@ -11,7 +11,7 @@ from drvfuse.emu.machine.wall_time import WallTime
 
 
 class Wall:
-    """A clock, in seconds, and what was passed on of it."""
+    """A wall clock in seconds, and the times that were passed on from it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
         self.now, self._cost = 100.0, cost
@@ -28,7 +28,7 @@ class Wall:
         time.go()
 
 
-def test_what_went_by_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elapsed_wall_time_is_added_to_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = Wall(monkeypatch, cost=0.0)
     time = WallTime(MachineLock(), wall.pass_time)
     for _ in range(3):
@@ -40,7 +40,7 @@ def test_what_went_by_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [ns for ns, _ in wall.passed][2:] == [125_000_000]
 
 
-def test_the_time_that_passing_it_takes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_spent_on_advancing_the_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = Wall(monkeypatch, cost=0.0625)
     time = WallTime(MachineLock(), wall.pass_time)
     for _ in range(3):
@@ -48,7 +48,7 @@ def test_the_time_that_passing_it_takes_counts(monkeypatch: pytest.MonkeyPatch) 
     assert [ns for ns, _ in wall.passed] == [125_000_000, 187_500_000]
 
 
-def test_a_long_call_of_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wall_time_of_a_long_call_of_another_thread_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = Wall(monkeypatch, cost=0.0)
     time = WallTime(MachineLock(), wall.pass_time)
     wall.go(time, 0.0)
@@ -57,7 +57,7 @@ def test_a_long_call_of_another_thread_does_not_count(monkeypatch: pytest.Monkey
     assert [ns for ns, _ in wall.passed] == [500_000_000, 250_000_000]
 
 
-def test_who_stands_at_the_lock_has_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_waits_for_the_lock_gets_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lock, wall = MachineLock(), Wall(monkeypatch, cost=0.0625)
     time = WallTime(lock, wall.pass_time)
     wall.go(time, 0.0)

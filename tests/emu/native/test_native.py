@@ -27,7 +27,7 @@ KERNEL k(int* out, float scale) {
 
 @pytest.fixture(autouse=True)
 def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each load asks the disk."""
+    """Disable the cache in memory, so that each load goes to the disk."""
     monkeypatch.setattr(loader, "_last", loader._last.__wrapped__)
 
 
@@ -75,7 +75,7 @@ def test_without_a_cache_nothing_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
+def test_a_cache_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
     (tmp_path / "kernels").write_text("in the way")
     with config.override(cache_dir=str(tmp_path), cache=True):
         assert loader.load(ptx(SOURCE)).kernels
@@ -131,8 +131,8 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
     assert "frobnicate" in text.splitlines()[caught.value.line - 1]
 
 
-def test_threads_that_come_first_at_once_share_one_runtime():
-    """In a process of its own, as the runtime is loaded once: two would publish the functions of the later one."""
+def test_threads_that_start_at_once_load_one_runtime():
+    """A separate process is needed, as a process loads the runtime once. Of two runtimes the later one would win."""
     program = """
 import threading, time
 from drvfuse.emu.native import loader

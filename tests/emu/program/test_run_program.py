@@ -61,7 +61,7 @@ def run(tmp_path):
     return start
 
 
-def test_a_clean_program_runs_as_python_would_run_it(run):
+def test_a_program_without_findings_runs_as_under_python(run):
     text = """
 import sys
 from pathlib import Path
@@ -84,8 +84,8 @@ sys.exit(7)
     assert (done.stdout, done.stderr, done.returncode) == ("[0 1 2 3] ['-x', '--seed'] 3\n", "", 7)
 
 
-def test_what_is_found_is_printed_and_reported_and_the_status_is_1(run, tmp_path):
-    """The kernel is never waited for: what is queued when the program ends runs, too."""
+def test_findings_are_printed_and_written_to_the_report_and_the_status_is_1(run, tmp_path):
+    """The program does not wait for the kernel: work that is queued when it ends still runs."""
     done = run("import kernels; kernels.put(5)", "--race=strict", "--report", "found.json", DRVFUSE_EMU_SEED="4")
     assert done.returncode == 1 and "1 finding (1 out_of_bounds)" in done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
@@ -119,7 +119,7 @@ else:
     assert found["reports"][0]["pid"] != found["pid"] and f"process {found['reports'][0]['pid']}:" in done.stderr
 
 
-def test_processes_share_the_machine_where_that_is_asked_for(run, tmp_path):
+def test_processes_share_one_machine_on_request(run, tmp_path):
     text = """
 import multiprocessing
 from cuda.bindings import runtime
@@ -175,7 +175,7 @@ raise ValueError(runtime.cudaDeviceSynchronize()[0].name)
     assert done.returncode == 1
 
 
-def test_after_an_error_libraries_that_call_the_real_driver_are_named(run, tmp_path):
+def test_an_error_names_loaded_libraries_that_call_the_real_driver(run, tmp_path):
     (tmp_path / "cupy.py").write_text("")
     done = run("import cupy\nraise OSError('no libcuda.so.1')")
     assert done.stderr.splitlines()[-1] == (
@@ -199,7 +199,7 @@ threading.Thread(target=work).start()
     assert (done.stdout, done.stderr, done.returncode) == ("CUDA_SUCCESS ['--race', 'x']\n", "", 0)
 
 
-def test_the_package_of_a_module_is_imported_behind_the_switch(run, tmp_path):
+def test_the_package_of_a_module_is_imported_after_the_switch(run, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("from cuda.bindings.driver import cuInit")
     (tmp_path / "package/tool.py").write_text("from . import cuInit; print(cuInit(0)[0].name)")
@@ -240,7 +240,7 @@ def test_the_package_of_a_module_is_imported_behind_the_switch(run, tmp_path):
         (["--arch", "sm_10", __file__], "arch is 'sm_10'; it must be one of"),
     ],
 )
-def test_what_cannot_be_run_is_said_before_anything_runs(command, message, capsys, monkeypatch):
+def test_a_program_that_cannot_be_run_is_an_error_before_anything_runs(command, message, capsys, monkeypatch):
     from drvfuse.__main__ import main
     from drvfuse.emu.machine import machine
 
@@ -272,6 +272,6 @@ def test_a_process_that_has_used_the_real_driver_is_refused(monkeypatch):
         runner._refuse_used_driver()
 
 
-def test_options_of_a_machine_that_is_there_already_are_refused(run):
+def test_options_for_an_existing_machine_are_refused(run):
     done = run("", "--seed", "3", DRVFUSE_EMU_MACHINE="unix:@no-such-machine")
     assert done.returncode == 2 and "--seed is given; it must be left out, as DRVFUSE_EMU_MACHINE" in done.stderr

@@ -58,7 +58,7 @@ def test_a_program_that_asks_for_a_cubin_runs_on_the_machine(machine, rng):
     assert (y == x + np.float32(1.5)).all()
 
 
-def test_a_cubin_is_ptx_with_lines_while_switched_and_a_cubin_after(machine):
+def test_while_switched_nvrtc_returns_ptx_in_place_of_a_cubin(machine):
     with switched(machine):
         image = compiled([b"-arch=sm_90"])
         assert b".target sm_90" in image and b".loc" in image
@@ -68,8 +68,8 @@ def test_a_cubin_is_ptx_with_lines_while_switched_and_a_cubin_after(machine):
 
 
 @pytest.mark.parametrize("real", [True, False])
-def test_the_second_nvrtc_module_gives_ptx_too(real):
-    """Of the newest bindings; a stand-in has its functions."""
+def test_both_nvrtc_modules_return_ptx_while_switched(real):
+    """The newest bindings have this module; a stand-in provides its functions."""
     module, options = ModuleType("cuda.bindings._v2.nvrtc"), []
     module.compile_program = lambda prog, given=None: options.append(given)
     module.get_cubin_size, module.get_cubin = lambda prog: 9 if real else 0, lambda prog: b"cubin" if real else b""
@@ -81,7 +81,7 @@ def test_the_second_nvrtc_module_gives_ptx_too(real):
     assert (new["get_cubin_size"](1), new["get_cubin"](1)) == ((3, b"ptx") if real else (0, b""))
 
 
-def test_types_stay_and_functions_come_back(machine):
+def test_types_stay_the_same_and_functions_are_restored(machine):
     before = {name: getattr(driver, name) for name in ("cuInit", "cuMemAlloc", "CUresult", "CUdeviceptr")}
     with switched(machine):
         assert driver.CUresult is before["CUresult"] and driver.CUdeviceptr is before["CUdeviceptr"]
@@ -98,7 +98,7 @@ def test_the_old_module_names_are_switched_too(machine, monkeypatch):
     assert old.cuInit is driver.cuInit
 
 
-def test_the_functions_come_back_after_an_exception(machine):
+def test_functions_are_restored_after_an_exception(machine):
     before = driver.cuInit
     with pytest.raises(KeyError), switched(machine):
         raise KeyError
@@ -113,7 +113,7 @@ def test_a_second_switch_is_refused_and_leaves_the_first(machine):
         assert ok(driver.cuDeviceGetCount()) == 2
 
 
-def test_a_module_that_holds_a_function_of_the_real_driver_is_named(machine, monkeypatch):
+def test_the_error_names_a_module_that_imported_functions_of_the_real_driver(machine, monkeypatch):
     other = ModuleType("some_program")
     other.alloc = before = driver.cuMemAlloc
     monkeypatch.setitem(sys.modules, "some_program", other)
@@ -125,7 +125,7 @@ def test_a_module_that_holds_a_function_of_the_real_driver_is_named(machine, mon
     assert driver.cuMemAlloc is before
 
 
-def test_what_is_no_machine_or_closed_is_refused():
+def test_an_object_that_is_no_machine_and_a_closed_one_are_refused():
     with pytest.raises(ArgumentError, match="machine"), switched("emu"):
         pass
     closed = emu.Machine(devices=1)
@@ -134,7 +134,7 @@ def test_what_is_no_machine_or_closed_is_refused():
         pass
 
 
-def test_the_default_machine_is_as_the_settings_say(monkeypatch):
+def test_the_default_machine_has_the_options_of_the_settings(monkeypatch):
     import drvfuse.emu.machine.machine as module
 
     monkeypatch.setattr(module, "_default", None)
@@ -147,7 +147,7 @@ def test_the_default_machine_is_as_the_settings_say(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value"), [("DEVICES", "9"), ("SEED", "-1"), ("RACE", "loose"), ("ARCH", "sm_10")])
-def test_a_setting_of_the_default_machine_that_it_cannot_have_is_named(monkeypatch, name, value):
+def test_an_impossible_setting_of_the_default_machine_is_named(monkeypatch, name, value):
     import drvfuse.emu.machine.machine as module
 
     monkeypatch.setattr(module, "_default", None)

@@ -38,18 +38,18 @@ def served() -> Iterator[emu.Server]:
 
 
 @pytest.mark.parametrize("text", ["", "unix:", "unix:name", "tcp:1.2.3.4:5", "unix:@" + "x" * 200])
-def test_an_address_that_is_none_is_refused(text):
+def test_a_malformed_address_is_refused(text):
     with pytest.raises(ArgumentError, match=r"unix:@NAME.* or .*unix:/PATH"):
         emu.AttachedMachine(text)
 
 
-def test_nobody_listens(tmp_path):
+def test_an_address_without_a_server_is_an_error(tmp_path):
     for text in (f"unix:{tmp_path}/socket", "unix:@drvfuse-nobody"):
         with pytest.raises(DriverUnavailable, match=f"no emulated machine is served at {text}"):
             emu.AttachedMachine(text)
 
 
-def test_the_setting_is_named_where_it_is_wrong(monkeypatch):
+def test_an_error_in_the_setting_names_the_setting(monkeypatch):
     monkeypatch.setenv("DRVFUSE_EMU_MACHINE", "nonsense")
     monkeypatch.setattr("drvfuse.emu.machine.machine._default", None)
     with pytest.raises(ArgumentError, match="DRVFUSE_EMU_MACHINE"):
@@ -109,13 +109,13 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
         closing.set()
 
 
-def test_addresses_that_are_taken_are_named(served):
-    """Those of the machine itself are, in the process that holds it."""
+def test_an_occupied_address_is_named_in_the_error(served):
+    """The records of the machine itself are refused only in the process that holds it."""
     with pytest.raises(DriverUnavailable, match=f"needs the addresses 0x{served.machine.window.base:x} to"):
         emu.AttachedMachine(served.address)
 
 
-def test_strangers_do_no_harm(served):
+def test_connections_that_send_garbage_do_no_harm(served):
     for sent in (b"", b"\0" * 12, b"x" * 100, (5).to_bytes(8, "little") + b"\0\xff\0\0" + b"hello"):
         with socket.socket(socket.AF_UNIX) as made:
             made.connect(addresses.parse(served.address, "address"))
@@ -126,14 +126,14 @@ def test_strangers_do_no_harm(served):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", 5])
-def test_a_client_with_a_name_that_is_none_is_not_served(served, name):
+def test_a_client_with_an_invalid_name_is_refused(served, name):
     with addresses.connect(served.address, "address") as made:
         channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life", name=name)))
         made.settimeout(10)
         assert made.recv(100) == b""
 
 
-def test_clients_are_served_when_there_were_too_many_open_files(served, monkeypatch):
+def test_clients_are_served_after_the_server_ran_out_of_files(served, monkeypatch):
     listening = served._listening
     refused = iter([OSError(errno.EMFILE, "too many open files")])
 
@@ -152,8 +152,8 @@ def test_clients_are_served_when_there_were_too_many_open_files(served, monkeypa
     assert not list(refused)
 
 
-def test_ctrl_c_twice_does_not_end_a_client(served):
-    """The two messages may come as one piece."""
+def test_a_second_ctrl_c_does_not_kill_a_client(served):
+    """The server may receive the two messages together."""
     with addresses.connect(served.address, "address") as made:
         channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
         channel.receive(made)
@@ -165,8 +165,8 @@ def test_ctrl_c_twice_does_not_end_a_client(served):
         assert len(served.sessions) == 1
 
 
-def test_an_interrupt_that_comes_late_or_early_has_the_call_that_it_is_for():
-    """It comes by another connection than the call, so either may be first."""
+def test_an_early_or_late_interrupt_affects_only_its_own_call():
+    """The interrupt and the call arrive by different connections, so either may be first."""
     line = Line(1, SimpleNamespace(), SimpleNamespace())
     line._thread = threading.get_ident()
     for interrupted, expected in ((1, False), (4, True)):
@@ -188,14 +188,14 @@ def test_a_served_address_and_machine_are_checked(served, tmp_path):
         emu.Server(machine)
 
 
-def test_a_socket_with_a_file_leaves_none(tmp_path):
+def test_a_unix_socket_file_is_removed(tmp_path):
     path = tmp_path / "socket"
     with emu.Machine(devices=1, served=True) as machine, emu.Server(machine, f"unix:{path}"):
         assert path.is_socket() and path.stat().st_mode & 0o777 == 0o600
     assert not path.exists()
 
 
-def test_a_machine_that_was_closed_takes_nobody(served):
+def test_a_closed_machine_accepts_no_client(served):
     served.machine.close()
     with pytest.raises(DriverUnavailable, match="was closed"):
         emu.AttachedMachine(served.address)
@@ -211,7 +211,7 @@ if "fault" in sys.argv:
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 0), (["fault"], 1)])
-def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, words: list[str], status: int) -> None:
+def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path, words: list[str], status: int) -> None:
     command = [sys.executable, "-m", "drvfuse", "emu", "serve", "--devices", "2", "--seed", "3", "--race"]
     command += ["--record", str(tmp_path / "record"), "--address", f"unix:{tmp_path}/socket"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:

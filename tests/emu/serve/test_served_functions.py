@@ -177,6 +177,6 @@ def pass_memory(rank: int, size: int) -> list[int]:
     return found
 
 
-def test_clients_open_memory_and_events_of_each_other(pool):
+def test_clients_can_open_memory_and_events_of_each_other(pool):
     assert pool.run(2, pass_memory, machine={"race": True}) == [[9, 3], [3, 3, 4, 4]]
     assert not pool.machine.reports

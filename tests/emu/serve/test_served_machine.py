@@ -82,7 +82,7 @@ def run_a_group(rank: int, size: int, seed: int) -> bool:
         return all((y.numpy() == host[0] + host[1]).all() for y in df.allreduce(group, xs))
 
 
-def test_each_process_runs_a_group_of_its_own(pool):
+def test_each_client_process_runs_its_own_group(pool):
     assert pool.run(2, run_a_group, 7, machine={"race": True}) == [True, True]
     assert not pool.machine.reports
     assert pool.machine.held()["device_bytes"] == 0
@@ -100,14 +100,14 @@ def read_far_behind(rank: int, size: int) -> tuple[str, int]:
     return str(caught.value), len(machine.reports)
 
 
-def test_a_client_is_told_what_the_machine_found(pool):
+def test_a_client_receives_the_findings_of_the_machine(pool):
     ((text, reports),) = pool.run(1, read_far_behind)
     assert "4 bytes" in text and "behind the end of" in text and reports == 1
     assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
 
 
 def race_for_a_word(rank: int, size: int) -> int:
-    """Who comes first depends on the processes, but for a run that repeats another one."""
+    """The order of the processes varies from run to run, except in a replay."""
     cuda, peer = attached(), meet(rank)
     word = ok(cuda.cuMemAlloc(4))
     ok(cuda.cuMemsetD32(word, 0, 1))
@@ -222,7 +222,7 @@ def share_memory(rank: int, size: int) -> bool:
     return True
 
 
-def test_memory_passes_from_process_to_process_by_descriptors(pool):
+def test_memory_is_shared_between_processes_by_descriptors(pool):
     assert pool.run(2, share_memory) == [True, True]
     assert not pool.machine.reports
     assert pool.machine.held() == dict.fromkeys(pool.machine.held(), 0)
@@ -246,7 +246,7 @@ def use_a_foreign_pointer(rank: int, size: int) -> Any:
     return int(copied), int(found)
 
 
-def test_a_pointer_of_another_process_is_none(pool):
+def test_a_pointer_of_another_process_is_invalid(pool):
     expected = int(R.CUDA_ERROR_INVALID_VALUE), int(R.CUDA_ERROR_ILLEGAL_ADDRESS)
     assert pool.run(2, use_a_foreign_pointer) == [0, expected]
 
@@ -276,7 +276,7 @@ def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
 
 
 def run_a_graph(rank: int, size: int) -> Any:
-    """Pageable memory on both ends, a host function, memory of the graph; captured, and of nodes."""
+    """Captured graphs and graphs of nodes have pageable memory at both ends, a host function and memory nodes."""
     g = Graphs(attached())
     cuda, rng = g.cuda, np.random.default_rng(rank)
     source, result = np.zeros(WORDS, np.uint32), np.zeros((2, WORDS), np.uint32)
@@ -364,14 +364,15 @@ def call_the_machine_meanwhile(rank: int, size: int) -> Any:
     return asked, int(ok(cuda.cuCtxGetDevice()))
 
 
-def test_a_callback_keeps_nobody_from_the_machine(pool):
+def test_a_callback_does_not_block_other_clients(pool):
     first, second = pool.run(2, call_the_machine_meanwhile)
     assert first == ([b"."], 0)
     assert second
 
 
 def copy_in_a_signal_handler(rank: int, size: int) -> Any:
-    """A signal comes while a call waits; its handler calls the driver. While rank 1 is outside, no wait is hopeless."""
+    """A signal arrives while a call waits, and its handler calls the driver. Rank 1 makes no call meanwhile, so the
+    wait is not a deadlock."""
     cuda, peer = attached(), meet(rank)
     if rank == 1:
         return peer.recv(1) == b"."
@@ -397,7 +398,7 @@ def copy_in_a_signal_handler(rank: int, size: int) -> Any:
     return inner, bool((back == data).all())
 
 
-def test_a_call_within_a_call_does_not_take_its_answer(pool):
+def test_a_nested_call_does_not_receive_the_answer_of_the_outer_one(pool):
     assert pool.run(2, copy_in_a_signal_handler) == [([8], True), True]
 
 
@@ -418,7 +419,7 @@ def reset_with_registered_memory(rank: int, size: int) -> bool:
     return bool((back == np.arange(1024)).all())
 
 
-def test_registered_memory_whose_context_went_is_pageable_again(pool):
+def test_registered_memory_is_pageable_after_its_context_is_destroyed(pool):
     assert pool.run(1, reset_with_registered_memory) == [True]
 
 
@@ -463,7 +464,7 @@ def spin(rank: int, size: int) -> Any:
     return int(words(word, 1)[0]), run_a_group(1, 2, 3)
 
 
-def test_a_process_that_is_killed_within_a_call_leaves_nothing(pool):
+def test_a_process_killed_during_a_call_leaves_nothing(pool):
     with pool.job(2, spin) as job:
         assert job.outcomes() == [(7, True), Died(-signal.SIGKILL)]
     deadline = time.monotonic() + 5
@@ -482,7 +483,7 @@ def fork_after_attaching(rank: int, size: int) -> Any:
     return status, int(cuda.cuCtxSynchronize()[0])
 
 
-def test_a_forked_child_has_no_machine_and_does_not_take_the_parents(pool):
+def test_a_forked_child_has_no_machine_and_leaves_that_of_its_parent(pool):
     assert pool.run(1, fork_after_attaching) == [(int(R.CUDA_ERROR_NOT_INITIALIZED), 0)]
 
 
@@ -509,7 +510,7 @@ def interrupt(rank: int, size: int) -> Any:
     return int(cuda.cuCtxSynchronize()[0])
 
 
-def test_ctrl_c_ends_a_wait_and_what_its_process_runs(pool):
+def test_ctrl_c_ends_a_wait_and_the_kernels_of_its_process(pool):
     assert pool.run(2, interrupt) == [0, int(R.CUDA_ERROR_LAUNCH_TIMEOUT)]
     assert [report.kind for report in pool.machine.reports] == ["interrupted"]
 
@@ -528,7 +529,7 @@ def outlive_the_machine(rank: int, size: int, name: str) -> Any:
     return int(device.driver.machine.driver.cuCtxSynchronize()[0])
 
 
-def test_a_machine_that_ends_is_noticed(pool):
+def test_clients_notice_the_end_of_the_machine(pool):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("")
         listening.listen()
@@ -546,7 +547,7 @@ def fail_in_rank_one(rank: int, size: int) -> int:
     return rank
 
 
-def test_the_pool_says_which_rank_failed(pool):
+def test_the_process_pool_names_the_rank_that_failed(pool):
     with pytest.raises(RankFailed, match=r"ranks \[1\] of 2 failed; rank 1: ValueError: as planned") as caught:
         pool.run(2, fail_in_rank_one)
     assert caught.value.outcomes[0] == 0

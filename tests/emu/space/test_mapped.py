@@ -19,7 +19,7 @@ FAR = 2**47 - PAGE  # at the end of what a process may map, and not mapped
 
 @pytest.fixture(params=["by the kernel", "by the list"])
 def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The address of two pages, of which the second cannot be accessed; behind the other one nothing is known."""
+    """The address of two pages, of which only the first is accessible."""
     if request.param == "by the list":  # as where the kernel cannot tell, or forbids to be asked
         monkeypatch.setattr(mapped, "_libc", Old())
     memory = mmap.mmap(-1, 2 * PAGE)
@@ -59,14 +59,14 @@ def test_constant_memory_is_read_and_not_written(pages: int) -> None:
     assert mapped.readable(address, PAGE) and not mapped.writable(address, 1)
 
 
-def test_code_is_what_may_be_executed(pages: int) -> None:
+def test_an_address_is_code_if_it_is_executable(pages: int) -> None:
     function = ctypes.CFUNCTYPE(None)(lambda: None)
     code = ctypes.cast(function, ctypes.c_void_p).value
     assert code is not None and mapped.executable(code)
     assert not any(mapped.executable(address) for address in (pages, pages + PAGE, 0, 7, FAR, 2**64 - 1))
 
 
-def test_bytes_are_gathered_or_there_are_none(pages: int, rng: np.random.Generator) -> None:
+def test_ranges_are_read_completely_or_not_at_all(pages: int, rng: np.random.Generator) -> None:
     values = rng.integers(0, 256, PAGE, np.uint8)
     ctypes.memmove(pages, values.ctypes.data, PAGE)
     content = values.tobytes()
@@ -80,7 +80,7 @@ def test_bytes_are_gathered_or_there_are_none(pages: int, rng: np.random.Generat
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 3000])
 def test_a_string_is_read_to_its_end_and_no_further(pages: int, length: int) -> None:
-    """It ends with the page, behind which nothing can be read."""
+    """The string ends at the end of its page, and the next page cannot be read."""
     at = pages + PAGE - length - 1
     ctypes.memmove(at, b"x" * length + b"\0", length + 1)
     assert mapped.string(at) == b"x" * length

@@ -45,7 +45,7 @@ def test_memory_of_whole_granules_needs_no_shadow_to_be_addressable(window):
     assert shadow(window, address + 3 * GRANULE, 6) == [1] * 5 + [0]
 
 
-def test_neighbours_are_apart(window):
+def test_neighbouring_allocations_do_not_overlap(window):
     a, b = window.alloc(100, 0, 1, 1), window.alloc(100, 0, 1, 1)
     assert b - a >= 2 * GRANULE
     assert window.access(a + GRANULE) == (0, 0)
@@ -66,7 +66,7 @@ def test_freed_memory_is_inaccessible_and_named(window):
         window.free(address)
 
 
-def test_addresses_are_reused_when_the_window_is_used_up(window):
+def test_addresses_are_reused_when_the_window_is_full(window):
     for _ in range(100):
         address = window.alloc(100 << 20, 0, 1, 1)
         window.view(address, 4)[:] = 9
@@ -77,12 +77,12 @@ def test_addresses_are_reused_when_the_window_is_used_up(window):
     assert window.uninitialised(address, 4) == address
 
 
-def test_a_full_window_says_so(window):
+def test_a_full_window_is_an_error(window):
     with pytest.raises(WindowError, match="no room for"):
         window.alloc(2 << 30, 0, 1, 1)
 
 
-def test_nearest_allocation(window):
+def test_the_nearest_allocation_of_an_address_is_found(window):
     address = window.alloc(1000, 3, 1, 1)
     assert (
         window.index.nearest(address + 1008)
@@ -129,7 +129,7 @@ def test_physical_memory_lives_until_unmapped_and_released(window):
     window.mappings.free_reservation(base, 2 * GRANULE)
 
 
-def test_mapping_mistakes_are_refused(window):
+def test_wrong_mappings_are_refused(window):
     physical = window.mappings.physical.create(2 * GRANULE, 0)
     base = window.mappings.reserve(4 * GRANULE)
     window.mappings.map(base, 2 * GRANULE, physical)
@@ -146,7 +146,7 @@ def test_mapping_mistakes_are_refused(window):
         window.mappings.unmap(base, GRANULE)
 
 
-def test_copy_carries_what_is_initialised(window):
+def test_a_copy_keeps_which_bytes_are_initialised(window):
     a, b = window.alloc(64, 0, 1, 1), window.alloc(64, 0, 1, 1)
     window.view(a, 64)[:] = np.arange(64)
     window.mark_initialised(a + 8, 8)
@@ -167,7 +167,7 @@ def test_pinned_memory_counts_as_initialised(window):
     assert window.access(address) == (0xFF, 0xFF)
 
 
-def test_windows_lie_side_by_side():
+def test_several_windows_do_not_overlap():
     first, second = Window(1), Window(1)
     assert first.base != second.base
     second.close()
@@ -178,7 +178,7 @@ def test_windows_lie_side_by_side():
     third.close()
 
 
-def test_a_window_that_is_dropped_goes_with_its_last_view():
+def test_a_dropped_window_is_unmapped_with_its_last_view():
     window = Window(1)
     view, release = window.view(window.alloc(8, 0, 1, 1), 8), window._release
     del window
@@ -188,7 +188,7 @@ def test_a_window_that_is_dropped_goes_with_its_last_view():
     assert not release.alive
 
 
-def test_too_many_windows_say_so():
+def test_too_many_windows_are_an_error():
     windows = []
     with pytest.raises(WindowError, match="close some machines"):
         for _ in range(17):
@@ -197,7 +197,7 @@ def test_too_many_windows_say_so():
         window.close()
 
 
-def test_a_window_too_large_for_the_process_shrinks_and_says_so():
+def test_a_window_too_large_for_the_process_is_made_smaller_with_a_warning():
     program = """
 import logging, sys
 logging.basicConfig(stream=sys.stdout)
@@ -219,7 +219,7 @@ print(w.nbytes >> 20)
     assert lines[-1] == "2048"
 
 
-def test_the_default_window_fits_without_a_word(caplog):
+def test_the_default_window_fits_without_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "drvfuse"):
         Window().close()
     assert not caplog.records

@@ -51,13 +51,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text.split(" ")[0] for text, _ in REFUSED])
-def test_a_kernel_that_is_refused_says_which_operands(text: str, words: str) -> None:
+def test_a_refused_kernel_names_the_operands(text: str, words: str) -> None:
     refused = translate(FRAME.format(text)).kernels["k"].refused
     assert refused is not None and words in refused[0]
 
 
 @pytest.mark.parametrize(("text", "words"), WRONG, ids=[text.split(" ")[0] for text, _ in WRONG])
-def test_a_refusal_names_what_is_not_there(text: str, words: str) -> None:
+def test_a_refusal_names_the_unsupported_form(text: str, words: str) -> None:
     with pytest.raises(PtxError) as refused:
         translate(FRAME.format(text))
     assert words in str(refused.value)
@@ -68,6 +68,6 @@ def test_only_a_module_with_a_matrix_instruction_needs_the_library() -> None:
     assert translate(FRAME.format("movmatrix.sync.aligned.m8n8.trans.b16 %r0, %r1;")).libraries == ("matrix",)
 
 
-def test_a_module_has_the_table_of_a_shape_once() -> None:
+def test_a_module_has_one_table_per_matrix_shape() -> None:
     one = f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {FLOATS}, {FOUR}, {{%r4, %r5}}, {FLOATS};"
     assert translate(FRAME.format(3 * one)).ir.count("private constant") == 1

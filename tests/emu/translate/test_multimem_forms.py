@@ -23,7 +23,7 @@ FP8 = ("e4m3", "e5m2")
 
 
 def taken(verb: str, how: str, precision: str, vector: str, type_: str, arch: str) -> bool:
-    """What the assembler says."""
+    """The messages of ptxas for a form."""
     base, pack = (type_[:-2], type_[-2:]) if type_[-2:] in ("x2", "x4") else (type_, "")
     least = "add", "min", "max"
     if type_[0] in "bus" and base != "bf16":
@@ -84,7 +84,7 @@ def test_the_forms_are_those_of_the_assembler(arch: str) -> None:
     ("verb", "orders"),
     [("ld_reduce.add", ("relaxed", "acquire")), ("st", ("relaxed", "release")), ("red.add", ("relaxed", "release"))],
 )
-def test_orders_and_scopes(verb: str, orders: tuple[str, ...], scope: str) -> None:
+def test_every_order_and_scope_is_translated(verb: str, orders: tuple[str, ...], scope: str) -> None:
     name, _, how = verb.partition(".")
     for order in orders:
         for space in ("", ".global"):
@@ -107,7 +107,7 @@ def test_orders_and_scopes(verb: str, orders: tuple[str, ...], scope: str) -> No
         ("st", ".v2.u32", "needs no vector"),
     ],
 )
-def test_forms_that_are_not_there_are_refused_with_the_reason(verb: str, parts: str, why: str) -> None:
+def test_forms_that_do_not_exist_are_refused_with_the_reason(verb: str, parts: str, why: str) -> None:
     vector = "v2" if ".v2" in parts else ""
     with pytest.raises(PtxError, match=why):
         translate(module(verb, parts, vector, "f32" if parts.endswith("f32") else "u32", "sm_90a"))

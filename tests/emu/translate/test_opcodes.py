@@ -134,7 +134,7 @@ FMA: Callable = lambda a, b, c: a * b + c  # noqa: E731
 
 
 def samples(kind: str, seed: int, count: int = COUNT) -> np.ndarray:
-    """Bits: edge values first in a position that depends on the seed, then random patterns and ordinary numbers."""
+    """Operands as bits: edge values, random patterns and ordinary numbers; the seed decides where edge values begin."""
     rng = np.random.default_rng(seed)
     if kind in FORMATS:
         width, eb, mb = FORMATS[kind]

@@ -112,7 +112,7 @@ ATOMICS = {
 
 @pytest.mark.parametrize("space", [".global", ""])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_adding_floats_in_global_memory_flushes_subnormals_as_a_gpu_does(space, sign):
+def test_atomic_float_additions_in_global_memory_flush_subnormals(space, sign):
     p = program(
         f"ld.global.f32 %f1, [%d1]; atom{space}.add.f32 %f0, [%d0], %f1; st.global.f32 [%d0+4], %f0;"
         f"ld.global.f32 %f1, [%d1+4]; atom{space}.add.f32 %f0, [%d0+8], %f1;"
@@ -167,7 +167,7 @@ ld.global.b32 %r1, [%d1+8]; red.relaxed.sys.global.add.noftz.bf16x2 [%d0+8], %r1
     assert out[8:].view(ml_dtypes.bfloat16).astype("f4").tolist() == [4.0, 4.0]
 
 
-def test_a_strong_load_yields_first_and_tells_what_it_saw():
+def test_a_strong_load_yields_before_it_reads():
     p = program("ld.acquire.sys.global.u32 %r1, [%d1+4]; st.global.u32 [%d0], %r1;")
     out, a = np.zeros(1, np.uint32), np.array([5, 6], np.uint32)
     t = p.thread("k", pointers(out, a))
@@ -224,7 +224,7 @@ st.global.v4.u32 [%d0+16], {%r1, %r2, %r3, %r0};"""
         ("trap;", "TRAP", {"OP_KIND": abi.Trap.TRAP}),
     ],
 )
-def test_what_a_suspend_tells_the_engine(instruction, status, fields):
+def test_a_suspend_reports_its_operands_to_the_engine(instruction, status, fields):
     p = program("setp.eq.u32 %p0, %r0, 0;\n" + instruction)
     out = np.zeros(4, np.uint64)
     t = p.thread("k", pointers(out, out))
@@ -233,7 +233,7 @@ def test_what_a_suspend_tells_the_engine(instruction, status, fields):
     assert p.code.kernels["k"].sites[t.header.site].ptx_line == 8
 
 
-def test_guards_decide_over_memory_and_suspends():
+def test_guards_apply_to_memory_accesses_and_suspends():
     p = program(
         """mul.wide.u32 %d2, %r0, 4; add.s64 %d2, %d2, %d0; setp.lt.u32 %p0, %r0, 3; mov.u32 %r1, 50;
 @%p0 ld.global.u32 %r1, [%d1]; @!%p0 st.global.u32 [%d0+64], %r1; @%p0 atom.global.add.u32 %r2, [%d1], 1;
@@ -244,7 +244,7 @@ st.global.u32 [%d2], %r1; @%p0 ret; st.global.u32 [%d2], 99;"""
     assert out[:6].tolist() == [7, 8, 9, 99, 99, 0] and out[16] == 50 and a[0] == 10
 
 
-def test_a_guarded_float_result_leaves_the_bits_that_were_moved_there():
+def test_a_false_guard_keeps_the_bits_of_a_float_register():
     p = program(
         """mul.wide.u32 %d2, %r0, 4; add.s64 %d2, %d2, %d0; setp.eq.u32 %p0, %r0, 0; mov.u32 %r1, 0xFFC12345;
 mov.b32 %f0, %r1; mov.f32 %f1, 0f3F800000; @%p0 add.f32 %f0, %f1, %f1; st.global.f32 [%d2], %f0;"""
@@ -278,7 +278,7 @@ A: mov.u32 %r1, 10; bra.uni END; B: mov.u32 %r1, 20; C: add.u32 %r1, %r1, 1; END
         "mbarrier.try_wait.shared::cta.b64 %p0, %d2, %d3;",
     ],
 )
-def test_operands_that_an_instruction_does_not_take_are_refused_with_their_line(body: str) -> None:
+def test_unsupported_operands_are_refused_with_their_line(body: str) -> None:
     with pytest.raises(PtxError, match="line"):
         program(body)
 
@@ -305,7 +305,7 @@ def _call(name: str, argument: str, result: str) -> str:
     )
 
 
-def test_functions_are_called_and_may_recur():
+def test_functions_are_called_and_may_be_recursive():
     p = program(
         _call("twice", "21", "%r1") + _call("fact", "6", "%r2") + "st.global.v2.u32 [%d0], {%r1, %r2};", FUNCTIONS
     )
@@ -326,7 +326,7 @@ def test_a_function_that_suspends_is_inlined():
 
 
 @pytest.mark.parametrize("guard", ["@%p0", "@!%p0"])
-def test_a_guard_decides_over_the_call_of_a_function_that_suspends(guard):
+def test_a_guard_applies_to_the_call_of_a_function_that_suspends(guard):
     call = _call("meet", "33", "%r1").replace("call.uni", f"{guard} call.uni")
     p = program("mov.u32 %r1, 7; setp.eq.u32 %p0, %r0, 0;" + call + "st.global.u32 [%d0], %r0;", FUNCTIONS)
     out = np.zeros(1, np.uint32)
@@ -334,7 +334,7 @@ def test_a_guard_decides_over_the_call_of_a_function_that_suspends(guard):
     assert called == [guard == "@%p0", guard != "@%p0"]
 
 
-def test_a_function_that_suspends_cannot_recur():
+def test_a_recursive_function_that_suspends_is_refused():
     recursive = FUNCTIONS.replace("bar.sync 0;", "bar.sync 0;" + _call("meet", "1", "%a2"))
     with pytest.raises(PtxError, match="recursion"):
         program(_call("meet", "33", "%r1"), recursive)
@@ -365,7 +365,7 @@ call.uni __assertfail, (p0, p1, p2, p3, p4); }"""
     assert ctypes.string_at(t.header.op_value) == b"abc" and t.header.op_addr == 11
 
 
-def test_special_registers():
+def test_special_registers_have_their_values():
     names = ["tid.x", "ntid.x", "ctaid.x", "ctaid.y", "nctaid.x", "nctaid.y", "laneid", "lanemask_lt", "lanemask_ge"]
     names += ["clusterid.x", "cluster_nctaid.x", "is_explicit_cluster"]
     body = "".join(f"mov.u32 %r1, %{n}; st.global.u32 [%d0+{4 * i}], %r1;" for i, n in enumerate(names))
@@ -376,7 +376,7 @@ def test_special_registers():
     assert out.tolist() == [37, 64, 2, 1, 3, 2, 5, 31, 0xFFFFFFE0, 2, 1, 0]
 
 
-def test_raw_functions_are_c_functions():
+def test_functions_of_a_raw_module_are_c_functions():
     ptx = f"""{HEAD}
 .global .align 4 .b8 table[8] = {{1, 0, 0, 0, 9}};
 .extern .func (.param .b64 r) given(.param .b64 x, .param .b32 y);

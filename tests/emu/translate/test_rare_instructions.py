@@ -29,7 +29,7 @@ def encloses(exact: Fraction, low: Fraction, high: Fraction, squares: bool) -> b
     return low <= exact <= high and low < high
 
 
-def test_results_are_the_next_ones_in_the_direction_of_the_rounding(rng: np.random.Generator) -> None:
+def test_directed_rounding_gives_the_next_number_in_its_direction(rng: np.random.Generator) -> None:
     x, y, z = (rng.standard_normal(COUNT) * 10.0 ** rng.integers(-150, 150, COUNT) for _ in "xyz")
     x[:8], y[:8], z[:8] = 3.0, 8.0, -24.0  # exact results
     instructions = [(name, mode) for name in OPERATIONS for mode in ("rz", "rm", "rp", "rn")]
@@ -134,7 +134,7 @@ AGAIN:
 """
 
 
-def test_memory_of_the_stack_lies_behind_what_is_in_use_and_goes_when_a_function_returns() -> None:
+def test_stack_allocations_are_separate_and_end_with_their_function() -> None:
     out = np.zeros((3, 4), np.uint64)
     Program(STACK).run("k", pointers(out), 3)
     for row in out:

@@ -123,7 +123,7 @@ def test_pageable_memory_is_copied_both_ways(cuda: Any, rng: np.random.Generator
     ok(cuda.cuMemcpyHtoD(pointer, None, 0))
 
 
-def test_rows_of_pageable_memory_are_copied_and_nothing_between_them(cuda: Any, rng: np.random.Generator) -> None:
+def test_copies_of_rows_of_pageable_memory_leave_the_bytes_between_them(cuda: Any, rng: np.random.Generator) -> None:
     source = rng.integers(0, 256, (7, 40)).astype(np.uint8)
     pointer, pitch = ok(cuda.cuMemAllocPitch(32, 7, 4))
     p = T.CUDA_MEMCPY2D()
@@ -142,7 +142,7 @@ def test_rows_of_pageable_memory_are_copied_and_nothing_between_them(cuda: Any, 
     assert (target == expected).all()
 
 
-def test_rows_without_bytes_are_no_copy(cuda: Any) -> None:
+def test_a_copy_of_zero_bytes_moves_nothing(cuda: Any) -> None:
     p = T.CUDA_MEMCPY2D()
     p.srcMemoryType, p.dstMemoryType = T.CUmemorytype.CU_MEMORYTYPE_DEVICE, T.CUmemorytype.CU_MEMORYTYPE_HOST
     target = np.full(4, 7, np.uint8)
@@ -151,7 +151,7 @@ def test_rows_without_bytes_are_no_copy(cuda: Any) -> None:
     assert (target == 7).all()
 
 
-def test_properties_and_access_lists(cuda: Any) -> None:
+def test_properties_and_access_lists_arrive_as_they_were_sent(cuda: Any) -> None:
     prop = T.CUmemAllocationProp()
     prop.type = T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type, prop.location.id = T.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 1
@@ -171,8 +171,8 @@ def test_properties_and_access_lists(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "pinned", "pool"])
-def test_attributes_of_pointers(machine: Machine, cuda: Any, kind: str) -> None:
-    """The same values, of the same types, as without a way between."""
+def test_attributes_of_pointers_arrive_as_they_were_sent(machine: Machine, cuda: Any, kind: str) -> None:
+    """Results have the values and types of a direct call."""
     plain = machine.driver
     pointer = {
         "plain": lambda: ok(cuda.cuMemAlloc(64)),
@@ -195,7 +195,7 @@ def test_attributes_of_pointers(machine: Machine, cuda: Any, kind: str) -> None:
     assert [int(v) for v in ok(cuda.cuPointerGetAttributes(len(known), known, 12345))][6:8] == [0, 0]
 
 
-def test_attributes_of_pools(cuda: Any) -> None:
+def test_attributes_of_pools_arrive_as_they_were_sent(cuda: Any) -> None:
     pool, kind = ok(cuda.cuDeviceGetDefaultMemPool(0)), T.CUmemPool_attribute
     for attribute, value in (
         (kind.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, T.cuuint64_t(1 << 40)),
@@ -216,7 +216,7 @@ extern "C" __global__ void nothing() {}
 """
 
 
-def test_images_in_every_form(cuda: Any) -> None:
+def test_images_arrive_in_every_form(cuda: Any) -> None:
     text = ptx(AXPY)
     options = [T.CUjit_option.CU_JIT_MAX_REGISTERS]
     for image in (
@@ -239,7 +239,7 @@ def test_images_in_every_form(cuda: Any) -> None:
         cuda.cuModuleLoadDataEx(text, 2, options, [32])
 
 
-def test_a_file_is_named_by_its_absolute_path(cuda: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_names_are_sent_as_absolute_paths(cuda: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "module.ptx").write_bytes(ptx(AXPY))
     monkeypatch.chdir(tmp_path)
     out = Outgoing()
@@ -248,7 +248,7 @@ def test_a_file_is_named_by_its_absolute_path(cuda: Any, tmp_path: Any, monkeypa
     ok(cuda.cuModuleLoad(b"module.ptx"))
 
 
-def test_parameters_and_configurations_in_every_form(cuda: Any) -> None:
+def test_parameters_and_configurations_arrive_in_every_form(cuda: Any) -> None:
     module = ok(cuda.cuModuleLoadData(ptx(AXPY)))
     f = ok(cuda.cuModuleGetFunction(module, b"axpy"))
     x, y = ok(cuda.cuMemAlloc(400)), ok(cuda.cuMemAlloc(400))
@@ -286,7 +286,7 @@ def test_parameters_and_configurations_in_every_form(cuda: Any) -> None:
     assert (back == 11).all()
 
 
-def test_graphs_and_captures(cuda: Any) -> None:
+def test_graphs_and_captures_arrive_as_they_were_sent(cuda: Any) -> None:
     stream = ok(cuda.cuStreamCreate(1))
     pointer = ok(cuda.cuMemAlloc(64))
     ok(cuda.cuStreamBeginCapture(stream, T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))

@@ -32,14 +32,14 @@ def no_driver() -> None:
 
 
 class Index:
-    """An integer for Python, and none for Cython."""
+    """An object that Python accepts as an integer and Cython does not."""
 
     def __index__(self) -> int:
         return 5
 
 
 class Number(int):
-    """An integer for both."""
+    """An object that Python and Cython accept as an integer."""
 
 
 class Convertible:
@@ -93,7 +93,7 @@ PARAMETERS: tuple[Any, ...] = tuple(
 
 
 def neutral(item: inputs.Input) -> Any:
-    """A value that its function takes."""
+    """A valid value for a parameter."""
     if isinstance(item, inputs.List):
         return []
     if isinstance(item, inputs.Struct):
@@ -160,7 +160,7 @@ KNOWN = sorted(name for name in SIGNATURES if hasattr(real, name) and name not i
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_kind_of_argument_is_read_as_the_bindings_read_it() -> None:
-    """One function for each kind, and many values."""
+    """Each kind of argument is tried with many values on one function."""
     seen: set[Any] = set()
     count = 0
     for name in KNOWN:
@@ -191,7 +191,7 @@ def test_arguments_are_counted_and_named_as_by_the_bindings(name: str) -> None:
             assert outcome(lambda a=args, k=kwargs: made.read(a, k)) == theirs, (args, kwargs)
 
 
-def test_what_the_function_gets() -> None:
+def test_the_emulated_function_gets_converted_arguments() -> None:
     rows = np.arange(6, dtype=np.uint16)
     read = coder("cuMemcpyHtoD").read((real.CUdeviceptr(64), rows, 12.0), {})
     assert read == [64, rows.ctypes.data, 12] and type(read[1]) is Address and read[1].keep is rows

@@ -54,13 +54,13 @@ def test_the_c_types_are_those_of_the_header() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
-def test_every_kind_of_argument_can_travel(name: str) -> None:
+def test_every_kind_of_argument_can_be_encoded(name: str) -> None:
     made = coder(name)
     assert len(made.inputs) == len(made.signature.given)
     assert len(made.outputs) == len(made.signature.returned)
 
 
-def test_extents_name_parameters() -> None:
+def test_extents_refer_to_parameters() -> None:
     for signature in ALL:
         names = {p.name for p in signature.parameters}
         assert all(p.extent in names for p in signature.parameters if p.extent), signature.name
@@ -73,7 +73,7 @@ def test_both_major_versions_have_one_form_of_each_function() -> None:
     assert MAJOR in (12, 13)
 
 
-def test_attributes_are_the_bindings_own() -> None:
+def test_attribute_types_are_those_of_the_bindings() -> None:
     for enum, kinds in ATTRIBUTES.items():
         known = [member.name for member in getattr(real, enum)]
         for attribute in kinds:
@@ -106,12 +106,12 @@ _MERE_BYTES = {
 
 
 @pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - _MERE_BYTES))
-def test_structures_lie_as_those_of_the_bindings(name: str) -> None:
+def test_structures_have_the_layout_of_the_bindings(name: str) -> None:
     value = getattr(real, name)()
     assert _same_places(value, structs.STRUCTS[name].from_address(int(value.getPtr())))
 
 
-def test_parameters_of_nodes_lie_as_those_of_the_bindings() -> None:
+def test_node_parameters_have_the_layout_of_the_bindings() -> None:
     value = real.CUgraphNodeParams()
     plain = structs.CUgraphNodeParams.from_address(int(value.getPtr()))
     value.type = real.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST

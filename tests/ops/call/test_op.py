@@ -57,7 +57,7 @@ def test_every_op_has_prepare():
     )
 
 
-def test_plans_are_bounded_and_those_used_last_are_kept():
+def test_the_number_of_plans_is_bounded_and_the_most_recently_used_are_kept():
     plans = PlanCache(None)
     first = plans.get(0, object)
     for number in range(1, 1000):

@@ -57,7 +57,7 @@ def each(group: df.Group, *values: float, shape: Any = (3, 64), dtype: Any = BF1
 
 
 def repeats(owner: Any) -> list[Any]:
-    """The calls that an owner keeps."""
+    """The calls that a group or device keeps for repetition."""
     return [repeat for idle in owner.part(Repeats)._plans.values() for repeat in idle]
 
 
@@ -199,7 +199,7 @@ def test_a_repeated_call_on_a_device_launches_what_a_prepared_one_does(device, m
 
 
 @pytest.mark.gpus(2)
-def test_results_of_repeats_are_those_of_their_own_arrays(group):
+def test_repeated_calls_compute_on_their_own_arrays(group):
     for value in (1, 2, 3):
         allocated = df.allreduce(group, each(group, value, 10))
         given = df.allreduce(group, each(group, value, 20), each(group, 0))
@@ -230,7 +230,7 @@ def test_arrays_that_overlap_are_refused_after_a_repeat(group, refused, counted_
 
 
 @pytest.mark.gpus(2)
-def test_parts_of_one_array_are_repeated_while_they_lie_apart(group, refused):
+def test_repeats_on_parts_of_one_array_are_allowed_while_the_parts_do_not_overlap(group, refused):
     whole = each(group, 1, shape=(8, 64))
     xs = [array[:3] for array in whole]
     for start in (4, 5):
@@ -241,7 +241,7 @@ def test_parts_of_one_array_are_repeated_while_they_lie_apart(group, refused):
 
 
 @pytest.mark.gpus(2)
-def test_in_place_and_apart_are_not_one_layout(group):
+def test_in_place_and_out_of_place_calls_have_different_plans(group):
     for _ in range(2):
         xs, ys = each(group, 1, 2), each(group, 0)
         df.allreduce(group, xs, ys)
@@ -265,7 +265,7 @@ def test_other_alignment_shape_dtype_or_device_is_refused_after_a_repeat(group, 
     refused(lambda: df.allreduce(group, xs, ys, max_num_blocks=True), "max_num_blocks", "True")
 
 
-def test_another_alignment_on_a_device_is_another_plan(device):
+def test_another_alignment_gets_another_plan(device):
     whole, weight, gamma = filled(device, 1, K + 1), filled(device, 1, (N, K)), filled(device, 1, NORMED)
     for act in (whole[:K], whole[1:], whole[:K], whole[1:]):
         _, unnormed = df.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=0.0)
@@ -273,7 +273,7 @@ def test_another_alignment_on_a_device_is_another_plan(device):
     assert len(repeats(device)) == 2
 
 
-def test_numbers_of_a_layout_are_equal_in_every_bit_and_of_one_type(device, refused):
+def test_scalars_of_repeated_calls_are_compared_by_type_and_every_bit(device, refused):
     op, args, options = _gemv(device)
     signs = []
     for eps in (0.0, -0.0, 0.0, -0.0):
@@ -327,7 +327,7 @@ def test_a_repeat_that_allocates_is_refused_in_a_capture_and_one_that_does_not_i
 
 
 @pytest.mark.gpus(2)
-def test_a_repeat_runs_on_the_streams_that_it_is_given(group, refused):
+def test_a_repeat_runs_on_the_streams_given_to_it(group, refused):
     own = [df.Stream(rank.device) for rank in group]
     for streams in (own, own, None, own, [stream.handle for stream in own], "current", "current"):
         xs = each(group, 1, 2)
@@ -340,7 +340,7 @@ def test_a_repeat_runs_on_the_streams_that_it_is_given(group, refused):
     refused(lambda: df.allreduce(group, each(group, 1), streams=own[:1]), "streams", "1 streams")
 
 
-def test_a_repeat_on_another_stream_takes_the_workspace_of_that(device):
+def test_a_repeat_on_another_stream_uses_the_workspace_of_that_stream(device):
     other, states = df.Stream(device), []
     for stream in (None, other, other, None):
         op, args, options = _gemv(device)
@@ -353,7 +353,7 @@ def test_a_repeat_on_another_stream_takes_the_workspace_of_that(device):
 
 
 @pytest.mark.gpus(2)
-def test_a_repeat_has_the_settings_and_the_fault_of_its_own_call(group):
+def test_a_repeat_uses_the_settings_and_the_planted_fault_of_its_own_call(group):
     xs, ys = each(group, 1), each(group, 0)
     for seconds in (1, 2, 1, 2):
         with config.override(spin_timeout=seconds):
@@ -368,7 +368,7 @@ def test_a_repeat_has_the_settings_and_the_fault_of_its_own_call(group):
 
 
 @pytest.mark.gpus(2)
-def test_repeats_keep_neither_arrays_nor_their_group(group):
+def test_repeats_keep_neither_arrays_nor_groups_alive(group):
     devices = [rank.device for rank in group]
     other = df.Group.local(devices, max_blocks=1)
     arrays = [*each(other, 1), *each(other, 0), *(gemv := _gemv(devices[0]))[1]]

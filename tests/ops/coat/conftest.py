@@ -24,6 +24,6 @@ def device(driver: str) -> Iterator[df.Device]:
 
 @pytest.fixture(autouse=True)
 def no_plans_of_other_tests(device: df.Device) -> None:
-    """A test may change what plans are made of."""
+    """Drop the plans of earlier tests, as a test may change how plans are made."""
     device.part(PlanCache).clear()
     device.part(Repeats).clear()

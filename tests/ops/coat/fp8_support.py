@@ -77,7 +77,8 @@ def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5
 
 
 def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> None:
-    """A forward whose qy_t begins `shift` bytes into its memory; nothing round the outputs is written."""
+    """Check a forward whose qy_t begins `shift` bytes into its memory, and that nothing outside the outputs is
+    written."""
     shape = rows, columns = values.x.shape
     x, s_x, w, _ = place(device, values)
     made = [guarded(device, *one) for one in ((shape, "float8_e4m3fn"), ((), "bfloat16"), ((rows,), "float32"))]
@@ -114,7 +115,7 @@ def guarded(device: df.Device, shape: tuple[int, ...], dtype: str) -> tuple[df.A
 
 
 class Strided:
-    """Somebody else's array: columns of a wider one, or any other strides in elements."""
+    """An array of another library with any strides, in elements."""
 
     def __init__(self, array: df.Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> None:
         self.array, self.dtype = array, str(array.dtype)

@@ -30,7 +30,7 @@ def saved(device, values, QB=16):
 @pytest.mark.parametrize(
     "few,rows", [(FEW, 0), (FEW, 1), (FEW, 133), (MANY, 1), (MANY, 131), (MANY, 132), (MANY, 133)], indirect=["few"]
 )
-def test_numbers_of_rows(device, rng, few, rows):
+def test_any_number_of_rows_has_the_bits_of_the_reference(device, rng, few, rows):
     values = case(rng, (rows, 80))
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
@@ -43,8 +43,8 @@ def test_numbers_of_rows(device, rng, few, rows):
     [(FEW, (3, 4096)), (FEW, (140, 520)), (MANY, (140, 512)), (MANY, (135, 2304)), (MANY, (134, 2800))],
     indirect=["few"],
 )
-def test_numbers_of_columns(device, rng, few, shape):
-    """Teams of several warps, several packs a thread, lanes without a pack."""
+def test_any_number_of_columns_has_the_bits_of_the_reference(device, rng, few, shape):
+    """The shapes give teams of several warps, several packs per thread, and lanes without a pack."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
@@ -52,7 +52,7 @@ def test_numbers_of_columns(device, rng, few, shape):
 
 
 @pytest.mark.parametrize("few,columns", [(MANY, 128), (FEW, 200)], indirect=["few"])
-def test_groups_of_128(device, rng, few, columns):
+def test_groups_of_128_columns_have_the_bits_of_the_reference(device, rng, few, columns):
     values = case(rng, (140, columns), 128)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values, 128)
@@ -64,8 +64,8 @@ def test_groups_of_128(device, rng, few, columns):
     [(MANY, (140, 96), 3), (FEW, (5, 100), 2), (FEW, (2, 3, 48), 3), (FEW, (3, 11, 96), 1)],
     indirect=["few"],
 )
-def test_sums_of_gradients(device, rng, few, shape, count):
-    """The bits of adding them before."""
+def test_gradients_are_added_to_the_given_one_with_the_bits_of_the_reference(device, rng, few, shape, count):
+    """The results have the bits of adding the gradients before the call."""
     values = case(rng, shape)
     hosts = [values.g, *(rng.standard_normal(shape).astype(np.float32).astype(BF16) for _ in range(count - 1))]
     x, s_x, w, _ = place(device, values)
@@ -79,8 +79,8 @@ def test_sums_of_gradients(device, rng, few, shape, count):
 
 
 @pytest.mark.parametrize("few,first", [(MANY, 48), (FEW, 51)], indirect=["few"])
-def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng, few, first):
-    """Of 16-byte rows, and of rows that are aligned to an element only."""
+def test_gradients_to_add_may_be_slices_of_wider_arrays(device, rng, few, first):
+    """The slices have rows aligned to 16 bytes, or to an element only."""
     values = case(rng, (33, 96))
     wide = [rng.standard_normal((33, 200)).astype(np.float32).astype(BF16) for _ in range(3)]
     x, s_x, w, _ = place(device, values)
@@ -92,7 +92,7 @@ def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng, few, fi
     check_backward(values._replace(g=coat_rmsnorm.add_gradients(cut)), rstd, results)
 
 
-def test_gradients_that_are_refused(device, rng):
+def test_gradients_of_a_wrong_dtype_or_shape_are_refused(device, rng):
     values = case(rng, (4, 32))
     x, s_x, w, g = place(device, values)
     v, _ = saved(device, values)
@@ -119,7 +119,7 @@ def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
 
 
 def counted(rng, rows, columns, count, blocks):
-    """Counters of a launch on as many multiprocessors, and the bytes that its polls have read."""
+    """The counters of a launch on `sm_count` multiprocessors, and the bytes that its polls read."""
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=blocks) as machine:
         device = df.device(0, driver=machine)
@@ -139,7 +139,7 @@ def counted(rng, rows, columns, count, blocks):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])  # by bulk copies, and straight to registers
-def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
+def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, columns, count):
     """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
     rows, blocks = 150, 16
@@ -155,7 +155,7 @@ def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
 
 
 @pytest.mark.emulated
-def test_bytes_that_the_backward_of_few_rows_moves(rng):
+def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
     """Rows are read once for dx, and once for dw; there are no words."""
     rows, columns, blocks = 20, 640, 16
     total, polls = counted(rng, rows, columns, 1, blocks)
@@ -165,8 +165,8 @@ def test_bytes_that_the_backward_of_few_rows_moves(rng):
     assert total.local_read == 2 * (elements * (1 + 2) + elements // 8 * 2) + rstd + 2 * columns * blocks
 
 
-def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
-    """Words that a launch has left are gone when a launch that uses as many, or fewer or more, needs their place."""
+def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device, rng):
+    """A launch clears its words before another launch, with any number of words, needs their place."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
     space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
     for rows in (150, 20, 150, 20, 20, 150):
@@ -178,7 +178,9 @@ def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("columns,teams,count,kept", [(128, 16, 1, 1), (640, 8, 2, 1), (640, 8, 1, 0)])
-def test_rings_that_go_round(monkeypatch, rng, columns, teams, count, kept):
+def test_rings_of_buffers_that_wrap_around_have_the_bits_of_the_reference(
+    monkeypatch, rng, columns, teams, count, kept
+):
     """Each slot is filled several times, for teams of a warp and of two, under the race detector; the sums leave before
     dx of the last row, or of the last two."""
     for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):

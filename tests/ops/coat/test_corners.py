@@ -23,13 +23,13 @@ def run_both(device, values: Case, QB=16, flag=False) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 33, 96), (33, 1, 96), (3, 11, 96), (0, 4, 32), (4, 0, 32)])
-def test_batches_of_one_and_of_none(device, rng, shape):
+def test_batches_of_size_one_and_zero_are_supported(device, rng, shape):
     for flag in (False, True):
         run_both(device, case(rng, shape), flag=flag)
 
 
 @pytest.mark.parametrize("byte", [0x7C, 0xFC, 0x7D, 0x7E, 0xFF])
-def test_infinities_and_nan_of_e5m2(device, rng, byte):
+def test_infinities_and_nans_of_e5m2_have_the_bits_of_the_reference(device, rng, byte):
     """An infinity makes its element NaN and the rest of its row 0; a NaN makes everything NaN."""
     values = case(rng, (33, 96), fp8=E5M2)
     values.x.view(np.uint8)[5, 9] = byte
@@ -49,7 +49,7 @@ SPECIAL_GRADIENTS = ("NaN in g", "infinite g", "zero g", "NaN in w", "zero w", "
 
 
 @pytest.mark.parametrize("name", SPECIAL_GRADIENTS)
-def test_special_values_of_the_gradient(device, rng, name):
+def test_special_values_of_the_gradient_have_the_bits_of_the_reference(device, rng, name):
     """What is not a number stays in its row of dx, and in its column of dw; of w, of g's column and c1."""
     values = case(rng, (33, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
@@ -90,14 +90,14 @@ def test_a_nan_scale_makes_everything_nan(device, rng):
     assert np.isnan(results[0].numpy().astype(np.float32)).all()
 
 
-def test_negative_weights(device, rng):
+def test_negative_weights_have_the_bits_of_the_reference(device, rng):
     values = case(rng, (33, 96))
     values.w[::2] = -values.w[::2]
     run_both(device, values)
 
 
 @pytest.mark.parametrize("significand", [128, 144, 192, 224, 240, 131])
-def test_quotients_that_are_exact_ties(device, rng, significand):
+def test_quotients_that_are_exact_ties_round_to_even(device, rng, significand):
     """A scale of few bits puts many quotients halfway between two FP8 values; another none."""
     values = case(rng, (40, 96), w="float32")
     first = coat_rmsnorm.fp8_rmsnorm_forward(values.x, values.s_x, values.w, 16, 1e-5)
@@ -116,7 +116,7 @@ def test_quotients_that_are_exact_ties(device, rng, significand):
 
 
 @pytest.mark.parametrize("first", [1, 2, 8, 48])
-def test_rows_that_begin_anywhere(device, rng, first):
+def test_rows_may_begin_at_any_address(device, rng, first):
     """Slices of columns of wider arrays, on multiples of 1, 2, 8 and 16 bytes."""
     wide = case(rng, (33, 192))
     x, s_x, _, g = place(device, wide)
@@ -132,8 +132,8 @@ def test_rows_that_begin_anywhere(device, rng, first):
         check_backward(cut, rstd.numpy(), df.coat.fp8_rmsnorm_backward(rows, scales, gradient, w, rstd, 16))
 
 
-def test_slices_of_batches(device, rng):
-    """Rows at one distance over all batches are taken; a slice of the rows of each batch is not."""
+def test_slices_of_batches_have_the_bits_of_the_reference(device, rng):
+    """Batches with a single row stride are accepted; a slice of the rows of each batch is refused."""
     wide = case(rng, (3, 11, 192))
     x, s_x, _, g = place(device, wide)
     cut = Case(wide.x[..., 48:144], wide.s_x[..., 3:9], wide.w[48:144], wide.g[..., 48:144])
@@ -167,7 +167,7 @@ def test_gradients_that_are_transposed_expanded_or_misaligned_are_refused(device
             assert caught.value.argument == "g"
 
 
-def test_outputs_that_overlap_in_part_are_refused(device, rng):
+def test_partially_overlapping_outputs_are_refused(device, rng):
     values = case(rng, (32, 96))
     x, s_x, w, g = place(device, values)
     memory = device.zeros(64 * 96 * 2, "uint8")
@@ -185,8 +185,8 @@ def test_outputs_that_overlap_in_part_are_refused(device, rng):
 
 
 @pytest.mark.parametrize("shape", [(33, 100), (3, 11, 97)])
-def test_nothing_is_written_round_outputs_of_ragged_rows(device, rng, shape):
-    """Nor round the workspace."""
+def test_nothing_is_written_outside_the_outputs_of_ragged_rows(device, rng, shape):
+    """Nothing is written outside the workspace either."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     rows, columns = values.x.size // shape[-1], shape[-1]
@@ -203,7 +203,7 @@ def test_nothing_is_written_round_outputs_of_ragged_rows(device, rng, shape):
         untouched()
 
 
-def test_the_backward_takes_rows_far_apart(device, rng):
+def test_the_backward_takes_rows_with_offsets_beyond_32_bits(device, rng):
     """Offsets into x and g beyond 2^32 elements."""
     values, stride = case(rng, (2, 96)), (1 << 32) + 16
     far = [device.empty(stride + 96, dtype) for dtype in (E4M3, "bfloat16")]
@@ -218,7 +218,7 @@ def test_the_backward_takes_rows_far_apart(device, rng):
         check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16))
 
 
-def test_a_backward_of_few_long_rows(device, rng):
+def test_the_backward_of_few_long_rows_has_the_bits_of_the_reference(device, rng):
     values = case(rng, (2, 11008))
     x, s_x, w, g = place(device, values)
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
@@ -227,7 +227,7 @@ def test_a_backward_of_few_long_rows(device, rng):
 
 @pytest.mark.parametrize("shape", [(514, 96), pytest.param((8192, 2048), marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("level", [df.PDLLevel.OFF, df.PDLLevel.OVERLAP_AT_BEGINNING])
-def test_whole_grids_on_two_streams_at_once_with_two_workspaces(device, rng, shape, level):
+def test_grids_that_fill_the_device_run_on_two_streams_with_two_workspaces(device, rng, shape, level):
     both = [case(rng, shape) for _ in range(2)]
     placed = [place(device, values) for values in both]
     spaces = [device.zeros(df.coat.fp8_workspace_bytes(shape[1]), "uint8") for _ in range(2)]
@@ -259,20 +259,20 @@ COLUMNS = (16, 32, 48, 80, 96, 272, 896, 1536, 2048, 3584, 4096, 5120, 6656, 819
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_every_number_of_columns(device, rng, columns):
+def test_every_number_of_columns_has_the_bits_of_the_reference(device, rng, columns):
     for rows in (1, 100, 333):
         run_both(device, case(rng, (rows, columns)))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1000, 48), (16384, 64), (262144, 16), (2, 8191, 32)])
-def test_many_rows(device, rng, shape):
+def test_many_rows_have_the_bits_of_the_reference(device, rng, shape):
     run_both(device, case(rng, shape))
 
 
 @pytest.mark.gpu
-def test_a_backward_of_more_than_two_to_the_31_elements(device, rng):
-    """Every row alike but for its rstd; dw is of that sum."""
+def test_the_backward_of_more_than_two_to_the_31_elements_has_the_bits_of_the_reference(device, rng):
+    """All rows are equal except for rstd, so that dw has a known sum."""
     rows, columns = 524800, 4096
     one = case(rng, (1, columns))
     x = device.array(np.tile(one.x.view(np.uint8), (rows, 1)).view(one.x.dtype))

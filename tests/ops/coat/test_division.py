@@ -33,14 +33,14 @@ def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
         ((300, 256), np.float32, "float8_e5m2"),
     ],
 )
-def test_types_and_shapes(device, rng, shape, dtype, fp8):
+def test_every_type_and_shape_has_the_bits_of_the_reference(device, rng, shape, dtype, fp8):
     values = (3 * rng.standard_normal(shape)).astype(np.float32).astype(dtype)
     x = device.array(values)
     check(device, values, df.coat.fp8_division_transpose(x, 16, fp8), fp8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_types_of_a_given_scale(device, rng, dtype):
+def test_a_given_scale_of_any_type_has_the_bits_of_the_reference(device, rng, dtype):
     values = rng.standard_normal((20, 48)).astype(np.float32).astype(BF16)
     s_y = np.array([0.021], df.dtypes.get(dtype).numpy)
     scale = device.array(s_y)
@@ -50,14 +50,14 @@ def test_types_of_a_given_scale(device, rng, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32)])
-def test_no_rows(device, shape):
+def test_arrays_without_rows_give_empty_results(device, shape):
     y, s_y, y_t = df.coat.fp8_division_transpose(device.zeros(shape, "bfloat16"), 16, "E4M3")
     assert (y.shape, y_t.shape) == (shape, (32, 0))
     same(s_y, coat_rmsnorm.fp8_division(np.zeros(shape, BF16), "float8_e4m3fn")[1])
 
 
 @pytest.mark.parametrize("first", [48, 51])
-def test_slices_of_wider_arrays(device, rng, first):
+def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng, first):
     wide = rng.standard_normal((33, 200)).astype(np.float32).astype(BF16)
     x = device.array(wide)
     with df.config.override(driver=device.driver):
@@ -66,7 +66,7 @@ def test_slices_of_wider_arrays(device, rng, first):
 
 
 @pytest.mark.parametrize("name", ["NaN", "infinite", "zeros", "negative zeros"])
-def test_special_values(device, rng, name):
+def test_special_values_have_the_bits_of_the_reference(device, rng, name):
     values = rng.standard_normal((33, 96)).astype(np.float32).astype(BF16)
     if name == "NaN":
         values[5, 7] = np.nan
@@ -84,7 +84,7 @@ def test_special_values(device, rng, name):
     same(y_t, np.ascontiguousarray(y.numpy().T), "y_t")
 
 
-def test_outputs_given_are_written_and_nothing_round_them(device, rng):
+def test_given_outputs_are_written_and_nothing_outside_them(device, rng):
     values = rng.standard_normal((33, 96)).astype(np.float32).astype(BF16)
     made = [
         guarded(device, shape, dtype)
@@ -97,7 +97,7 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_batches_with_the_transpose_and_without(device, rng, given):
+def test_batches_with_and_without_the_transpose_have_the_bits_of_the_reference(device, rng, given):
     values = rng.standard_normal((3, 11, 96)).astype(np.float32).astype(BF16)
     x = device.array(values)
     own = np.array(0.0137, BF16) if given else None
@@ -113,7 +113,7 @@ def test_batches_with_the_transpose_and_without(device, rng, given):
     same(same_scale, s_y.numpy())
 
 
-def test_what_is_refused(device):
+def test_wrong_arguments_are_refused(device):
     x = device.zeros((4, 32), "bfloat16")
     for call, argument in (
         (lambda: df.coat.fp8_division(x, 0, "E4M3"), "QB"),

@@ -17,12 +17,12 @@ from drvfuse.reference import coat_rmsnorm
 
 @pytest.fixture(autouse=True)
 def no_tiles_in_registers(monkeypatch):
-    """The kernels for few and many rows do any number of them."""
+    """The kernels for few and many rows take any number of rows, as no plan has tiles in registers."""
     monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
 
 
 def many_rows(device: df.Device) -> int:
-    """So many that blocks keep their own rows; ragged."""
+    """A number of rows for which blocks keep their rows; it is no multiple of the tile."""
     return 8 * device.sm_count + 37
 
 
@@ -50,7 +50,7 @@ def altered(monkeypatch, **changes):
     ],
     ids=["all", "some", "some-shared", "scales", "nothing"],
 )
-def test_columns_that_a_block_keeps_and_columns_that_it_reads_again(device, rng, monkeypatch, columns, changes):
+def test_results_do_not_depend_on_how_many_columns_a_block_keeps(device, rng, monkeypatch, columns, changes):
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
     assert (forward_plan(limits(device), *values.x.shape, 16).parts > 1) == (columns == 640)
@@ -60,8 +60,8 @@ def test_columns_that_a_block_keeps_and_columns_that_it_reads_again(device, rng,
 
 @pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
 @pytest.mark.parametrize("columns", [3000, 4096])
-def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
-    """The blocks of a team leave one another their sums of squares. The largest |y| is in the last chunk, in the first
+def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rng, monkeypatch, columns, changes):
+    """The blocks of a team exchange their sums of squares. The largest |y| is in the last chunk, in the first
     batch that its warp has."""
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
@@ -71,7 +71,7 @@ def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
     check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
-def test_weights_of_shared_columns_that_are_nan(device, rng):
+def test_nan_weights_in_the_columns_of_one_block_have_the_bits_of_the_reference(device, rng):
     """One block's columns are all NaN, but no row is."""
     values = case(rng, (many_rows(device), 3072))
     plan = forward_plan(limits(device), *values.x.shape, 16)
@@ -88,7 +88,7 @@ def test_weights_of_shared_columns_that_are_nan(device, rng):
         (100, 128, "float8_e4m3fn", "bfloat16"),
     ],
 )
-def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
+def test_many_rows_of_other_types_and_groups_have_the_bits_of_the_reference(device, rng, columns, QB, fp8, w):
     values = case(rng, (many_rows(device), columns), QB, fp8, w)
     x, s_x, weight, _ = place(device, values)
     check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
@@ -96,8 +96,8 @@ def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
-def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
-    """Where each warp has at most one, and two."""
+def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, rows, columns, tile):
+    """The shapes give each warp at most one tile, and two."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 100)
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=2) as machine:
@@ -109,7 +109,7 @@ def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
 
 
 @pytest.mark.parametrize("times,more,together", [(1, -3, 1), (2, -3, 2), (8, 5, 4)])
-def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, together):
+def test_blocks_of_one_two_or_four_rows_have_the_bits_of_the_reference(device, rng, monkeypatch, times, more, together):
     """One, two or four at a time, several times if there are more; tiles have rows that other blocks have reduced."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 9)
     monkeypatch.setattr(coat_forward, "_HELD_ROWS", 0)
@@ -121,7 +121,7 @@ def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, t
     check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
-def test_long_rows(device, rng):
+def test_long_rows_have_the_bits_of_the_reference_and_longer_ones_are_refused(device, rng):
     values = case(rng, (2, 40000))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
@@ -131,7 +131,7 @@ def test_long_rows(device, rng):
         df.coat.fp8_rmsnorm_forward(wide, scales, device.zeros(wide.shape[1], "bfloat16"), 128, 1e-5)
 
 
-def test_rows_far_apart(device, rng):
+def test_rows_with_offsets_beyond_32_bits_have_the_bits_of_the_reference(device, rng):
     """Offsets into x beyond 2^32."""
     values, stride = case(rng, (2, 96)), (1 << 32) + 16
     far = device.empty(stride + 96, "float8_e4m3fn")
@@ -144,7 +144,7 @@ def test_rows_far_apart(device, rng):
 
 
 @pytest.mark.gpu
-def test_more_than_two_to_the_31_elements(device, rng):
+def test_more_than_two_to_the_31_elements_have_the_bits_of_smaller_calls(device, rng):
     block, repeats, columns = 1024, 513, 4096
     values = case(rng, (block, columns))
     x = device.array(np.tile(values.x.view(np.uint8), (repeats, 1)).view(values.x.dtype))
@@ -167,8 +167,8 @@ def decided(rstd: np.ndarray, values: Case) -> bool:
     return bool(low == high)
 
 
-def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
-    """The largest |y| goes over the boundary in steps of an ulp: an estimate does not do, and both sides are met."""
+def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, driver, rng):
+    """The largest |y| crosses the boundary in steps of an ulp, where an estimate cannot decide the scale."""
     values = case(rng, (40, 96), w="float32")
     values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
     values.x[7, 6:] = 0
@@ -188,7 +188,7 @@ def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
 
 
 @pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21])
-def test_weights_that_an_estimate_cannot_take(device, rng, weight):
+def test_weights_outside_the_range_of_the_estimate_have_the_bits_of_the_reference(device, rng, weight):
     values = case(rng, (many_rows(device), 96))
     values = values._replace(w=(values.w.astype(np.float32) * np.float32(weight)).astype(BF16))
     x, s_x, w, _ = place(device, values)
@@ -197,8 +197,8 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(30, 96), (37, 512), (37, 640)], ids=["few", "many", "shared"])
-def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
-    """No race under any schedule, and launches that follow one another in a workspace do not mistake one's words."""
+def test_blocks_exchange_their_values_without_a_race_under_many_schedules(rng, driver, shape):
+    """No schedule has a race, and consecutive launches in one workspace do not confuse their words."""
     for seed in range(3):
         with df.emu.Machine(devices=1, sm_count=4, seed=seed, race="strict", delay_stores=True) as machine:
             device = df.device(0, driver=machine)
@@ -210,7 +210,7 @@ def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
 
 
 @pytest.mark.emulated
-def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
+def test_blocks_share_columns_only_if_the_workspace_holds_their_sums(driver):
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
         assert forward_plan(limits(device), 2048, 4096, 16).parts == 4
@@ -220,7 +220,7 @@ def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
 
 @pytest.mark.emulated
 def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
-    """Nor is then their rstd kept, which several blocks would write to global memory and read there."""
+    """Their rstd is not kept either: several blocks would have to pass it through global memory."""
     values = case(rng, (17, 44544))
     with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
         device = df.device(0, driver=machine)
@@ -232,7 +232,7 @@ def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
 
 
 @pytest.mark.emulated
-def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, driver):
+def test_one_block_takes_rows_of_more_segments_than_it_can_keep_sums_of(rng, driver):
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
         values = case(rng, (20, 65536))
@@ -241,8 +241,9 @@ def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, d
 
 
 @pytest.mark.emulated
-def test_bytes_of_rows_that_blocks_keep(rng, driver):
-    """x and its scales once, qy and qy_t once; beyond that weights, each thread's epoch, and words of the blocks."""
+def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
+    """x, its scales, qy and qy_t move once. The rest are weights, the epoch that each thread reads, and words of the
+    blocks."""
     rows, columns = 512, 640
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)

@@ -28,7 +28,7 @@ PAYS = HeldRows.pays
 
 @pytest.fixture(scope="module", autouse=True)
 def any_number_of_rows():
-    """The kernel does any number of rows that fits, not only those for which it is the quickest."""
+    """The kernel takes any number of rows that fits, not only those for which it is the fastest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldRows, "pays", staticmethod(lambda rows: True))
         yield
@@ -47,7 +47,7 @@ def run(device, values, QB=16, eps=1e-5, flag=False):
     return results
 
 
-def test_the_plan_takes_what_registers_of_a_cluster_hold():
+def test_the_plan_is_chosen_for_rows_that_fit_the_registers_of_a_cluster():
     for shape in ((1, 16384), (4, 16384), (8, 8192), (16, 4096), (16, 16)):
         assert isinstance(forward_plan(H200, *shape, 16), HeldRows)
     for shape in ((0, 96), (1, 16385), (5, 8193), (11, 5121), (17, 96)):
@@ -56,7 +56,7 @@ def test_the_plan_takes_what_registers_of_a_cluster_hold():
     assert [forward_plan(H200, *shape, 16).cluster for shape in ((1, 2048), (4, 1024), (16, 4096))] == [1, 1, 8]
 
 
-def test_the_plan_takes_whole_words_of_a_column_or_one_row():
+def test_the_plan_is_chosen_for_one_row_or_a_multiple_of_four():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldRows, "pays", staticmethod(PAYS))
         kinds = [type(forward_plan(H200, rows, 2048, 16)) for rows in range(1, 17)]
@@ -64,7 +64,7 @@ def test_the_plan_takes_whole_words_of_a_column_or_one_row():
 
 
 @given(rows=st.integers(1, 20), columns=st.integers(1, 20000))
-def test_a_plan_has_a_warp_for_every_element_and_a_place_for_every_pair(rows, columns):
+def test_a_plan_covers_every_element_and_has_a_slot_for_every_partial_sum(rows, columns):
     plan = forward_plan(H200, rows, columns, 16)
     if not isinstance(plan, HeldRows):
         return
@@ -102,7 +102,7 @@ def test_devices_without_clusters_give_the_same_bits(rng, driver, shape):
 
 
 @pytest.mark.parametrize("rows", range(1, 17))
-def test_every_number_of_rows(device, rng, rows):
+def test_every_number_of_rows_has_the_bits_of_the_reference(device, rng, rows):
     for columns in (80, 1040) if rows in (1, 4, 8, 12, 13, 16) else (80,):
         held(device, (rows, columns))
         run(device, case(rng, (rows, columns)))
@@ -110,7 +110,7 @@ def test_every_number_of_rows(device, rng, rows):
 
 @pytest.mark.parametrize("shape", [(3, 5, 1040), (2, 8, 272), (4, 4, 1040), (1, 16, 96), (16, 1, 96), (1, 1, 96)])
 @pytest.mark.parametrize("flag", [False, True])
-def test_batches(device, rng, shape, flag):
+def test_batches_have_the_bits_of_the_reference(device, rng, shape, flag):
     held(device, shape)
     run(device, case(rng, shape), flag=flag)
 
@@ -125,18 +125,18 @@ def test_batches(device, rng, shape, flag):
         ((16, 640), 128, E4M3, "bfloat16"),
     ],
 )
-def test_other_types_and_groups(device, rng, shape, QB, fp8, w):
+def test_other_types_and_groups_have_the_bits_of_the_reference(device, rng, shape, QB, fp8, w):
     held(device, shape)
     run(device, case(rng, shape, QB, fp8, w), QB)
 
 
 @pytest.mark.parametrize("shape", [(1, 1040), (16, 1040), (8, 96), (13, 273)])
 @pytest.mark.parametrize("shift", [0, 1, 4, 8])
-def test_outputs_that_begin_anywhere_and_what_is_round_them(device, rng, shape, shift):
+def test_outputs_may_begin_at_any_address_and_nothing_outside_them_is_written(device, rng, shape, shift):
     check_outputs_that_begin_at(shift, device, case(rng, shape))
 
 
-def test_rows_of_wider_arrays(device, rng):
+def test_rows_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
     wide = case(rng, (13, 2080))
     x, s_x, _, _ = place(device, wide)
     for first in (1, 16):
@@ -149,8 +149,8 @@ def test_rows_of_wider_arrays(device, rng):
 
 
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
-def test_maxima_at_a_rounding_boundary_of_the_scale(device, rng, shape):
-    """The largest |y| goes over the boundary in steps of an ulp: an estimate does not do, and both sides are met."""
+def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, rng, shape):
+    """The largest |y| crosses the boundary in steps of an ulp, where an estimate cannot decide the scale."""
     values, row, column = case(rng, shape, w="float32"), shape[0] - 1, shape[1] - 7
     values.x[row, column], values.s_x[row] = 384, values.s_x.max()
     values.x[row, :column] = values.x[row, :column].astype(np.float32) / 16
@@ -166,8 +166,8 @@ def test_maxima_at_a_rounding_boundary_of_the_scale(device, rng, shape):
 
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
 @pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21, np.nan, np.inf])
-def test_weights_that_an_estimate_cannot_take(device, rng, shape, weight):
-    """Of all columns, and of one block's."""
+def test_weights_outside_the_range_of_the_estimate_have_the_bits_of_the_reference(device, rng, shape, weight):
+    """The weights of all columns, or of the columns of one block."""
     for columns in (slice(None), slice(shape[1] - 16, None)):
         values = case(rng, shape)
         values.w[columns] = (values.w[columns].astype(np.float32) * np.float32(weight)).astype(BF16)
@@ -175,7 +175,7 @@ def test_weights_that_an_estimate_cannot_take(device, rng, shape, weight):
 
 
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (3, 96), (1, 2048)])
-def test_special_values(device, rng, shape):
+def test_special_values_have_the_bits_of_the_reference(device, rng, shape):
     values = case(rng, shape, fp8=E5M2)
     row, column = shape[0] - 1, shape[1] - 9
     for byte in (0x7C, 0x7F):  # infinity and NaN
@@ -189,7 +189,7 @@ def test_special_values(device, rng, shape):
     assert np.isnan(run(device, values, eps=0.0)[1].numpy().astype(np.float32))
 
 
-def test_a_workspace_is_left_alone_and_a_capture_replays(device, rng):
+def test_a_captured_call_replays_and_leaves_its_workspace_unchanged(device, rng):
     values = case(rng, CLUSTER_SHAPE)
     rows, columns = CLUSTER_SHAPE
     x, s_x, w, _ = place(device, values)
@@ -210,8 +210,8 @@ def test_a_workspace_is_left_alone_and_a_capture_replays(device, rng):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(1, 2048), (16, 4096)])
-def test_bytes_that_move(rng, driver, shape):
-    """x and its scales once, weights once a warp; qy, qy_t, rstd and the scale once, and nothing else."""
+def test_each_byte_is_read_and_written_once(rng, driver, shape):
+    """x and its scales are read once, weights once per warp; qy, qy_t, rstd and the scale are written once."""
     rows, columns = shape
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)
@@ -224,7 +224,7 @@ def test_bytes_that_move(rng, driver, shape):
 
 
 @pytest.mark.emulated
-def test_sends_before_the_blocks_of_the_cluster_have_begun_are_found(rng, driver):
+def test_a_missing_cluster_barrier_is_found(rng, driver):
     found = 0
     for seed in range(6):
         with df.emu.Machine(devices=1, sm_count=16, seed=seed, race="strict") as machine:
@@ -243,7 +243,7 @@ def test_sends_before_the_blocks_of_the_cluster_have_begun_are_found(rng, driver
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(1, 2048), (4, 2048), (13, 273), (16, 4096)])
-def test_registers_suffice_and_no_array_is_in_memory(shape):
+def test_kernels_use_no_stack_and_spill_nothing(shape):
     plan = forward_plan(H200, *shape, 16)
     aligned = shape[1] % 16 == 0
     kinds = defines(

@@ -40,7 +40,7 @@ def run(device, values, QB=16, eps=1e-5, flag=False):
     return results
 
 
-def test_smaller_tiles_for_fewer_elements():
+def test_the_plan_chooses_smaller_tiles_for_fewer_elements():
     chosen = {
         (16, 8192): (4, 2),
         (64, 4096): (4, 2),
@@ -58,9 +58,7 @@ def test_smaller_tiles_for_fewer_elements():
 
 
 @given(rows=st.integers(0, 9000), columns=st.integers(1, 70000), multiprocessors=st.sampled_from([1, 16, 132]))
-def test_a_plan_has_a_lane_for_every_pack_room_for_every_block_and_a_place_for_every_word(
-    rows, columns, multiprocessors
-):
+def test_a_plan_covers_every_pack_fits_the_device_and_has_a_slot_for_every_word(rows, columns, multiprocessors):
     plan = HeldTiles.best(Limits(multiprocessors, 227 << 10, (9, 0)), rows, columns)
     if plan is None:
         return
@@ -96,7 +94,7 @@ def test_no_race_and_the_same_bits_under_every_schedule(rng, driver, kind, shape
 @pytest.mark.parametrize(
     "shape,flag", [((4, 24, 528), False), ((3, 40, 272), True), ((2, 33, 96), False), ((96, 1, 96), False)]
 )
-def test_batches(device, rng, kind, shape, flag):
+def test_batches_have_the_bits_of_the_reference(device, rng, kind, shape, flag):
     run(device, case(rng, shape), flag=flag)
 
 
@@ -104,12 +102,12 @@ def test_batches(device, rng, kind, shape, flag):
     ("kind", "shape"), [((4, 2), (67, 1100)), ((8, 1), (64, 1024))], indirect=["kind"], ids=["ragged", "whole"]
 )
 @pytest.mark.parametrize("QB,fp8,w", [(16, E5M2, "float32"), (128, E4M3, "bfloat16"), (32, E5M2, "bfloat16")])
-def test_other_types_and_groups(device, rng, kind, shape, QB, fp8, w):
+def test_other_types_and_groups_have_the_bits_of_the_reference(device, rng, kind, shape, QB, fp8, w):
     run(device, case(rng, shape, QB, fp8, w), QB)
 
 
-def test_nan_and_maxima_that_an_estimate_does_not_decide(device, rng, kind):
-    """The blocks of a strip evaluate its rows exactly, and all blocks meet once more."""
+def test_nans_and_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(device, rng, kind):
+    """The blocks of a strip then evaluate their rows exactly, and all blocks synchronise once more."""
     values = case(rng, (100, 1040))
     values.w[3] = 1e30
     run(device, values)
@@ -122,13 +120,13 @@ def test_nan_and_maxima_that_an_estimate_does_not_decide(device, rng, kind):
 
 @of_kinds((4, 1), (8, 1))
 @pytest.mark.parametrize("shift", [1, 4])
-def test_outputs_that_begin_anywhere_and_what_is_round_them(device, rng, kind, shift):
+def test_outputs_may_begin_at_any_address_and_nothing_outside_them_is_written(device, rng, kind, shift):
     check_outputs_that_begin_at(shift, device, case(rng, (72, 528)))
 
 
 @pytest.mark.emulated
 def test_each_byte_is_read_and_written_once(rng, driver, kind):
-    """Beyond x, its scales, weights and outputs: the epoch, and the words that blocks leave and read."""
+    """Beyond x, its scales, weights and outputs, a launch moves the epoch and the words that blocks exchange."""
     rows, columns = 128, 1024
     with df.emu.Machine(devices=1, sm_count=32) as machine:
         device = df.device(0, driver=machine)

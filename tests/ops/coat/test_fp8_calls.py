@@ -38,7 +38,7 @@ def outputs(device, shape=SHAPE):
     )
 
 
-def test_graph_capture_and_replay(device, rng, values, arrays):
+def test_captured_calls_replay_on_new_contents(device, rng, values, arrays):
     x, s_x, w, g = arrays
     out = outputs(device)
     back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))
@@ -58,7 +58,7 @@ def test_graph_capture_and_replay(device, rng, values, arrays):
         check_backward(seen, out[3].numpy(), gradients)
 
 
-def test_two_streams_at_once(device, values, arrays):
+def test_calls_on_two_streams_at_once_have_the_bits_of_the_reference(device, values, arrays):
     x, s_x, w, _ = arrays
     streams = [df.Stream(device) for _ in range(2)]
     device.synchronize()
@@ -69,7 +69,7 @@ def test_two_streams_at_once(device, values, arrays):
 
 
 def test_a_capture_allocates_nothing(device, arrays):
-    """Neither memory nor a module, of calls that were made before."""
+    """Calls that were made before need neither memory nor a module."""
     x, s_x, w, g = arrays
     out = outputs(device)
     back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))
@@ -94,7 +94,7 @@ def _calls_since_capture() -> int:
 
 
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
-def test_chains_of_dependent_launches(device, driver, values, level):
+def test_chains_of_dependent_launches_have_the_bits_of_the_reference(device, driver, values, level):
     machines = [None] if driver == "cuda" else [df.emu.Machine(devices=1, sm_count=16, seed=seed) for seed in (0, 1)]
     for machine in machines:
         where = device if machine is None else df.device(0, driver=machine)
@@ -110,7 +110,7 @@ def test_chains_of_dependent_launches(device, driver, values, level):
 
 
 @pytest.mark.emulated
-def test_bytes_that_a_call_moves(rng, driver, monkeypatch):
+def test_a_call_moves_the_expected_number_of_bytes(rng, driver, monkeypatch):
     """Rows of whole tiles, all kept on the chip by neither plan: x is read in both phases, outputs are written once."""
     rows, columns = 64, 640
     monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
@@ -126,7 +126,7 @@ def test_bytes_that_a_call_moves(rng, driver, monkeypatch):
     assert forward.local_written <= 2 * elements + 4 * rows + 64 * 16
 
 
-def test_shapes_that_do_not_fit(device, arrays, refused):
+def test_shapes_that_do_not_match_are_refused(device, arrays, refused):
     x, s_x, w, g = arrays
     rstd = device.zeros(33, "float32")
 
@@ -153,7 +153,7 @@ def test_shapes_that_do_not_fit(device, arrays, refused):
     refused(forward(transpose_output_2d=1), "transpose_output_2d")
 
 
-def test_dtypes_that_are_not_listed(device, arrays, refused):
+def test_unsupported_dtypes_are_refused(device, arrays, refused):
     x, s_x, w, g = arrays
     refused(lambda: df.coat.fp8_rmsnorm_forward(g, s_x, w, 16, 1e-5), "x.dtype", "float8_e4m3fn")
     refused(
@@ -173,7 +173,7 @@ def test_dtypes_that_are_not_listed(device, arrays, refused):
         df.coat.fp8_division_transpose(g, 16, "E4M3", None, True)
 
 
-def test_layouts_that_are_refused(device, arrays, refused):
+def test_strided_transposed_and_misaligned_arrays_are_refused(device, arrays, refused):
     x, s_x, w, g = arrays
     turned, expanded = Strided(x, (96, 33), (1, 96)), Strided(x, (33, 96), (0, 1))
     every_second, overlapping = Strided(x, (33, 48), (96, 2)), Strided(x, (30, 96), (48, 1))
@@ -185,7 +185,7 @@ def test_layouts_that_are_refused(device, arrays, refused):
     refused(lambda: df.coat.fp8_rmsnorm_forward(np.zeros(SHAPE, np.float32), s_x, w, 16, 1e-5), "x", "host memory")
 
 
-def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
+def test_outputs_and_workspaces_that_do_not_match_are_refused(device, arrays, refused):
     x, s_x, w, g = arrays
     good = outputs(device)
 

@@ -134,7 +134,8 @@ KERNELS = {
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["late", "early"])
 def device(request, driver):
-    """On the emulator, one whose dependent launches start as late as possible and one as early as allowed."""
+    """On the emulator, a device whose dependent launches start as late as possible, and one where they start as early
+    as allowed."""
     if driver == "cuda":
         yield df.device(0, driver=driver)
         return
@@ -160,8 +161,8 @@ def force(monkeypatch, name: str, plan: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "level"), [("forward", df.PDLLevel.OFF), *((name, level) for name in KERNELS for level in (ON, EARLY))]
 )
-def test_a_late_producer_and_an_early_consumer(device, module, rng, monkeypatch, name, level):
-    """Every input but the weights is written late, by kernels that let the call start before they have."""
+def test_results_are_right_with_a_late_producer_and_an_early_consumer(device, module, rng, monkeypatch, name, level):
+    """Every input except the weights is written late, by kernels that let the call start before they write."""
     kernel = KERNELS[name]
     force(monkeypatch, name, kernel.plan)
     values = case(rng, kernel.shape)

@@ -12,7 +12,7 @@ from drvfuse.reference import coat_rmsnorm
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (2, 48), (15, 272), (33, 96), (133, 80), (4, 2048), (300, 16)])
-def test_shapes(device, rng, shape):
+def test_every_shape_has_the_bits_of_the_reference(device, rng, shape):
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
@@ -30,7 +30,9 @@ def test_shapes(device, rng, shape):
         ((5, 8), 32, "float8_e4m3fn", "bfloat16"),
     ],
 )
-def test_types_groups_and_columns_that_are_no_multiple_of_a_group(device, rng, shape, QB, fp8, w):
+def test_types_groups_and_columns_that_are_no_multiple_of_a_group_have_the_bits_of_the_reference(
+    device, rng, shape, QB, fp8, w
+):
     values = case(rng, shape, QB, fp8, w)
     x, s_x, weight, g = place(device, values)
     results = df.coat.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-6)
@@ -40,7 +42,7 @@ def test_types_groups_and_columns_that_are_no_multiple_of_a_group(device, rng, s
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_batches(device, rng, flag):
+def test_batches_have_the_bits_of_the_reference(device, rng, flag):
     values = case(rng, (3, 11, 96))
     x, s_x, w, g = place(device, values)
     results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, flag)
@@ -50,7 +52,7 @@ def test_batches(device, rng, flag):
     check_backward(values, rstd.numpy(), df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16))
 
 
-def test_no_rows(device, rng):
+def test_arrays_without_rows_give_empty_results(device, rng):
     values = case(rng, (0, 32))
     x, s_x, w, g = place(device, values)
     qy, s_y, qy_t, (_, rstd, _) = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
@@ -60,7 +62,7 @@ def test_no_rows(device, rng):
     assert dx.shape == (0, 32) and not dw.numpy().astype(np.float32).any()
 
 
-def test_slices_of_wider_arrays(device, rng):
+def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
     wide = case(rng, (33, 192))
     x, s_x, _, g = place(device, wide)
     cut = Case(wide.x[:, 48:144], wide.s_x[:, 3:9], wide.w[48:144], wide.g[:, 48:144])
@@ -129,7 +131,7 @@ SPECIAL = [
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_special_values(device, rng, name):
+def test_special_values_have_the_bits_of_the_reference(device, rng, name):
     values = special(name, case(rng, (33, 96)))
     x, s_x, w, _ = place(device, values)
     results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
@@ -166,7 +168,7 @@ def test_dw_has_the_same_bits_in_every_run_and_on_every_grid(device, driver, rng
     assert np.linalg.norm(np.frombuffer(found.pop(), np.float32) - exact) <= 2e-6 * np.linalg.norm(exact)
 
 
-def test_outputs_given_are_written_and_nothing_round_them(device, rng):
+def test_given_outputs_are_written_and_nothing_outside_them(device, rng):
     values = case(rng, (33, 96))
     x, s_x, w, g = place(device, values)
     made = [

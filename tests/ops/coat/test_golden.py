@@ -45,14 +45,14 @@ def check(tag: str, qy, s_y, qy_t, rstd) -> None:
 
 
 @pytest.mark.parametrize("tag", META)
-def test_the_oracle_has_coats_bytes(tag):
+def test_the_reference_has_the_bytes_of_coat(tag):
     x, s_x, w, _ = inputs(tag)
     result = coat_rmsnorm.fp8_rmsnorm_forward(x, s_x, w, 16, META[tag]["eps"], True)
     check(tag, result.qy, result.s_y, result.qy_t, result.rstd)
 
 
 @pytest.mark.parametrize("tag", META)
-def test_the_kernels_have_coats_bytes(device, tag):
+def test_the_kernels_have_the_bytes_of_coat(device, tag):
     case = inputs(tag)
     x, s_x, w, g = (device.array(value) for value in case)
     qy, s_y, qy_t, (_, rstd, _) = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, META[tag]["eps"], True)

@@ -49,7 +49,7 @@ def check_add(device, a, b, fp8, results, QB=16) -> None:
 
 
 def check_both(one, add, norm) -> None:
-    """The results of one launch are those of the two."""
+    """The single launch has the results of the two launches."""
     total, (x, s_x), (qy, s_y, (_, rstd, _)) = one
     pairs = ((total, add[0]), (x, add[1][0]), (s_x, add[1][1]), (qy, norm[0]), (s_y, norm[1]), (rstd, norm[2][1]))
     for name, (found, expected) in zip(("sum", "x", "s_x", "qy", "s_y", "rstd"), pairs, strict=True):
@@ -57,7 +57,7 @@ def check_both(one, add, norm) -> None:
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", CASES)
-def test_norm(device, rng, shape, QB, fp8, w):
+def test_the_norm_with_group_scales_has_the_bits_of_the_reference(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     x, s_x, weight, _ = place(device, values)
     results = df.coat.fp8_rmsnorm_pg2pg_forward(x, s_x, weight, QB, 1e-6)
@@ -65,14 +65,14 @@ def test_norm(device, rng, shape, QB, fp8, w):
 
 
 @pytest.mark.parametrize("shape", [(33, 96), pytest.param((300, 9000), marks=pytest.mark.gpu)])
-def test_rstd_is_that_of_the_other_forward(device, rng, shape):
+def test_rstd_has_the_bits_of_the_per_tensor_forward(device, rng, shape):
     x, s_x, w, _ = place(device, case(rng, shape))
     rstd = df.coat.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-6)[2][1]
     same(rstd, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-6)[3][1].numpy())
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", [CASES[i] for i in (1, 2, 4, 6, 8)])
-def test_add_and_the_norm_of_it(device, rng, shape, QB, fp8, w):
+def test_the_residual_add_and_its_norm_have_the_bits_of_the_reference(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     other = addend(rng, values)
     a, b, weight = (device.array(host) for host in (values.g, other, values.w))
@@ -83,7 +83,7 @@ def test_add_and_the_norm_of_it(device, rng, shape, QB, fp8, w):
     check_both(df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, fp8, weight, QB, 1e-6), add, norm)
 
 
-def test_slices_of_wider_arrays(device, rng):
+def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
     wide = case(rng, (33, 192))
     other = addend(rng, wide)
     x, s_x, _, g = place(device, wide)
@@ -125,7 +125,7 @@ def special(name: str, a: np.ndarray, w: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "name", ["NaN", "group of NaN", "infinity", "overflow", "tiny", "NaN in w", "infinite w", "zero w", "zero row"]
 )
-def test_special_values(device, rng, name):
+def test_special_values_have_the_bits_of_the_reference(device, rng, name):
     values = case(rng, (33, 96))
     other = addend(rng, values)
     a, w = values.g.copy(), values.w.copy()
@@ -167,7 +167,7 @@ def outputs(device, rows=33, columns=96):
 
 
 @pytest.mark.parametrize("columns", [96, 112])  # whole pairs of packs, and a pack of a pair alone
-def test_outputs_given_are_written_and_nothing_round_them(device, rng, columns):
+def test_given_outputs_are_written_and_nothing_outside_them(device, rng, columns):
     values = case(rng, (33, columns))
     other = addend(rng, values)
     a, b, w = (device.array(host) for host in (values.g, other, values.w))
@@ -186,7 +186,7 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng, columns):
 
 
 @pytest.mark.parametrize("level", list(df.PDLLevel)[:3])
-def test_a_graph_of_dependent_launches(device, rng, level):
+def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng, level):
     values = case(rng, (33, 96))
     other = addend(rng, values)
     a, b, w = (device.array(host) for host in (values.g, other, values.w))
@@ -209,7 +209,7 @@ def test_a_graph_of_dependent_launches(device, rng, level):
 
 
 @pytest.mark.emulated
-def test_bytes_that_a_call_moves(rng):
+def test_a_call_moves_the_expected_number_of_bytes(rng):
     """Every byte is read and written once, but for the weights, which a thread reads once of its 16 or 32 columns."""
     rows, columns = 64, 4096
     elements, groups = rows * columns, rows * columns // 16
@@ -230,7 +230,7 @@ def test_bytes_that_a_call_moves(rng):
     assert count[2] == (4 * elements + weights[2], 4 * elements + 4 * groups + 4 * rows)
 
 
-def test_arguments_that_do_not_fit(device, rng, refused):
+def test_arguments_that_do_not_match_are_refused(device, rng, refused):
     values = case(rng, (33, 96))
     x, s_x, w, g = place(device, values)
 

@@ -67,18 +67,18 @@ class Forward:
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", SHAPES)
-def test_with_parameters(device, rng, shape, QB, fp8, w):
+def test_with_weight_and_bias_the_bits_are_those_of_the_reference(device, rng, shape, QB, fp8, w):
     Forward(device, case(rng, shape, QB, fp8, w), True, QB, 1e-6).check()
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:6:4])
-def test_without_parameters(device, rng, shape, QB, fp8, w):
+def test_without_weight_and_bias_the_bits_are_those_of_the_reference(device, rng, shape, QB, fp8, w):
     Forward(device, case(rng, shape, QB, fp8, w), False, QB, 1e-6).check()
 
 
 @AFFINE
 @pytest.mark.parametrize("flag", [False, True])
-def test_batches(device, rng, affine, flag):
+def test_batches_have_the_bits_of_the_reference(device, rng, affine, flag):
     found = Forward(device, case(rng, (3, 11, 96)), affine, flag=flag)
     assert found.qy_t.shape == ((96, 33) if flag else (3, 96, 11))
     found.check()
@@ -86,7 +86,7 @@ def test_batches(device, rng, affine, flag):
 
 @AFFINE
 @pytest.mark.parametrize("columns", [80, 96, 100, 160, 1536])
-def test_lanes_beyond_the_last_column_count_for_nothing(device, rng, affine, columns):
+def test_lanes_beyond_the_last_column_do_not_change_the_statistics(device, rng, affine, columns):
     """Rows whose mean is far from 0, of lengths that are no powers of two, against float64."""
     values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
@@ -107,7 +107,7 @@ def test_lanes_beyond_the_last_column_count_for_nothing(device, rng, affine, col
 
 
 @AFFINE
-def test_slices_of_wider_arrays(device, rng, affine):
+def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng, affine):
     wide = case(rng, (33, 192))
     x, s_x, *_ = place(device, wide)
     with df.config.override(driver=device.driver):
@@ -159,7 +159,7 @@ SPECIAL = [
 @AFFINE
 @pytest.mark.parametrize("columns", [96, 1040])  # a row of one warp, and of several
 @pytest.mark.parametrize("name", SPECIAL)
-def test_special_values(device, rng, affine, name, columns):
+def test_special_values_have_the_bits_of_the_reference(device, rng, affine, name, columns):
     found = Forward(device, special(name, case(rng, (33, columns))), affine)
     found.check()
     s_y = float(found.s_y.numpy())
@@ -176,7 +176,7 @@ def output_shapes(rows: int, columns: int):
 
 
 @AFFINE
-def test_outputs_given_are_written_and_nothing_round_them(device, rng, affine):
+def test_given_outputs_are_written_and_nothing_outside_them(device, rng, affine):
     values = case(rng, (33, 96))
     made = [guarded(device, *wanted) for wanted in output_shapes(33, 96)]
     arrays = [array for array, _ in made]
@@ -189,7 +189,7 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng, affine):
 
 @AFFINE
 @pytest.mark.parametrize("level", list(df.PDLLevel)[:3])
-def test_a_graph_of_dependent_launches(device, rng, affine, level):
+def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng, affine, level):
     values = case(rng, (33, 96))
     arrays = device.array(values.x), device.array(values.s_x)
     both = [[device.empty(*wanted) for wanted in output_shapes(33, 96)] for _ in range(2)]
@@ -222,7 +222,7 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
 
 
 @pytest.mark.emulated
-def test_bytes_that_a_call_moves(rng):
+def test_a_call_moves_the_expected_number_of_bytes(rng):
     """x is read in both phases, and its scales the second time for each 8 columns; mean and rstd once a tile of 32."""
     rows, columns = 64, 640
     elements = rows * columns
@@ -238,7 +238,7 @@ def test_bytes_that_a_call_moves(rng):
     assert read == elements + elements // 8 + elements + elements // 8 * 2 + columns // 32 * rows * 8
 
 
-def test_arguments_that_do_not_fit(device, rng, refused):
+def test_arguments_that_do_not_match_are_refused(device, rng, refused):
     values = case(rng, (33, 96))
     x, s_x, w, g = place(device, values)
     good = [device.empty(*wanted) for wanted in output_shapes(33, 96)]

@@ -14,7 +14,7 @@ from drvfuse.reference import coat_layernorm, coat_rmsnorm
 
 
 def saved(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """A mean and rstd for each row, of no particular rows."""
+    """A random mean and rstd for each row."""
     return rng.standard_normal(rows, np.float32), (0.5 + rng.random(rows, np.float32)).astype(np.float32)
 
 
@@ -39,21 +39,21 @@ def check(values: Case, affine: bool, saves, found, QB=16, g=None) -> None:
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", [*SHAPES, ((300, 33), 16, "float8_e4m3fn", "bfloat16")])
-def test_with_parameters(device, rng, shape, QB, fp8, w):
+def test_with_weight_and_bias_the_bits_are_those_of_the_reference(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     saves = saved(rng, shape[0])
     check(values, True, saves, backward(device, values, True, saves, QB), QB)
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", [*SHAPES[1:6:4], ((0, 96), 16, "float8_e4m3fn", "bfloat16")])
-def test_without_parameters(device, rng, shape, QB, fp8, w):
+def test_without_weight_and_bias_the_bits_are_those_of_the_reference(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     saves = saved(rng, shape[0])
     check(values, False, saves, backward(device, values, False, saves, QB), QB)
 
 
 @AFFINE
-def test_batches_and_sums_of_gradients(device, rng, affine):
+def test_batches_and_added_gradients_have_the_bits_of_the_reference(device, rng, affine):
     values = case(rng, (3, 7, 96))
     hosts = [rng.standard_normal((3, 7, 96), np.float32).astype(BF16) for _ in range(3)]
     saves = saved(rng, 21)
@@ -64,7 +64,7 @@ def test_batches_and_sums_of_gradients(device, rng, affine):
 
 @AFFINE
 @pytest.mark.parametrize("columns", [80, 160])
-def test_gradient_of_the_forward_against_float64(device, rng, affine, columns):
+def test_the_gradient_agrees_with_the_forward_in_float64(device, rng, affine, columns):
     """Forward and backward in turn on rows whose mean is far from 0, of lengths that are no powers of two."""
     values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
@@ -84,7 +84,7 @@ def test_gradient_of_the_forward_against_float64(device, rng, affine, columns):
 
 
 @AFFINE
-def test_slices_of_wider_arrays(device, rng, affine):
+def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng, affine):
     wide = case(rng, (33, 192))
     x, s_x, _, g = place(device, wide)
     saves = saved(rng, 33)
@@ -119,7 +119,7 @@ def test_sums_have_the_same_bits_in_every_run_and_on_every_grid(device, driver, 
 
 @AFFINE
 @pytest.mark.parametrize("what", ["x", "scale", "g", "mean", "rstd", "w"])
-def test_nan(device, rng, affine, what):
+def test_nans_have_the_bits_of_the_reference(device, rng, affine, what):
     values = case(rng, (33, 96))
     x, s_x, w, g = (host.copy() for host in values)
     mean, rstd = saved(rng, 33)
@@ -142,7 +142,7 @@ def test_nan(device, rng, affine, what):
 
 @AFFINE
 @pytest.mark.parametrize("columns", [96, 97])  # db begins at an even column of the workspace
-def test_outputs_given_are_written_and_nothing_round_them(device, rng, affine, columns):
+def test_given_outputs_are_written_and_nothing_outside_them(device, rng, affine, columns):
     values = case(rng, (33, columns))
     saves = saved(rng, 33)
     wanted = [((33, columns), "bfloat16"), *([((columns,), "bfloat16")] * (2 if affine else 0))]
@@ -163,7 +163,7 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng, affine, c
 
 @AFFINE
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
-def test_a_graph_of_dependent_launches(device, rng, affine, level):
+def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng, affine, level):
     values = case(rng, (33, 96))
     x, s_x, w, g = place(device, values)
     saves = saved(rng, 33)
@@ -191,7 +191,7 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
 
 
 @AFFINE
-def test_arguments_that_do_not_fit(device, rng, refused, affine):
+def test_arguments_that_do_not_match_are_refused(device, rng, refused, affine):
     values = case(rng, (33, 96))
     x, s_x, w, g = place(device, values)
     kept = [device.array(host) for host in saved(rng, 33)]

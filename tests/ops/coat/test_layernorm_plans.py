@@ -26,7 +26,7 @@ ROWS = {
 
 
 def use(monkeypatch, name: str, **changes) -> None:
-    """All calls go by the plan of that name; results do not depend on it."""
+    """Make all calls use the plan of that name; results do not depend on the plan."""
 
     def plan(limits, rows, columns, QB, affine):
         if name in TILES:
@@ -42,7 +42,7 @@ def use(monkeypatch, name: str, **changes) -> None:
     ("name", "affine"), [*((name, True) for name in (*TILES, *ROWS)), ("tiles-4-1", False), ("rows", False)]
 )
 def test_every_plan_gives_the_same_bits(device, rng, monkeypatch, name, affine):
-    """Several strips and segments, the last of each in part."""
+    """The shape has several strips and segments, of which the last ones are partial."""
     use(monkeypatch, name)
     Forward(device, case(rng, (133, 1200)), affine, eps=1e-6).check()
 
@@ -57,13 +57,15 @@ def test_every_plan_gives_the_same_bits(device, rng, monkeypatch, name, affine):
         ("rows-some-kept", (37, 100), 128, E5M2, "float32"),
     ],
 )
-def test_whole_tiles_rows_that_are_not_aligned_and_wide_groups(device, rng, monkeypatch, name, shape, QB, fp8, w):
+def test_whole_tiles_unaligned_rows_and_wide_groups_have_the_bits_of_the_reference(
+    device, rng, monkeypatch, name, shape, QB, fp8, w
+):
     use(monkeypatch, name)
     Forward(device, case(rng, shape, QB, fp8, w), True, QB).check()
 
 
 @AFFINE
-def test_statistics_that_do_not_fit_are_read_again(device, rng, monkeypatch, affine):
+def test_rows_are_read_again_where_statistics_do_not_fit(device, rng, monkeypatch, affine):
     use(monkeypatch, "rows-none-kept", known=False)
     Forward(device, case(rng, (133, 512)), affine).check()
 
@@ -71,13 +73,13 @@ def test_statistics_that_do_not_fit_are_read_again(device, rng, monkeypatch, aff
 @AFFINE
 @pytest.mark.parametrize("special_name", SPECIAL)
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
-def test_special_values(device, rng, monkeypatch, name, special_name, affine):
+def test_special_values_have_the_bits_of_the_reference(device, rng, monkeypatch, name, special_name, affine):
     use(monkeypatch, name)
     Forward(device, special(special_name, case(rng, (33, 1040))), affine).check()
 
 
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
-def test_no_variance_and_no_epsilon(device, rng, monkeypatch, name):
+def test_a_row_without_variance_is_nan_if_epsilon_is_zero(device, rng, monkeypatch, name):
     """Every y of such a row is NaN."""
     use(monkeypatch, name)
     values = case(rng, (33, 640))
@@ -89,13 +91,13 @@ def test_no_variance_and_no_epsilon(device, rng, monkeypatch, name):
 
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
-def test_batches(device, rng, monkeypatch, name, flag):
+def test_batches_have_the_bits_of_the_reference(device, rng, monkeypatch, name, flag):
     use(monkeypatch, name)
     Forward(device, case(rng, (3, 25, 544)), True, flag=flag).check()
 
 
 @AFFINE
-def test_plans_that_are_chosen(affine):
+def test_the_plan_follows_from_rows_columns_and_parameters(affine):
     assert layernorm_plan(H200, 256, 4096, 16, affine) is None
     assert isinstance(layernorm_plan(H200, 2048, 4096, 16, affine), HeldTiles)
     assert isinstance(layernorm_plan(H200, 8192, 4096, 16, affine), ManyRows)
@@ -105,7 +107,7 @@ def test_plans_that_are_chosen(affine):
 @pytest.mark.emulated
 @AFFINE
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
-def test_no_race(rng, monkeypatch, name, affine):
+def test_launches_have_no_race(rng, monkeypatch, name, affine):
     use(monkeypatch, name)
     with df.emu.Machine(devices=1, race=True, seed=3) as machine:
         device = df.device(0, driver=machine)
@@ -117,7 +119,7 @@ def test_no_race(rng, monkeypatch, name, affine):
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
 def test_x_is_read_once(rng, monkeypatch, name):
-    """And its scales once for each 16 columns; two outputs, a mean and a rstd are written."""
+    """Its scales are read once for each 16 columns; two outputs, mean and rstd are written."""
     use(monkeypatch, name)
     rows, columns = 64, 640
     with df.emu.Machine(devices=1) as machine:
@@ -160,7 +162,8 @@ def guess_is_off(values: Case) -> float:
 
 
 def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Case:
-    """Five equal rows whose mean is so far from 0 that the guess at rstd is off by `least` to `most` 2^-24."""
+    """Five equal rows whose mean is so far from 0 that the kernel's estimate of rstd is off by `least` to `most`
+    2^-24."""
     values = case(rng, (1, 640), w="float32")
     values = values._replace(s_x=np.ones_like(values.s_x))
     while not least <= guess_is_off(values) <= most:
@@ -180,7 +183,9 @@ def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Cas
         pytest.param("rows", (1, 16), 1000, id="a bias that is far too large"),
     ],
 )
-def test_maxima_that_an_estimate_does_not_decide(device, rng, monkeypatch, name, off, factor):
+def test_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(
+    device, rng, monkeypatch, name, off, factor
+):
     """The largest |y| is next to the place where two scales meet, and its estimate may be on the other side."""
     use(monkeypatch, name)
     for _ in range(2):
@@ -192,7 +197,7 @@ def test_maxima_that_an_estimate_does_not_decide(device, rng, monkeypatch, name,
 
 
 @pytest.mark.emulated
-def test_rows_that_do_not_exist_do_not_prevent_an_estimate(rng, monkeypatch):
+def test_lanes_without_a_row_do_not_prevent_an_estimate(rng, monkeypatch):
     """x is read once more only where a weight is too large for one."""
     use(monkeypatch, "rows")
     rows, columns = 37, 512
@@ -208,7 +213,7 @@ def test_rows_that_do_not_exist_do_not_prevent_an_estimate(rng, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
-def test_a_weight_that_makes_much_of_what_underflows(device, rng, monkeypatch, name):
+def test_a_large_weight_of_an_underflowing_value_has_the_bits_of_the_reference(device, rng, monkeypatch, name):
     use(monkeypatch, name)
     values = case(rng, (5, 640), w="float32")
     values.w[3] = 2.0**30

@@ -54,7 +54,9 @@ def groups(x, s_x, w, g, row):
         (groups, (8192, 4096), 0, True),
     ],
 )
-def test_common_shapes_spill_hardly_anything_and_fetch_weights_first(monkeypatch, op, shape, spilled, weights_first):
+def test_kernels_of_common_shapes_spill_little_and_fetch_weights_before_the_wait(
+    monkeypatch, op, shape, spilled, weights_first
+):
     chosen = []
 
     def load(device, spec):

@@ -20,7 +20,7 @@ SHAPE = (33, 96)
 ABSENT, NO_SUMS = "block-1-absent", "block-1-leaves-no-sums"
 
 
-def test_the_host_knows_how_large_what_the_kernels_share_is(device):
+def test_the_host_and_the_kernels_agree_on_the_size_of_the_workspace(device):
     sizes = {
         "sizeof(GridWords)": plan.WORDS_BYTES,
         "sizeof(GridWorkspace)": plan.GRID_BYTES,
@@ -65,7 +65,7 @@ class Op:
         return df.coat.fp8_division(self.tall, 16, "E4M3", **options)
 
     def give_up(self, **options):
-        """A launch of which a block does not do its part; it ends."""
+        """A launch in which one block skips its part; the launch ends by its time-out."""
         with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
             self.run(**options)
         self.device.synchronize()
@@ -89,7 +89,7 @@ def backward(device, values):
     return Op("backward", device, values)
 
 
-def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(op):
+def test_an_absent_block_is_an_error_once_and_the_next_call_works(op):
     op.check(op.run())
     op.give_up()
     with pytest.raises(BarrierTimeout, match=r"block \d+ of a kernel gave up waiting for block 1") as caught:
@@ -103,8 +103,8 @@ def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(o
 
 
 @pytest.mark.emulated
-def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
-    """Nor does the launch behind it, which waits for none, read what was never written."""
+def test_a_block_that_writes_no_column_sums_is_the_only_finding(rng):
+    """The following launch, which does not wait, does not read uninitialised words either."""
     values = case(rng, (261, 656))
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
@@ -119,7 +119,7 @@ def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
         assert not machine.reports
 
 
-def test_launch_numbers_wrap(op, space):
+def test_launch_numbers_may_wrap_around(op, space):
     host = np.zeros(space.nbytes, np.uint8)
     host[:4] = 255  # the number of the launch before
     space.copy_from(host)
@@ -127,7 +127,7 @@ def test_launch_numbers_wrap(op, space):
         op.check(op.run(workspace=space))
 
 
-def test_a_workspace_of_the_caller_must_be_zeroed_by_him(op, space):
+def test_a_workspace_of_the_caller_must_be_zeroed(op, space):
     op.give_up(workspace=space)
     with pytest.raises(GridTimeout):
         op.run(workspace=space)
@@ -141,7 +141,7 @@ def test_a_workspace_of_the_caller_must_be_zeroed_by_him(op, space):
     df.check_device(op.device)
 
 
-def test_check_device_says_so_without_a_call(backward, device, space):
+def test_check_device_raises_the_error_without_another_call(backward, device, space):
     df.check_device(device)
     backward.give_up(workspace=space)
     with pytest.raises(GridTimeout):
@@ -149,7 +149,7 @@ def test_check_device_says_so_without_a_call(backward, device, space):
     df.check_device(device)
 
 
-def test_launches_after_the_time_out_wait_for_nothing(backward, space):
+def test_launches_after_the_time_out_do_not_wait(backward, space):
     backward.run(workspace=space)
     with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
         for _ in range(3):  # queued before anybody knows
@@ -160,7 +160,7 @@ def test_launches_after_the_time_out_wait_for_nothing(backward, space):
     df.check_device(backward.device)
 
 
-def test_a_graph_says_so_when_it_is_launched_and_works_afterwards(backward, device):
+def test_a_graph_launch_raises_the_error_and_the_next_one_works(backward, device):
     backward.run()
     outputs = device.empty(backward.values.g.shape, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
     with df.Graph.capture(device.stream) as graph:
@@ -175,7 +175,7 @@ def test_a_graph_says_so_when_it_is_launched_and_works_afterwards(backward, devi
     graph.close()
 
 
-def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space):
+def test_two_launches_in_one_workspace_at_once_are_an_error(op, space):
     words = np.zeros(space.shape, np.uint8)
     words[12:16].view(np.uint32)[0] = 1  # `users`, as the other launch would have left it
     space.copy_from(words)
@@ -186,8 +186,8 @@ def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space)
 
 
 @pytest.mark.emulated
-def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
-    """They read the same arrays, whose own stream makes neither wait."""
+def test_launches_on_two_streams_may_overlap_except_in_one_workspace(rng):
+    """Both launches read the same arrays, whose own stream orders neither of them."""
     values = case(rng, (528, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     found = []
@@ -213,8 +213,8 @@ def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
     assert found == [(True, True)]
 
 
-def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device, counted_calls):
-    """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
+def test_a_new_stream_with_a_reused_handle_waits_for_the_work_of_the_old_stream(backward, device, counted_calls):
+    """Workspaces are kept by stream handle, and a driver may reuse the handle of a destroyed stream."""
     earlier = df.Stream(device)
     backward.run(stream=earlier)
     earlier.close()
@@ -227,7 +227,7 @@ def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(ba
         backward.check(outputs)
 
 
-def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, device):
+def test_workspaces_are_kept_for_the_most_recently_used_streams(backward, device):
     streams = [df.Stream(device) for _ in range(40)]
     results = [backward.run(stream=stream) for stream in [*streams, streams[0]]]
     device.synchronize()

@@ -111,7 +111,8 @@ def inputs_are_free_afterwards(op: str, algo: str) -> None:
 
 
 class Spy:
-    """A dependent kernel behind rank 0's call, and what it saw before its own wait: of the epoch, or at an address."""
+    """A dependent kernel after the call of rank 0, and the value of the epoch, or at an address, that it read before
+    its own wait."""
 
     def __init__(self, group: df.Group, address: int = 0) -> None:
         self.rank = group.ranks[0]
@@ -128,7 +129,7 @@ class Spy:
 
     @property
     def started(self) -> bool:
-        """Whether it has started, once nothing moves any more."""
+        """Whether the dependent kernel has started once no kernel makes progress."""
         for _ in range(50):
             self.rank.stream.query()
         return bool(self.view[0])
@@ -207,7 +208,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
 
 
 def a_freed_input_is_not_reused_early() -> None:
-    """The call runs late, on another stream than the one its input was allocated on and goes back to."""
+    """The call runs late, on a stream other than the one on which its input is allocated and freed."""
     with opened(2) as (_, group):
         hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
         streams = [df.Stream(rank.device) for rank in group]

@@ -27,7 +27,7 @@ from drvfuse.errors import ArgumentError, Unsupported
 @pytest.mark.parametrize("workspace_bytes", ["least", 1 << 20])
 @pytest.mark.parametrize("count", [2048, 2999])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_inputs_that_peers_cannot_read(open_group, rng, algo, count, workspace_bytes):
+def test_inputs_that_peers_cannot_read_are_staged(open_group, rng, algo, count, workspace_bytes):
     group = open_group(3, workspace_bytes=LEAST[algo] if workspace_bytes == "least" else workspace_bytes)
     hosts = random_inputs(rng, 3, count, "bfloat16")
     private = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
@@ -46,7 +46,7 @@ def test_inputs_that_peers_cannot_read(open_group, rng, algo, count, workspace_b
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_fused_inputs_that_peers_cannot_read(open_group, rng, algo, residual):
+def test_fused_inputs_that_peers_cannot_read_are_staged(open_group, rng, algo, residual):
     for workspace_bytes in (8192, 1 << 20):
         group = open_group(3, workspace_bytes=workspace_bytes)
         hosts = random_inputs(rng, 3, (23, 200), "bfloat16")
@@ -90,7 +90,7 @@ def test_naive_copies_inputs_that_only_their_own_device_can_access(open_group, r
 
 @pytest.fixture(scope="module")
 def islands():
-    """Three emulated devices of which 0 and 1 are peers, and 2 is nobody's."""
+    """Three emulated devices, of which 0 and 1 are peers and 2 has no peer."""
     with df.emu.Machine(devices=3, peers=lambda a, b: {a, b} <= {0, 1}) as machine:
         group = df.Group.local(3, driver=machine, workspace_bytes=8192, max_blocks=4)
         yield group
@@ -111,7 +111,7 @@ def test_naive_is_chosen_where_devices_are_not_peers(islands, rng):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
-def test_fused_op_where_devices_are_not_peers(islands, rng, residual):
+def test_the_fused_op_works_where_devices_are_not_peers(islands, rng, residual):
     hosts = random_inputs(rng, 3, (20, 136), "bfloat16")
     gamma = np.linspace(-2, 2, 136).astype(np.float32).astype(hosts[0].dtype)
     added = random_inputs(rng, 1, (20, 136), "bfloat16")[0] if residual else None
@@ -128,7 +128,7 @@ def test_fused_op_where_devices_are_not_peers(islands, rng, residual):
 
 
 @pytest.mark.emulated
-def test_what_needs_peers_is_refused_without_them(islands):
+def test_algorithms_that_need_peer_access_are_refused_without_it(islands):
     xs = [rank.zeros((2, 8), "bfloat16") for rank in islands]
     gammas = [rank.zeros(8, "bfloat16") for rank in islands]
     for algo in ALGOS:
@@ -170,7 +170,7 @@ def close_to(counted: int, expected: int, slack: int) -> bool:
 
 
 def is_expected(counts: tuple[int, int], prepared, slack: int) -> bool:
-    """(Local, remote) bytes. Polls of push algorithms read until the words are there, so often as it takes."""
+    """(Local, remote) bytes. Polls of push algorithms are not counted, as they read until their words arrive."""
     local, remote = prepared.traffic
     slack = slack if prepared.algo in PULL else counts[0]
     return close_to(counts[0], local, slack) and close_to(counts[1], remote, 2_000)
@@ -179,7 +179,7 @@ def is_expected(counts: tuple[int, int], prepared, slack: int) -> bool:
 @pytest.mark.emulated
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_bytes_of_allreduce_are_what_prepared_says(counted, algo, staged):
+def test_allreduce_moves_the_bytes_that_prepared_reports(counted, algo, staged):
     group, count = counted
     xs = [rank.zeros(24_000, "bfloat16") for rank in group]
     memory = []
@@ -194,7 +194,7 @@ def test_bytes_of_allreduce_are_what_prepared_says(counted, algo, staged):
 @pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_bytes_of_the_fused_op_are_what_prepared_says(counted, algo, residual):
+def test_the_fused_op_moves_the_bytes_that_prepared_reports(counted, algo, residual):
     group, count = counted
     shape = (60, 512)
     prepared = df.allreduce_rmsnorm_fp8.prepare(
@@ -210,7 +210,7 @@ def test_bytes_of_the_fused_op_are_what_prepared_says(counted, algo, residual):
 
 
 @pytest.mark.gpus(3)
-def test_the_gather_of_two_stages_carries_fp8(open_group):
+def test_the_second_stage_of_two_stage_moves_fp8_values(open_group):
     group = open_group(3)
     rows, columns = 300, 1024
     prepared = df.allreduce_rmsnorm_fp8.prepare(

@@ -61,7 +61,7 @@ def test_other_dtypes_are_exact_by_naive(open_group, rng, n, dtype):
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_special_values(open_group, dtype, algo):
+def test_special_values_have_the_bits_of_the_reference(open_group, dtype, algo):
     group = open_group(3)
     kind = dtypes.get(dtype).numpy
     tiny = {"bfloat16": 2.0**-133, "float16": 2.0**-24, "float32": 2.0**-149}[dtype]
@@ -81,7 +81,7 @@ def test_special_values(open_group, dtype, algo):
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("count", [40, 1001])
-def test_in_place(open_group, rng, algo, count):
+def test_in_place_calls_have_the_bits_of_the_reference(open_group, rng, algo, count):
     group = open_group(3)
     hosts = random_inputs(rng, 3, count, "bfloat16")
     xs = place(group, hosts)
@@ -114,7 +114,7 @@ def test_grid_does_not_change_the_bits(open_group, rng, algo):
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["auto", *ALL_ALGOS])
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5, 2)])
-def test_no_elements_is_no_launch(open_group, algo, shape):
+def test_a_call_without_elements_launches_nothing(open_group, algo, shape):
     group = open_group(2)
     xs = [rank.empty(shape, "bfloat16") for rank in group]
     prepared = df.allreduce.prepare(group, xs, algo=algo)
@@ -126,7 +126,7 @@ def test_no_elements_is_no_launch(open_group, algo, shape):
 
 
 @pytest.mark.gpus(2)
-def test_shapes_are_kept(open_group, rng):
+def test_results_have_the_shape_of_the_inputs(open_group, rng):
     group = open_group(2)
     for shape in ((), (1, 1, 1), (3, 5), (2, 3, 4)):
         hosts = random_inputs(rng, 2, shape, "float32")
@@ -147,7 +147,7 @@ def test_one_local_rank_takes_and_returns_bare_arrays(open_group, rng):
 
 
 @pytest.mark.gpus(4)
-def test_mixed_sizes_and_algorithms_back_to_back_without_synchronising(open_group, rng, driver):
+def test_mixed_sizes_and_algorithms_need_no_synchronisation(open_group, rng, driver):
     group = open_group(4)
     sizes = (8, 4099, 64, 1, 8 * 256 * 5, 100, 12000)
     hosts = {size: random_inputs(rng, 4, size, "bfloat16") for size in sizes}
@@ -177,7 +177,7 @@ def test_auto_takes_the_tuned_algorithm(open_group):
 @pytest.mark.gpus(3)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_shape_any_algorithm(open_group, data):
+def test_random_shapes_and_algorithms_have_the_bits_of_the_reference(open_group, data):
     group = open_group(3)
     shape = data.draw(st.lists(st.integers(0, 12), max_size=3).map(tuple) | st.integers(1, 5000).map(lambda k: (k,)))
     algo = data.draw(st.sampled_from(["auto", *ALL_ALGOS]))

@@ -21,7 +21,7 @@ def hosts_of(rng, n, shapes, dtype="bfloat16"):
 
 
 def placed(group, hosts):
-    """By rank, of hosts by tensor."""
+    """Arrays by rank, from host arrays by tensor."""
     return [list(of_rank) for of_rank in zip(*(place(group, of_tensor) for of_tensor in hosts), strict=True)]
 
 
@@ -41,7 +41,7 @@ def test_bits_are_those_of_each_tensor_alone(open_group, rng, n, algo):
 
 
 @pytest.mark.gpus(2)
-def test_many_tensors_and_whole_packs(open_group, rng):
+def test_many_tensors_of_whole_packs_have_the_bits_of_each_alone(open_group, rng):
     group = open_group(2)
     hosts = hosts_of(rng, 2, [(8 * (t % 5),) for t in range(64)])
     assert_sums(df.allreduce_many(group, placed(group, hosts)), hosts)
@@ -49,7 +49,7 @@ def test_many_tensors_and_whole_packs(open_group, rng):
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_small_workspace_takes_them_in_rounds(new_group, rng, algo):
+def test_tensors_larger_than_the_workspace_take_several_rounds(new_group, rng, algo):
     group = new_group(3, workspace_bytes=8192)
     hosts = hosts_of(rng, 3, [(1001,), (3,), (2500,), (7, 5)])
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_one_rank_may_give_a_list_of_arrays(open_group, rng, refused):
 
 
 @pytest.mark.gpus(2)
-def test_in_place_and_in_a_graph(open_group, rng):
+def test_in_place_calls_replay_in_a_graph(open_group, rng):
     group = open_group(2)
     hosts = hosts_of(rng, 2, [(9,), (4, 4)])
     xs = placed(group, hosts)
@@ -109,7 +109,7 @@ def test_calls_of_one_layout_are_repeated_with_other_addresses(open_group, rng):
 
 
 @pytest.mark.gpus(2)
-def test_bad_input_is_named(open_group, refused):
+def test_bad_input_is_an_argument_error(open_group, refused):
     group = open_group(2)
 
     def zeros(*shapes, dtype="bfloat16"):

@@ -83,7 +83,7 @@ def check(
 
 
 @pytest.mark.parametrize(("n", "algo"), every_number_of_ranks(ALL_ALGOS))
-def test_bfloat16_to_e4m3_for_every_number_of_ranks(open_group, rng, n, algo):
+def test_bfloat16_to_e4m3_is_exact_for_every_number_of_ranks(open_group, rng, n, algo):
     group = open_group(n)
     for rows in sorted({1, n - 1, n, n + 1, 17} - {0}):
         check(group, rng, (rows, 264), algo=algo)
@@ -91,7 +91,7 @@ def test_bfloat16_to_e4m3_for_every_number_of_ranks(open_group, rng, n, algo):
 
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("n", ranks(2, 3, 8))
-def test_residual_for_several_numbers_of_ranks(open_group, rng, n, algo):
+def test_residuals_are_exact_for_several_numbers_of_ranks(open_group, rng, n, algo):
     group = open_group(n)
     for rows in (1, n + 1, 9):
         check(group, rng, (rows, 264), algo=algo, residual=True)
@@ -99,7 +99,7 @@ def test_residual_for_several_numbers_of_ranks(open_group, rng, n, algo):
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_ragged_columns(open_group, rng, algo):
+def test_ragged_columns_are_exact(open_group, rng, algo):
     group = open_group(3)
     for columns in (1, 7, 9, 263, 1001):
         check(group, rng, (5, columns), algo=algo)
@@ -127,7 +127,7 @@ PAIRS = [
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo,dtype,out_dtype,scales_dtype,residual", PAIRS)
-def test_dtypes_and_modes(open_group, rng, dtype, out_dtype, scales_dtype, residual, algo):
+def test_every_dtype_and_mode_is_exact(open_group, rng, dtype, out_dtype, scales_dtype, residual, algo):
     group = open_group(2)
     check(
         group, rng, (5, 264), algo=algo, dtype=dtype, out_dtype=out_dtype, scales_dtype=scales_dtype, residual=residual
@@ -148,20 +148,20 @@ WIDE = [("bfloat16", 4096), ("bfloat16", 8200), ("bfloat16", 16384), ("float32",
         if ON_GPUS or columns == 16384 or (number + position) % 2
     ],
 )
-def test_wide_rows(open_group, rng, dtype, columns, algo):
+def test_wide_rows_are_exact(open_group, rng, dtype, columns, algo):
     check(open_group(2), rng, (3, columns), algo=algo, dtype=dtype)
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_every_size_of_the_reduction_tree(open_group, rng, algo):
+def test_every_size_of_the_reduction_tree_is_exact(open_group, rng, algo):
     for columns in (8, 16, 248, 256, 264, 512, 2048, 2056):
         check(open_group(2), rng, (2, columns), algo=algo)
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_scale_bound_weight_offset_and_epsilon(open_group, rng, algo):
+def test_scale_bound_weight_offset_and_epsilon_are_exact(open_group, rng, algo):
     group = open_group(2)
     for scale_ub in (math.inf, 1.0, 0.01, 0.0):
         check(group, rng, (3, 64), algo=algo, scale_ub=scale_ub)
@@ -177,7 +177,7 @@ def test_scale_bound_weight_offset_and_epsilon(open_group, rng, algo):
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_special_rows(open_group, rng, algo, residual):
+def test_special_rows_change_their_own_results_only(open_group, rng, algo, residual):
     """Zero, one-hot, denormal, huge, infinite and NaN rows: each only changes its own results."""
     group = open_group(2)
     kind = dtypes.get("bfloat16").numpy
@@ -264,7 +264,7 @@ def test_residual_output_may_be_the_residual(open_group, rng, algo):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["auto", *ALL_ALGOS])
-def test_no_rows_is_no_launch(open_group, algo):
+def test_a_call_without_rows_launches_nothing(open_group, algo):
     group = open_group(2)
     result = df.allreduce_rmsnorm_fp8(
         group,
@@ -281,7 +281,7 @@ def test_no_rows_is_no_launch(open_group, algo):
 
 
 @pytest.mark.gpus(2)
-def test_leading_dimensions_and_allocated_results(open_group, rng):
+def test_inputs_may_have_leading_dimensions_and_results_are_allocated(open_group, rng):
     group = open_group(2)
     hosts = random_inputs(rng, 2, (2, 3, 40), "bfloat16")
     gamma = gamma_for(rng, 40, "bfloat16")
@@ -333,7 +333,7 @@ def test_auto_takes_the_two_shot_form_for_many_rows(open_group):
 @pytest.mark.gpus(3)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_shape_any_algorithm(open_group, data):
+def test_random_shapes_and_algorithms_have_the_bits_of_the_reference(open_group, data):
     group = open_group(3)
     rows, packs = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 70))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

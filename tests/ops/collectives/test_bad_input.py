@@ -35,7 +35,8 @@ def xs(group, hosts):
 
 @pytest.fixture
 def refused(group, hosts, xs):
-    """`refused(call, argument)`: it raises ArgumentError for that argument; inputs and group are as before."""
+    """`refused(call, argument)`: the call raises ArgumentError for that argument and leaves inputs and group
+    unchanged."""
 
     def check(call, argument, text=""):
         with pytest.raises(ArgumentError) as caught:
@@ -55,8 +56,8 @@ def fused(group, xs, **changes):
     return df.allreduce_rmsnorm_fp8(group, xs, gammas, **arguments)
 
 
-def test_arrays_of_a_closed_buffer(group, xs):
-    """An array of a symmetric buffer that is closed is memory of nobody, on its own device too."""
+def test_arrays_of_a_closed_buffer_are_refused(group, xs):
+    """An array of a closed symmetric buffer has no memory, on its own device too."""
     buffer = group.symmetric(4 * 32 * 2)
     gone = buffer.arrays(SHAPE, "bfloat16")
     buffer.close()
@@ -67,7 +68,7 @@ def test_arrays_of_a_closed_buffer(group, xs):
         df.allreduce(group, xs, gone)
 
 
-def test_wrong_number_of_arrays(group, xs, refused):
+def test_a_wrong_number_of_arrays_is_refused(group, xs, refused):
     refused(lambda: df.allreduce(group, xs[:2]), "inputs", "3 arrays")
     refused(lambda: df.allreduce(group, xs, xs[:2]), "outputs", "3 arrays")
     refused(lambda: df.allreduce(group, xs[0]), "inputs", "a list of 3 arrays")
@@ -77,13 +78,13 @@ def test_wrong_number_of_arrays(group, xs, refused):
 
 
 @pytest.mark.parametrize("wrong", [None, "emu", 2])
-def test_what_is_no_group(xs, refused, wrong):
+def test_an_object_that_is_not_a_group_is_refused(xs, refused, wrong):
     refused(lambda: df.allreduce(wrong, xs), "group", "must be a drvfuse.Group")
     refused(lambda: df.allreduce.prepare(wrong, xs), "group", "must be a drvfuse.Group")
     refused(lambda: df.allreduce_rmsnorm_fp8(wrong, xs, xs, epsilon=1e-6), "group", "must be a drvfuse.Group")
 
 
-def test_shape_or_dtype_differs_between_ranks(group, xs, refused):
+def test_shapes_and_dtypes_that_differ_between_ranks_are_refused(group, xs, refused):
     other = group.ranks[2].zeros((4, 31), "bfloat16")
     refused(lambda: df.allreduce(group, [*xs[:2], other]), "inputs[2]", "(4, 32)")
     flat = group.ranks[1].zeros(128, "bfloat16")
@@ -94,19 +95,19 @@ def test_shape_or_dtype_differs_between_ranks(group, xs, refused):
     refused(lambda: df.allreduce(group, xs, garbage(group, (32, 4), "bfloat16")), "outputs[0]", "(4, 32)")
 
 
-def test_dtype_that_cannot_be_summed(group, refused):
+def test_dtypes_that_cannot_be_summed_are_refused(group, refused):
     refused(lambda: df.allreduce(group, [rank.zeros(8, "int32") for rank in group]), "dtype of inputs[0]", "float32")
     eight = [rank.zeros((2, 8), "float8_e4m3fn") for rank in group]
     refused(lambda: fused(group, eight), "dtype of inputs[0]", "bfloat16")
 
 
-def test_wrong_device(group, xs, refused):
+def test_arrays_on_a_wrong_device_are_refused(group, xs, refused):
     refused(lambda: df.allreduce(group, [xs[1], xs[0], xs[2]]), "inputs[0]", "device 1")
     ys = garbage(group, SHAPE, "bfloat16")
     refused(lambda: df.allreduce(group, xs, [ys[0], ys[2], ys[1]]), "outputs[1]", "device 2")
 
 
-def test_host_memory(group, hosts, xs, refused):
+def test_arrays_in_host_memory_are_refused(group, hosts, xs, refused):
     refused(lambda: df.allreduce(group, hosts), "inputs[0]", "host memory")
     floats = [np.zeros(SHAPE, np.float32)] * 3
     refused(lambda: df.allreduce(group, floats), "inputs[0]", "host memory")
@@ -114,7 +115,7 @@ def test_host_memory(group, hosts, xs, refused):
 
 
 class Strided:
-    """Somebody else's array, every second column."""
+    """An array of another library with every second column."""
 
     def __init__(self, array):
         self.array = array
@@ -124,12 +125,12 @@ class Strided:
         self.__cuda_array_interface__ = interface
 
 
-def test_array_that_is_not_contiguous(group, refused):
+def test_arrays_that_are_not_contiguous_are_refused(group, refused):
     wide = [Strided(rank.zeros((4, 64), "float32")) for rank in group]
     refused(lambda: df.allreduce(group, wide), "inputs[0]", "contiguous")
 
 
-def test_misaligned_array(group, xs, refused):
+def test_misaligned_arrays_are_refused(group, xs, refused):
     flat = [rank.zeros(200, "bfloat16") for rank in group]
     shifted = [df.view(a.ptr + 2, SHAPE, "bfloat16", a.device, owner=a) for a in flat]
     refused(lambda: df.allreduce(group, shifted), "inputs[0]", "aligned to 16 bytes")
@@ -137,7 +138,7 @@ def test_misaligned_array(group, xs, refused):
     refused(lambda: fused(group, xs, residuals=shifted), "residuals[0]", "aligned to 16 bytes")
 
 
-def test_output_that_overlaps(group, refused):
+def test_overlapping_outputs_are_refused(group, refused):
     both = [rank.zeros((8, 32), "bfloat16") for rank in group]
     xs = [df.view(a.ptr, SHAPE, "bfloat16", a.device, owner=a) for a in both]
     ys = [df.view(a.ptr + 64, SHAPE, "bfloat16", a.device, owner=a) for a in both]
@@ -154,25 +155,25 @@ def test_output_that_overlaps(group, refused):
     )
 
 
-def test_gamma(group, xs, refused):
+def test_gammas_of_a_wrong_shape_or_dtype_are_refused(group, xs, refused):
     refused(lambda: fused(group, xs, gammas=[r.zeros(31, "bfloat16") for r in group]), "gammas[0]", "(32,)")
     refused(lambda: fused(group, xs, gammas=[r.zeros((1, 32), "bfloat16") for r in group]), "gammas[0]", "(32,)")
     refused(lambda: fused(group, xs, gammas=[r.zeros(32, "float16") for r in group]), "gammas[0]", "bfloat16")
 
 
 @pytest.mark.parametrize("argument", ["scale_ub", "epsilon"])
-def test_numbers_that_are_negative_or_nan(group, xs, refused, argument):
+def test_negative_and_nan_scalars_are_refused(group, xs, refused, argument):
     for value in (-1.0, math.nan, -math.inf, "1", None, True):
         refused(lambda value=value: fused(group, xs, **{argument: value}), argument, "at least 0")
 
 
-def test_numbers_that_are_not_finite(group, xs, refused):
+def test_scalars_that_are_not_finite_are_refused(group, xs, refused):
     refused(lambda: fused(group, xs, epsilon=math.inf), "epsilon")
     refused(lambda: fused(group, xs, weight_offset=math.nan), "weight_offset")
     refused(lambda: fused(group, xs, weight_offset=1e300), "weight_offset")
 
 
-def test_unknown_names(group, xs, refused):
+def test_unknown_names_are_refused_with_the_known_ones(group, xs, refused):
     refused(lambda: df.allreduce(group, xs, algo="ring"), "algo", "'one_stage'")
     refused(lambda: df.allreduce(group, xs, algo=1), "algo")
     refused(lambda: fused(group, xs, algo="split"), "algo")
@@ -183,7 +184,7 @@ def test_unknown_names(group, xs, refused):
 
 
 @pytest.mark.parametrize("wrong", [("a", "b"), ["float8_e4m3fn"], {}, np.zeros(2), ("float32", (2,)), object()])
-def test_values_that_are_no_names(group, xs, refused, wrong):
+def test_options_that_are_not_strings_are_refused(group, xs, refused, wrong):
     refused(lambda: fused(group, xs, out_dtype=wrong), "out_dtype", "float8_e5m2")
     refused(lambda: fused(group, xs, scales_dtype=wrong), "scales_dtype", "bfloat16")
     refused(lambda: fused(group, xs, algo=wrong), "algo", "one_stage")
@@ -191,13 +192,13 @@ def test_values_that_are_no_names(group, xs, refused, wrong):
     refused(lambda: df.allreduce(group, xs, max_num_blocks=wrong), "max_num_blocks", "1 to 4")
 
 
-def test_columns_out_of_range(group, refused):
+def test_numbers_of_columns_out_of_range_are_refused(group, refused):
     for shape in ((), (3, 0), (1, 16385)):
         arrays = [rank.zeros(shape, "bfloat16") for rank in group]
         refused(lambda arrays=arrays: fused(group, arrays), "inputs[0]", "16384")
 
 
-def test_arguments_that_do_not_go_together(group, xs, refused):
+def test_contradictory_arguments_are_refused(group, xs, refused):
     scales = garbage(group, SHAPE[:-1], "float32")
     refused(lambda: fused(group, xs, out_dtype="bfloat16", scales=scales), "scales")
     refused(lambda: fused(group, xs, residual_outputs=garbage(group, SHAPE, "bfloat16")), "residual_outputs")
@@ -205,12 +206,12 @@ def test_arguments_that_do_not_go_together(group, xs, refused):
     refused(lambda: fused(group, xs, scales=garbage(group, SHAPE[:-1], "bfloat16")), "scales[0]", "float32")
 
 
-def test_block_limit(group, xs, refused):
+def test_a_wrong_block_limit_is_refused(group, xs, refused):
     for value in (0, -1, 5, 1.0, True):
         refused(lambda value=value: df.allreduce(group, xs, max_num_blocks=value), "max_num_blocks", "1 to 4")
 
 
-def test_pdl_level_that_is_unknown_or_refused(group, xs, refused):
+def test_unknown_and_unsupported_pdl_levels_are_refused(group, xs, refused):
     accepted = "one of PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING"
     refused(lambda: df.allreduce(group, xs, pdl_level=7), "pdl_level", accepted)
     with pytest.raises(ArgumentError) as error:
@@ -220,14 +221,14 @@ def test_pdl_level_that_is_unknown_or_refused(group, xs, refused):
         df.allreduce(group, xs, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
 
 
-def test_streams_of_the_wrong_number_or_device(group, xs, refused):
+def test_streams_of_a_wrong_number_or_device_are_refused(group, xs, refused):
     streams = [rank.stream for rank in group]
     refused(lambda: df.allreduce(group, xs, streams=streams[:2]), "streams", "3 streams")
     refused(lambda: df.allreduce(group, xs, streams=[streams[1], streams[0], streams[2]]), "streams[0]")
     refused(lambda: df.allreduce(group, xs, streams=streams[0]), "streams")
 
 
-def test_ranks_that_are_not_local(group, xs, refused):
+def test_ranks_that_are_not_local_are_refused(group, xs, refused):
     prepared = df.allreduce.prepare(group, xs)
     for rank in (3, -1, True, "0"):
         refused(lambda rank=rank: prepared.launch(rank=rank), "rank", "[0, 1, 2]")
@@ -236,7 +237,7 @@ def test_ranks_that_are_not_local(group, xs, refused):
     refused(lambda: prepared.launch([stream] * 3, rank=0), "streams")
 
 
-def test_two_stages_cannot_differ_by_rank(group, xs, refused):
+def test_two_stages_refuse_options_that_differ_by_rank(group, xs, refused):
     epilogue = df.Epilogue("x + rank")
     refused(lambda: df.allreduce(group, xs, algo="two_stage", epilogue=epilogue), "algo", "one_stage")
 
@@ -272,7 +273,7 @@ def test_a_group_works_after_an_epilogue_that_does_not_compile(group, xs, hosts)
     assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
 
 
-def test_epilogue_arguments(group, xs, refused):
+def test_wrong_arguments_of_an_epilogue_are_refused(group, xs, refused):
     for expression in ("", "  ", "x; y", "{x}", 'x // "', "x\n+1", 3):
         with pytest.raises(ArgumentError) as caught:
             df.Epilogue(expression)
@@ -301,7 +302,7 @@ def test_epilogue_arguments(group, xs, refused):
     refused(lambda: df.allreduce(group, xs, ys, epilogue=overlapping), "outputs[0]", "overlapping epilogue parameter s")
 
 
-def test_workspace_too_small_for_a_row(open_group):
+def test_a_workspace_too_small_for_a_row_is_refused(open_group):
     group = open_group(3, workspace_bytes=4096)
     xs = [rank.zeros((2, 4096), "bfloat16") for rank in group]
     gammas = replicate(group, np.zeros(4096, np.float32).astype(xs[0].dtype.numpy))
@@ -311,7 +312,7 @@ def test_workspace_too_small_for_a_row(open_group):
         assert caught.value.argument == "workspace_bytes"
 
 
-def test_closed_group(new_group):
+def test_calls_of_a_closed_group_are_refused(new_group):
     group = new_group(2)
     xs = [rank.zeros(8, "float32") for rank in group]
     prepared = df.allreduce.prepare(group, xs)
@@ -334,7 +335,7 @@ def test_closed_group(new_group):
     assert_bits(xs, np.zeros(8, np.float32))
 
 
-def test_epilogue_arrays_without_elements(group, xs, refused):
+def test_epilogue_arrays_without_elements_are_refused(group, xs, refused):
     nothing = df.Replicated([rank.zeros(0, "float32") for rank in group])
     refused(
         lambda: df.allreduce(group, xs, epilogue=df.Epilogue("x + b[0]", b=nothing)),
@@ -344,7 +345,7 @@ def test_epilogue_arrays_without_elements(group, xs, refused):
 
 
 @pytest.mark.parametrize("wrong", ["array", "1", 1.5, -1, 1 << 64])
-def test_things_that_are_no_streams(group, xs, refused, wrong):
+def test_objects_that_are_not_streams_are_refused(group, xs, refused, wrong):
     if wrong == "array":
         wrong = xs[0]
     refused(lambda: df.allreduce(group, xs, streams=[wrong] * 3), "streams[0]")

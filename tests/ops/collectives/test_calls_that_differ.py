@@ -41,7 +41,7 @@ def launch(calls_of_rank):
 
 
 def differ(group, kind, odd):
-    """Rank `odd` makes the other calls."""
+    """Launch calls of which rank `odd` makes different ones. Return one call of each kind."""
     usual, other = DIFFERENCES[kind](Differing(group))
     launch([other if rank == odd else usual for rank in range(group.size)])
     return usual[0], other[0]
@@ -83,7 +83,7 @@ def test_the_rank_that_makes_another_call_is_found_and_the_group_works_after_a_r
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("kind", HANGING | SILENT)
-def test_what_is_found_would_hang_or_go_unnoticed(new_group, driver, kind):
+def test_without_the_comparison_such_calls_hang_or_go_unnoticed(new_group, driver, kind):
     group = new_group(3)
     with config.override(spin_timeout=0.05 if driver == "cuda" else 0.002):
         differ(group, kind, 1)
@@ -92,7 +92,7 @@ def test_what_is_found_would_hang_or_go_unnoticed(new_group, driver, kind):
     group.reset()
 
 
-def test_every_difference_is_of_one_sort():
+def test_every_kind_of_difference_is_hanging_silent_or_reads_garbage():
     assert sorted([*HANGING, *SILENT, *GARBAGE]) == sorted(DIFFERENCES)
 
 
@@ -139,7 +139,7 @@ def test_the_call_is_numbered_since_the_reset_also_by_replays_of_graphs(compared
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("before", [2**16 - 5, 2**31 - 5])
-def test_numbers_of_calls_wrap(compared_group, rng, before):
+def test_call_numbers_may_wrap_around(compared_group, rng, before):
     group = compared_group(2)
     for rank, pointer in zip(group, group.workspace.pointers, strict=True):
         words = view(pointer + workspace.NUMBERS_OFFSET, workspace.MAX_RANKS, "uint32", rank.device)
@@ -215,7 +215,7 @@ def test_a_rank_that_makes_no_call_is_missing_and_not_different(compared_group, 
 
 
 @pytest.mark.gpus(2)
-def test_of_calls_whose_epilogues_have_other_types_only_one_is_made(compared_group):
+def test_calls_whose_epilogues_have_different_types_are_found(compared_group):
     group = compared_group(2)
     xs = [rank.zeros(64, "float32") for rank in group]
     calls = [df.allreduce.prepare(group, xs, epilogue=df.Epilogue("x * k", k=k)) for k in (df.float32(2), df.int32(2))]
@@ -225,7 +225,7 @@ def test_of_calls_whose_epilogues_have_other_types_only_one_is_made(compared_gro
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("kind", ["push and pull", "dtype", "pull epsilon", "order"])
-def test_compared_first_no_data_moves(new_group, kind):
+def test_with_comparison_first_no_data_moves_before_the_calls_agree(new_group, kind):
     with config.override(check_calls=True):
         group = new_group(3)
     assert group.calls is not None and group.calls.first
@@ -246,7 +246,7 @@ def test_compared_first_no_data_moves(new_group, kind):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("level", [df.PDLLevel.OFF, df.PDLLevel.OVERLAP_AT_BEGINNING])
-def test_compared_first_all_algorithms_give_the_same_bits_in_calls_and_graphs(new_group, rng, level):
+def test_with_comparison_first_every_algorithm_has_the_same_bits_in_calls_and_graphs(new_group, rng, level):
     with config.override(check_calls=True):
         group = new_group(2)
     hosts = random_inputs(rng, 2, (3, 264), "bfloat16")
@@ -265,7 +265,7 @@ def test_compared_first_all_algorithms_give_the_same_bits_in_calls_and_graphs(ne
 
 
 @pytest.mark.gpus(2)
-def test_ranks_that_compare_first_meet_ranks_that_compare_beside(compared_group, rng):
+def test_ranks_that_compare_before_and_during_a_call_work_together(compared_group, rng):
     group = compared_group(2)
     hosts = random_inputs(rng, 2, (3, 264), "bfloat16")
     xs = place(group, hosts)
@@ -305,8 +305,8 @@ def test_a_group_of_one_process_compares_nothing(new_group):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_call_tells_each_peer_one_word(algo):
-    """By the emulator's counts: 8 bytes to each peer, by one request."""
+def test_a_call_sends_one_word_to_each_peer(algo):
+    """The emulator counts 8 bytes to each peer, in one access."""
     moved = []
     with df.emu.Machine(devices=4) as machine, df.Group.local(4, driver=machine, max_blocks=4) as group:
         xs = [rank.zeros((9, 264), "bfloat16") for rank in group]
@@ -321,7 +321,7 @@ def test_a_call_tells_each_peer_one_word(algo):
     assert moved[1] - moved[0] == 4 * 3 * 8
 
 
-def test_tables_name_calls_of_all_ranks_and_forget_the_oldest():
+def test_call_tables_name_the_calls_of_all_ranks_and_drop_the_oldest():
     memories = [bytearray(TABLE_BYTES) for _ in range(2)]
     of_rank = [ComparedCalls(CallTable(memories[i]), [CallTable(memories[1 - i])]) for i in range(2)]
     words = [of_rank[i].announce(f"call of rank {i}") for i in range(2)]
@@ -337,7 +337,7 @@ def test_tables_name_calls_of_all_ranks_and_forget_the_oldest():
     assert of_rank[1].name(words[0]) == "call of rank 0"
 
 
-def test_a_long_name_is_cut_and_its_hash_is_of_all_of_it():
+def test_a_long_name_is_truncated_and_hashed_in_full():
     calls = ComparedCalls.of_one_process(first=False)
     names = ["é" * 300, "é" * 301]
     words = [calls.announce(name) for name in names]

@@ -31,7 +31,7 @@ def hosts(rng):
 
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_replays_follow_the_inputs(group, rng, algo):
+def test_replays_use_the_current_contents_of_the_inputs(group, rng, algo):
     xs = [rank.empty(COUNT, "bfloat16") for rank in group]
     ys, zs = garbage(group, COUNT, "bfloat16"), garbage(group, COUNT, "bfloat16")
     streams = [rank.stream for rank in group]
@@ -54,7 +54,7 @@ def test_replays_follow_the_inputs(group, rng, algo):
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_fused_op_is_captured(group, rng, algo, residual):
+def test_the_fused_op_can_be_captured(group, rng, algo, residual):
     hosts = random_inputs(rng, 3, (6, 64), "bfloat16")
     gamma = np.ones(64, np.float32).astype(hosts[0].dtype)
     added = random_inputs(rng, 1, (6, 64), "bfloat16")[0] if residual else None
@@ -79,7 +79,7 @@ def test_fused_op_is_captured(group, rng, algo, residual):
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_a_graph_of_its_own_for_each_rank(group, hosts, algo):
+def test_each_rank_can_have_a_graph_of_its_own(group, hosts, algo):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     call = df.allreduce.prepare(group, xs, ys, algo=algo)
     graphs = []
@@ -173,7 +173,7 @@ def test_a_launch_of_graphs_that_fails_half_way_leaves_a_group_that_works(hosts)
         graphs.close()
 
 
-def test_an_exception_drops_the_captures_of_all_ranks(group, hosts):
+def test_an_exception_abandons_the_captures_of_all_ranks(group, hosts):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     with pytest.raises(KeyError, match="mine"), group.capture():
         df.allreduce(group, xs, ys)
@@ -183,14 +183,14 @@ def test_an_exception_drops_the_captures_of_all_ranks(group, hosts):
     assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
 
 
-def test_naive_needs_all_streams_in_one_capture(group, hosts):
+def test_naive_requires_the_streams_of_all_ranks_in_one_capture(group, hosts):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     with pytest.raises(Unsupported, match="one capture"), df.Graph.capture(group.ranks[0].stream):
         df.allreduce(group, xs, ys, algo="naive")
     assert_bits(df.allreduce(group, xs, ys, algo="naive"), reference.allreduce(hosts))
 
 
-def test_outputs_must_be_given(group, hosts):
+def test_a_captured_call_must_be_given_its_outputs(group, hosts):
     xs = place(group, hosts)
     streams = [rank.stream for rank in group]
     with pytest.raises(CaptureError, match="outputs"), df.Graph.capture(streams):
@@ -303,7 +303,7 @@ def test_arrays_of_a_closed_graph_outlive_its_replay(new_group, foreign):
 
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("captured", [(0,), (1, 2)])
-def test_ranks_on_both_sides_of_a_capture_are_refused(group, hosts, algo, captured):
+def test_calls_with_only_some_ranks_captured_are_refused(group, hosts, algo, captured):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     call = df.allreduce.prepare(group, xs, ys, algo=algo)
     untouched = ys[0].numpy()

@@ -41,7 +41,7 @@ def test_every_use_is_a_closed_error_and_closing_is_harmless():
         owner.close()
 
 
-def test_a_machine_closed_before_its_first_use():
+def test_a_machine_closed_before_its_first_use_raises_closed_errors():
     machine = df.emu.Machine(devices=1)
     machine.close()
     with pytest.raises(ClosedError, match="closed"):
@@ -49,7 +49,7 @@ def test_a_machine_closed_before_its_first_use():
 
 
 @pytest.mark.parametrize("race", [False, True])
-def test_what_a_closed_machine_found_outlives_it_and_its_memory_is_refused(race):
+def test_the_reports_of_a_closed_machine_stay_readable_and_its_memory_is_refused(race):
     with df.emu.Machine(devices=1, race=race) as machine:
         array = df.device(0, driver=machine).zeros((4,), "float32")
         array.numpy()

@@ -59,7 +59,7 @@ FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how man
 
 
 class Chosen(Exception):
-    """What a call would be compiled for, and the threads of a block."""
+    """Raised with the specialisation that a call would compile and the threads of a block."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def compiled(groups, monkeypatch):
 
 
 def registers_of(image):
-    """Of the one kernel, which has neither a stack nor spills."""
+    """The number of registers of the only kernel of an image. Fails if the kernel has a stack or spills."""
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", image.log) == [
         ("0", "0", "0")
     ]
@@ -126,7 +126,7 @@ def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n,
 
 
 @pytest.mark.parametrize(("algo", "shape", "form"), FORMS)
-def test_other_forms_leave_as_much_room(compiled, algo, shape, form):
+def test_other_forms_of_the_fused_op_need_no_more_registers(compiled, algo, shape, form):
     image, threads = compiled(4, algo, FUSED, shape, False, **form)
     resident = RESIDENT[FUSED, algo, threads][RANKS.index(4)]
     assert registers_of(image) <= FILE // (threads * resident) // STEP * STEP

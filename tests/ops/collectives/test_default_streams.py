@@ -46,7 +46,7 @@ def test_allocated_outputs_live_on_default_streams(group, rng, handle):
 
 
 @pytest.mark.parametrize("handle", [1, 2])
-def test_arrays_that_name_a_default_stream(group, rng, handle):
+def test_arrays_may_name_a_default_stream(group, rng, handle):
     hosts = random_inputs(rng, 2, COUNT, "float32")
     xs = place(group, hosts)
     foreign = [
@@ -58,7 +58,7 @@ def test_arrays_that_name_a_default_stream(group, rng, handle):
         assert_bits(ys, reference.allreduce(hosts))
 
 
-def test_an_interface_cannot_name_stream_0(group):
+def test_stream_0_in_an_array_interface_is_refused(group):
     xs = [rank.zeros(COUNT, "float32") for rank in group]
     foreign = [SimpleNamespace(__cuda_array_interface__={**x.__cuda_array_interface__, "stream": 0}) for x in xs]
     with pytest.raises(ArgumentError, match=r"inputs\[0\]"):
@@ -66,7 +66,7 @@ def test_an_interface_cannot_name_stream_0(group):
 
 
 @pytest.mark.parametrize("handle", [0, 1, 2])
-def test_queries_of_a_default_stream_use_its_device(group, handle):
+def test_queries_of_a_default_stream_are_made_on_its_device(group, handle):
     for rank in group:
         stream = Stream.wrap(rank.device, handle)
         assert stream.capture_id() is None

@@ -28,7 +28,7 @@ def hosts(rng):
 
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_scalar_and_array_parameters(group, rng, hosts, algo):
+def test_epilogues_take_scalar_and_array_parameters(group, rng, hosts, algo):
     """The last dimension is no multiple of a pack, so packs cross rows."""
     bias = rng.standard_normal(13).astype(np.float32).astype(hosts[0].dtype)
     epilogue = df.Epilogue("x * scale + bias[col]", scale=df.float32(0.37), bias=df.Replicated(replicate(group, bias)))
@@ -39,7 +39,7 @@ def test_scalar_and_array_parameters(group, rng, hosts, algo):
 
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_index_row_and_column(open_group, rng, algo):
+def test_epilogues_know_index_row_and_column(open_group, rng, algo):
     group = open_group(3, workspace_bytes=LEAST[algo])
     shape = (3, 50, 77)
     hosts = random_inputs(rng, 3, shape, "float32")
@@ -57,7 +57,7 @@ def test_index_row_and_column(open_group, rng, algo):
 
 
 @pytest.mark.parametrize("algo", ["auto", "one_stage", "naive"])
-def test_parameters_that_differ_by_rank(group, rng, hosts, algo):
+def test_parameters_may_differ_by_rank(group, rng, hosts, algo):
     scales = [1.0, 2.5, -0.125]
     residuals = random_inputs(rng, 3, SHAPE, "float16")
     epilogue = df.Epilogue(
@@ -82,7 +82,7 @@ def test_auto_avoids_the_two_shot_form_for_an_epilogue_that_differs(group):
     assert df.allreduce.prepare(group, xs, ys, epilogue=df.Epilogue("x + 1")).algo == "push_two_shot"
 
 
-def test_one_array_is_read_by_every_rank_where_it_lies(group, rng, hosts):
+def test_every_rank_reads_a_single_array_on_its_own_device(group, rng, hosts):
     bias = rng.standard_normal(13).astype(np.float32)
     epilogue = df.Epilogue("x - bias[col]", bias=group.ranks[1].array(bias))
     ys = df.allreduce(group, place(group, hosts), epilogue=epilogue)
@@ -109,7 +109,7 @@ def test_parameters_change_without_a_recompile(group, rng, hosts, algo, monkeypa
 
 
 @pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
-def test_what_set_refuses(group, hosts, algo):
+def test_set_refuses_unknown_names_and_other_types(group, hosts, algo):
     ys = garbage(group, SHAPE, "bfloat16")
     epilogue = df.Epilogue("x * k + b[col]", k=df.float32(2), b=group.ranks[0].zeros(13, "bfloat16"))
     prepared = df.allreduce.prepare(group, place(group, hosts), ys, algo=algo, epilogue=epilogue)
@@ -134,7 +134,7 @@ def test_the_sum_is_not_rounded_before_the_epilogue(group, algo):
     assert_bits(ys, np.full(8, 1.0, np.float16))
 
 
-def test_expression_functions_and_conditions(group, hosts):
+def test_expressions_may_use_functions_and_conditions(group, hosts):
     ys = df.allreduce(group, place(group, hosts), epilogue=df.Epilogue("col < 5 && x > 0.0f ? fminf(x, 1.5f) : -x"))
     col = np.arange(13)
 

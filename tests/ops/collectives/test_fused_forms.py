@@ -86,7 +86,7 @@ def check(
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize(("algo", "form"), PAIRS)
-def test_every_algorithm_in_few_and_many_rows_and_chunks(open_group, rng, algo, form):
+def test_every_algorithm_is_exact_for_few_rows_many_rows_and_chunks(open_group, rng, algo, form):
     group = open_group(3)
     for rows in (1, 4, 17):
         check(group, rng, (rows, 264), algo, **FORMS[form])
@@ -95,25 +95,25 @@ def test_every_algorithm_in_few_and_many_rows_and_chunks(open_group, rng, algo, 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
-def test_ragged_rows(open_group, rng, algo):
+def test_ragged_rows_are_exact(open_group, rng, algo):
     for rows in (1, 5):
         check(open_group(2), rng, (rows, 61), algo, **EVERYTHING, weight_offset=1.0)
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize(("algo", "columns"), [("push_one_shot", 8192), ("one_stage", 16384)])
-def test_layer_norm_of_rows_that_several_blocks_or_packs_hold(open_group, rng, algo, columns):
+def test_layer_norm_of_rows_held_by_several_blocks_is_exact(open_group, rng, algo, columns):
     check(open_group(2), rng, (3, columns), algo, norm="layer", beta="bfloat16")
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_heads_are_rows_of_their_own(open_group, rng, algo):
+def test_each_head_is_normalised_like_a_row(open_group, rng, algo):
     check(open_group(2), rng, (2, 3, 512), algo, head_columns=64)
 
 
 @pytest.mark.gpus(2)
-def test_heads_of_one_pack_of_a_whole_warp_and_of_no_power_of_two(open_group, rng):
+def test_heads_of_any_size_are_exact(open_group, rng):
     for columns, head in ((264, 8), (512, 256), (264, 24), (61 * 3, 61), (512, 512)):
         check(open_group(2), rng, (5, columns), "push_one_shot", head_columns=head)
     check(open_group(2, workspace_bytes=16384), rng, (29, 512), "push_two_shot", **EVERYTHING, head_columns=128)
@@ -132,7 +132,7 @@ def test_special_heads_change_their_own_results_only(open_group, rng):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", PULL)
-def test_inputs_that_peers_cannot_read(open_group, rng, algo):
+def test_inputs_that_peers_cannot_read_are_staged(open_group, rng, algo):
     group = open_group(2, workspace_bytes=16384)
     hosts = random_inputs(rng, 2, (23, 264), "float16")
     private = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
@@ -144,7 +144,7 @@ def test_inputs_that_peers_cannot_read(open_group, rng, algo):
 @pytest.mark.emulated
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", ["staged", "direct"])
-def test_multicast_memory(rng, where, form):
+def test_multicast_memory_gives_the_same_bits(rng, where, form):
     with df.emu.Machine(devices=3, race=True) as machine:
         for nbytes in (1 << 18, 16384):
             with df.Group.local(3, driver=machine, max_blocks=4, workspace_bytes=nbytes) as group:
@@ -155,7 +155,7 @@ def test_multicast_memory(rng, where, form):
 
 
 @pytest.mark.emulated
-def test_several_nodes(rng):
+def test_groups_over_several_nodes_give_the_same_bits(rng):
     with df.emu.Machine(devices=4, race=True) as machine:
         for nbytes in (1 << 18, 16384):
             with df.Group.local(4, driver=machine, nodes=2, max_blocks=4, workspace_bytes=nbytes) as group:
@@ -164,12 +164,12 @@ def test_several_nodes(rng):
 
 
 @pytest.mark.parametrize("n", ranks(1))
-def test_calls_with_other_arrays_repeat_the_first(open_group, rng, n):
+def test_calls_with_other_arrays_reuse_the_plan_of_the_first(open_group, rng, n):
     for _ in range(3):
         check(open_group(n), rng, (4, 264), "one_stage", **EVERYTHING, residual="float32")
 
 
-def test_bad_input_is_named(open_group, refused):
+def test_bad_input_is_an_argument_error(open_group, refused):
     group = open_group(1)
     x, gamma = [group.ranks[0].zeros(shape, "float16") for shape in ((4, 24), 24)]
 

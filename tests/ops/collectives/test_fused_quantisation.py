@@ -69,7 +69,7 @@ def check(
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize(("algo", "kind"), PAIRS)
-def test_every_algorithm_in_few_and_many_rows_and_chunks(open_group, rng, algo, kind):
+def test_every_algorithm_is_exact_for_few_rows_many_rows_and_chunks(open_group, rng, algo, kind):
     group = open_group(3)
     for rows in (1, 5, 40):
         check(group, rng, rows, algo, KINDS[kind])
@@ -77,8 +77,8 @@ def test_every_algorithm_in_few_and_many_rows_and_chunks(open_group, rng, algo, 
 
 
 @pytest.mark.gpus(3)
-def test_words_of_fp4_codes_that_are_the_sentinel_arrive(open_group, rng):
-    """Eight codes of -6 are a word of ones, which in a slot means that nothing is there yet."""
+def test_fp4_codes_with_the_bits_of_the_sentinel_arrive(open_group, rng):
+    """Eight codes of -6 form a word of ones, which is the sentinel for a word that has not arrived."""
     signs = np.where(rng.random((7, COLUMNS // 8)) < 0.6, -1.0, 1.0).repeat(8, axis=1)
     hosts = [(scale * signs).astype(np.float32).astype(df.dtypes.get("bfloat16").numpy) for scale in (2, -1, 0.5)]
     hosts[0][3, 70], hosts[1][4, :20], hosts[2][5, 100] = np.nan, 0, np.inf
@@ -90,13 +90,13 @@ def test_words_of_fp4_codes_that_are_the_sentinel_arrive(open_group, rng):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
-def test_float32_inputs_of_which_a_pack_of_codes_is_half_a_word(open_group, rng, algo):
+def test_packs_of_float32_inputs_give_half_words_of_codes(open_group, rng, algo):
     check(open_group(2), rng, 5, algo, KINDS["nvfp4"], dtype="float32")
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize(("algo", "kind"), [("push_two_shot", "nvfp4"), ("two_stage", "groups")])
-def test_residuals(open_group, rng, algo, kind):
+def test_residuals_are_exact(open_group, rng, algo, kind):
     check(open_group(2), rng, 5, algo, KINDS[kind], residual=True)
 
 
@@ -109,7 +109,7 @@ def test_static_scales_are_given_and_not_written(open_group, rng, algo):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["push_two_shot", "naive"])
-def test_groups_of_heads_with_everything_else(open_group, rng, algo):
+def test_groups_within_heads_work_with_all_other_options(open_group, rng, algo):
     options = {"norm": "layer", "beta": "bfloat16", "normed": True, "head_columns": 128}
     check(open_group(2), rng, 5, algo, Q.per_group(64, scales="float8_e8m0fnu", layout="column"), **options)
 
@@ -117,7 +117,7 @@ def test_groups_of_heads_with_everything_else(open_group, rng, algo):
 @pytest.mark.emulated
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["staged", "direct"])
-def test_multicast_memory(rng, where, kind):
+def test_multicast_memory_gives_the_same_bits(rng, where, kind):
     with df.emu.Machine(devices=2, race=True) as machine:
         for nbytes in (1 << 18, 16384):
             with df.Group.local(2, driver=machine, max_blocks=4, workspace_bytes=nbytes) as group:
@@ -128,7 +128,7 @@ def test_multicast_memory(rng, where, kind):
 
 
 @pytest.mark.emulated
-def test_heads_of_rows_that_are_staged_in_multicast_memory(rng):
+def test_heads_of_rows_staged_in_multicast_memory_are_exact(rng):
     """Results take the place of a staged row: those of one warp that of packs which another warp loads."""
     options = {"max_blocks": 4, "workspace_bytes": 1 << 18}
     with df.emu.Machine(devices=2, seed=1) as machine, df.Group.local(2, driver=machine, **options) as group:
@@ -138,7 +138,7 @@ def test_heads_of_rows_that_are_staged_in_multicast_memory(rng):
 
 
 @pytest.mark.emulated
-def test_several_nodes(rng):
+def test_groups_over_several_nodes_give_the_same_bits(rng):
     with df.emu.Machine(devices=4, race=True) as machine:
         for nbytes in (1 << 18, 16384):
             with df.Group.local(4, driver=machine, nodes=2, max_blocks=4, workspace_bytes=nbytes) as group:
@@ -146,7 +146,7 @@ def test_several_nodes(rng):
         assert not machine.reports
 
 
-def test_bad_input_is_named(open_group, refused):
+def test_bad_input_is_an_argument_error(open_group, refused):
     group = open_group(1)
     rank = group.ranks[0]
     x, gamma = rank.zeros((4, 96), "float16"), rank.zeros(96, "float16")

@@ -37,7 +37,7 @@ def test_ranks_are_in_the_order_of_the_devices(new_group):
     group.synchronize()
 
 
-def test_number_of_devices(new_group):
+def test_a_number_selects_the_first_devices(new_group):
     group = new_group(1)
     assert len(group) == 1
 
@@ -59,7 +59,7 @@ def test_number_of_devices(new_group):
         (True, "integer"),
     ],
 )
-def test_devices_that_cannot_be_a_group(driver, devices, text):
+def test_lists_of_devices_that_cannot_form_a_group_are_refused(driver, devices, text):
     with pytest.raises(ArgumentError, match=text) as caught:
         df.Group.local(devices, driver=driver)
     assert caught.value.argument == "devices"
@@ -75,7 +75,7 @@ def test_devices_that_cannot_be_a_group(driver, devices, text):
         ({"driver": "opencl"}, "driver"),
     ],
 )
-def test_options_that_are_wrong(driver, options, argument):
+def test_wrong_options_are_refused(driver, options, argument):
     with pytest.raises(ArgumentError) as caught:
         df.Group.local(1, **{"driver": driver, **options})
     assert caught.value.argument == argument
@@ -99,7 +99,7 @@ def test_block_budgets_of_open_groups_sum_to_the_multiprocessors():
 
 
 @pytest.mark.emulated
-def test_a_collected_group_gives_its_blocks_back():
+def test_a_garbage_collected_group_returns_its_block_budget():
     with df.emu.Machine(devices=1, sm_count=8) as machine:
         group = df.Group.local(1, driver=machine, max_blocks=8)
         array = group.ranks[0].array(np.ones(4, np.float32))
@@ -111,7 +111,7 @@ def test_a_collected_group_gives_its_blocks_back():
 
 
 @pytest.mark.emulated
-def test_a_machine_that_is_dropped_with_an_open_group_is_collected():
+def test_a_dropped_machine_with_an_open_group_is_garbage_collected():
     group = df.Group.local(2, driver=df.emu.Machine(devices=2))
     machine = weakref.ref(group.driver.machine)
     df.allreduce(group, [rank.zeros((2, 8), "float32") for rank in group])
@@ -122,7 +122,7 @@ def test_a_machine_that_is_dropped_with_an_open_group_is_collected():
 
 
 @pytest.mark.gpus(2)
-def test_symmetric_memory(open_group):
+def test_symmetric_memory_has_an_address_on_every_rank(open_group):
     group = open_group(2)
     with group.symmetric(100) as buffer:
         assert len(set(buffer.ptrs)) == 2
@@ -140,7 +140,7 @@ FREES = ("cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemFree", "cuGraph
 
 
 def frees() -> list[str]:
-    """The calls in the record that free something or wait; the record is cleared."""
+    """Names of the recorded driver calls that free memory or wait. Clears the record."""
     found = [entry[0] for entry in calls.ring if entry[0].startswith(FREES)]
     calls.ring.clear()
     return found
@@ -149,7 +149,7 @@ def frees() -> list[str]:
 @pytest.mark.emulated
 @pytest.mark.parametrize("how", ["close", "collect"])
 def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
-    """Kernels of the group may run still, and they cannot be waited for."""
+    """Kernels of the group may still run and cannot be waited for."""
     with df.emu.Machine(devices=2) as machine:
         group = df.Group.local(2, driver=machine, max_blocks=4)
         hosts = random_inputs(rng, 2, 640, "bfloat16")
@@ -251,7 +251,7 @@ def test_no_group_is_made_while_a_device_is_captured():
 
 
 @pytest.mark.emulated
-def test_a_forked_child_is_told_so(open_group):
+def test_use_of_a_group_in_a_forked_child_is_an_error(open_group):
     group = open_group(2)
     call = df.allreduce.prepare(group, garbage(group, 64, "bfloat16"), garbage(group, 64, "bfloat16"))
     child = os.fork()
@@ -272,7 +272,7 @@ def test_a_forked_child_is_told_so(open_group):
 
 
 @pytest.mark.gpus(2)
-def test_a_group_of_device_objects(new_group, driver):
+def test_a_group_can_be_made_of_device_objects(new_group, driver):
     devices = [df.device(index, driver=driver) for index in (1, 0)]
     group = df.Group.local(devices, max_blocks=2, workspace_bytes=1 << 16)
     assert [rank.device for rank in group] == devices
@@ -292,7 +292,7 @@ def test_devices_of_several_drivers_are_refused(driver):
                 df.Group.local(devices, driver=chosen)
 
 
-def test_reprs_say_what_is_what(new_group):
+def test_reprs_of_groups_and_ranks_are_informative(new_group):
     group = new_group(1)
     call = df.allreduce.prepare(group, group.ranks[0].zeros((2, 4), "bfloat16"), algo="one_stage")
     assert repr(call) == "<Prepared allreduce one_stage of (2, 4) bfloat16>"

@@ -44,7 +44,7 @@ def works(group, hosts):
 
 @pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("missing", [0, 2])
-def test_rank_never_launched(group, hosts, short_waits, algo, missing):
+def test_a_rank_that_is_never_launched_is_named(group, hosts, short_waits, algo, missing):
     prepared = df.allreduce.prepare(group, place(group, hosts), algo=algo)
     for rank in range(3):
         if rank != missing:
@@ -85,7 +85,7 @@ def test_check_does_not_wait(group, hosts):
     assert_bits(prepared.launch(), reference.allreduce(hosts))
 
 
-def test_calls_after_the_timeout_end_at_once(group, hosts, short_waits):
+def test_calls_after_the_time_out_end_at_once(group, hosts, short_waits):
     xs = place(group, hosts)
     prepared = [df.allreduce.prepare(group, xs, algo=algo) for algo in ALGOS * 5]
     for call in prepared:
@@ -120,7 +120,7 @@ def test_fused_op_times_out_and_recovers(group, rng, short_waits, algo, residual
     group.check()
 
 
-def test_ranks_launched_in_any_order(group, hosts):
+def test_ranks_may_be_launched_in_any_order(group, hosts):
     prepared = df.allreduce.prepare(group, place(group, hosts), garbage(group, 1000, "bfloat16"))
     for order in ((2, 0, 1), (1, 2, 0), (0, 1, 2)):
         for rank in order:
@@ -129,7 +129,7 @@ def test_ranks_launched_in_any_order(group, hosts):
     assert_bits(ys, reference.allreduce(hosts))
 
 
-def test_reset_is_harmless_at_any_time(group, hosts):
+def test_reset_is_allowed_at_any_time(group, hosts):
     group.reset()
     works(group, hosts)
     df.allreduce(group, place(group, hosts))
@@ -137,7 +137,7 @@ def test_reset_is_harmless_at_any_time(group, hosts):
     works(group, hosts)
 
 
-def test_reset_is_impossible_in_a_capture(group, hosts, short_waits):
+def test_reset_is_refused_in_a_capture(group, hosts, short_waits):
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
     df.allreduce.prepare(group, xs, ys).launch(rank=0)
     with pytest.raises(BarrierTimeout):
@@ -148,7 +148,7 @@ def test_reset_is_impossible_in_a_capture(group, hosts, short_waits):
     works(group, hosts)
 
 
-def test_graph_replay_raises_what_happened_before(group, hosts, short_waits):
+def test_a_graph_replay_raises_an_earlier_time_out(group, hosts, short_waits):
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
     prepared = df.allreduce.prepare(group, xs, ys)
     streams = [rank.stream for rank in group]
@@ -222,7 +222,7 @@ def timed_out(group, prepared, rank=0):
 @pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
-    """Also after calls with other numbers of barriers: of several chunks, without any, and of the other op."""
+    """Earlier calls have other numbers of barriers: several chunks, no barrier, and the other op."""
     group = new_group(3, workspace_bytes=4096)
     hosts = random_inputs(rng, 3, (30, 64), "bfloat16")
     xs = [
@@ -242,7 +242,7 @@ def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
     assert timed_out(group, plain[algo]) == f"call 8 of the group, allreduce {algo} of 3 x (30, 64) bfloat16, {missing}"
 
 
-def test_the_timeout_names_the_first_call_that_gave_up_of_many_in_the_queue(group, hosts, short_waits):
+def test_the_time_out_names_the_first_of_many_queued_calls_that_gave_up(group, hosts, short_waits):
     small, large = (df.allreduce.prepare(group, place(group, [h[:n] for h in hosts])) for n in (8, 1000))
     for _ in range(300):
         small.launch()
@@ -257,7 +257,7 @@ def test_the_timeout_names_the_first_call_that_gave_up_of_many_in_the_queue(grou
     )
 
 
-def test_the_timeout_names_a_range_when_more_calls_followed_than_are_kept(group, hosts, short_waits):
+def test_the_time_out_names_a_range_of_calls_if_more_followed_than_are_recorded(group, hosts, short_waits):
     prepared = df.allreduce.prepare(group, place(group, [host[:8] for host in hosts]))
     prepared.launch()
     group.synchronize()
@@ -298,7 +298,7 @@ def test_the_timeout_names_the_call_in_a_graph(group, hosts, short_waits):
         graph.close()
 
 
-def test_a_call_in_a_graph_of_another_library_leaves_a_range(group, hosts, short_waits):
+def test_a_call_in_a_graph_of_another_library_is_named_by_a_range(group, hosts, short_waits):
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
     prepared = df.allreduce.prepare(group, xs, ys)
     prepared.launch()

@@ -13,7 +13,7 @@ from drvfuse.ops.call import faults
 
 
 def _check(op: str, algo: str, seed: int) -> None:
-    """Three calls back to back on three devices, the last with other inputs."""
+    """Three consecutive calls on three devices, the last one with different inputs."""
     with (
         df.emu.Machine(devices=3, seed=seed, delay_stores=True) as machine,
         df.Group.local(3, driver=machine, max_blocks=3, workspace_bytes=1 << 16) as group,
@@ -50,7 +50,7 @@ def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("fault", ["relaxed-flag-store", "gpu-scope-release", "no-block-barrier-before-release"])
-def test_a_weaker_flag_shows_as_a_wrong_result(fault: str) -> None:
+def test_a_weaker_flag_store_gives_a_wrong_result(fault: str) -> None:
     with faults.in_kernels(fault), pytest.raises(AssertionError):
         for seed in range(20):
             _check("allreduce", "two_stage", seed)

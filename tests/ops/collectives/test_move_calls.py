@@ -30,7 +30,7 @@ def test_auto_pushes_small_calls_and_not_large_ones(open_group):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_a_prepared_call_and_a_graph_of_several(new_group, rng, algo):
+def test_prepared_calls_replay_alone_and_in_a_graph(new_group, rng, algo):
     """Rounds of both numbers between calls of other kinds; a replay takes new contents."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     xs = [[rank.empty(size, "uint8") for rank in group] for size in (300, 5000)]
@@ -59,7 +59,7 @@ def test_a_prepared_call_and_a_graph_of_several(new_group, rng, algo):
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_plain_calls_of_one_layout_are_repeated(open_group, rng, monkeypatch, algo):
+def test_plain_calls_of_one_layout_reuse_a_plan(open_group, rng, monkeypatch, algo):
     """Later calls of a layout only write their addresses to the launches of the first, those of peers included."""
     repeated: list[Repeat] = []
     launch = Repeat.launch
@@ -88,7 +88,7 @@ def test_plain_calls_of_one_layout_are_repeated(open_group, rng, monkeypatch, al
 
 
 @pytest.mark.gpus(3)
-def test_without_bytes_nothing_is_launched(open_group):
+def test_a_call_without_bytes_launches_nothing(open_group):
     group = open_group(3, workspace_bytes=1 << 16)
     for call in (
         df.all_gather.prepare(group, [rank.zeros((0, 4), "float32") for rank in group]),
@@ -101,7 +101,7 @@ def test_without_bytes_nothing_is_launched(open_group):
 
 
 @pytest.mark.gpus(SEVERAL)
-def test_push_calls_of_one_and_several_rounds_keep_the_epochs(new_group, rng):
+def test_push_calls_of_one_and_several_rounds_leave_the_epochs_consistent(new_group, rng):
     group = new_group(SEVERAL, workspace_bytes=1 << 12)
     expected = 0
     for size in (100, 4000, 100, 9000, 100):
@@ -151,8 +151,8 @@ def _moved(group: df.Group, op: str, algo: str) -> Any:
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALGOS)
-def test_remote_bytes_are_those_of_the_formula(algo):
-    """Nothing crosses that need not: the moves, and by push a key of 4 bytes for each 512."""
+def test_remote_bytes_agree_with_the_formula(algo):
+    """Only moved bytes cross, and by push a key of 4 bytes for each 512 bytes."""
     with df.emu.Machine(devices=3) as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
         for op, nbytes in (("all_gather", 6 * 3072), ("all_to_all", 6 * 1024), ("broadcast", 2 * 4096)):
             call = _moved(group, op, algo)

@@ -21,7 +21,7 @@ SEVERAL = 2 if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else 3
 
 
 def words(rng: np.random.Generator, shape: int | Sequence[int], dtype: str = "uint8") -> np.ndarray:
-    """Random bytes, of which every fourth word of four is 0xFFFFFFFF, as that of a slot which nothing has come to."""
+    """Random bytes; every fourth word is 0xFFFFFFFF, the sentinel of an empty slot."""
     element = dtypes.get(dtype).numpy
     nbytes = int(np.prod(shape)) * element.itemsize
     found = rng.integers(0, 2**32, -(-nbytes // 4), np.uint32)
@@ -43,13 +43,13 @@ def several(open_group) -> df.Group:
 
 
 def exchange_table(rng: np.random.Generator, n: int, most: int = 9) -> list[list[int]]:
-    """Numbers of rows, of which some are none."""
+    """Numbers of rows, some of which are 0."""
     return (rng.integers(0, most, (n, n)) * (rng.random((n, n)) < 0.8)).tolist()
 
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_all_gather_of_every_dtype(several, rng, algo):
+def test_all_gather_keeps_the_bytes_of_every_dtype(several, rng, algo):
     group, n = several, SEVERAL
     for dtype in dtypes.NAMES:
         shape = (int(rng.integers(1, 5)), 3, 5)
@@ -60,7 +60,7 @@ def test_all_gather_of_every_dtype(several, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_any_number_of_bytes_at_any_address(several, rng, algo):
+def test_any_number_of_bytes_arrives_at_any_address(several, rng, algo):
     """Inputs, outputs and the parts of outputs begin anywhere; sizes end within a pack, a word and a warp's packs."""
     group, n = several, SEVERAL
     for nbytes in (1, 3, 16, 513, 1027, 4096 + 7):
@@ -77,8 +77,8 @@ def test_any_number_of_bytes_at_any_address(several, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_ragged_splits(several, rng, algo):
-    """Some ranks have no rows, or none for some others."""
+def test_ragged_splits_arrive(several, rng, algo):
+    """Some ranks have no rows, or no rows for some of the other ranks."""
     group, n = several, SEVERAL
     for columns in (1, 6, 8, 600):
         rows = [int(rng.integers(0, 6)) for _ in range(n)]
@@ -113,7 +113,7 @@ def test_scales_travel_with_their_rows(several, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_in_place(new_group, rng, algo):
+def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
     group, n = new_group(SEVERAL, workspace_bytes=1 << 13), SEVERAL
     rows = [3 + i for i in range(n)]
     hosts = [words(rng, (count, 100), "float32") for count in rows]
@@ -152,7 +152,7 @@ def test_in_place(new_group, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_calls_larger_than_the_workspace(new_group, rng, algo):
+def test_calls_larger_than_the_workspace_arrive_in_rounds(new_group, rng, algo):
     """By push they have several rounds, in which bytes may go one way alone; staged ones go in chunks."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     for size in (3000, 7001, 20_000):
@@ -170,7 +170,7 @@ def test_calls_larger_than_the_workspace(new_group, rng, algo):
 
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_one_rank(open_group, rng, algo):
+def test_a_group_of_one_rank_copies_its_own_bytes(open_group, rng, algo):
     group = open_group(1, workspace_bytes=1 << 16)
     host, scales = words(rng, (5, 33)), words(rng, 5, "float32")
     x, factors = off(group[0], host, 3), group[0].array(scales)
@@ -183,8 +183,8 @@ def test_one_rank(open_group, rng, algo):
 
 
 @pytest.mark.gpus(3)
-def test_a_broadcast_by_relays(new_group, rng):
-    """Of every size and root, at odd addresses, in one round and in several, and between sums in the same slots."""
+def test_a_broadcast_by_relays_arrives(new_group, rng):
+    """Broadcasts of every size and root at odd addresses take one round or several, between sums in the same slots."""
     group = new_group(3, workspace_bytes=1 << 13)
     ones = [np.full(520, rank, np.float32) for rank in range(3)]
     for root in range(3):
@@ -201,7 +201,7 @@ def test_a_broadcast_by_relays(new_group, rng):
 
 
 @pytest.mark.gpus(8)
-def test_eight_ranks(open_group, rng):
+def test_every_byte_arrives_on_eight_ranks(open_group, rng):
     group = open_group(8, workspace_bytes=1 << 16)
     hosts = [words(rng, (2, 333)) for _ in range(8)]
     assert_bits(df.all_gather(group, place(group, hosts)), reference.all_gather(hosts))
@@ -213,7 +213,7 @@ def test_eight_ranks(open_group, rng):
 
 
 @pytest.mark.gpus(SEVERAL)
-def test_words_of_which_every_key_but_one_makes_one_absent(open_group, rng):
+def test_words_that_match_all_keys_but_one_arrive(open_group, rng):
     """A warp's 128 words cancel the keys 0 to 127, or all small ones but one in the middle; in any order."""
     group = open_group(SEVERAL, workspace_bytes=1 << 16)
     every = ~np.arange(128, dtype=np.uint32)
@@ -226,7 +226,7 @@ def test_words_of_which_every_key_but_one_makes_one_absent(open_group, rng):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["put", "pull"])
-def test_many_blocks_of_which_some_copy_what_stays(new_group, rng, algo):
+def test_blocks_that_copy_a_ranks_own_bytes_work_beside_the_others(new_group, rng, algo):
     """Without what stays, in place, all of them move what does not."""
     group = new_group(SEVERAL, max_blocks=17)
     hosts = [words(rng, (SEVERAL, 40_000)) for _ in range(SEVERAL)]

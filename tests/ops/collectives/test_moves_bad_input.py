@@ -22,7 +22,7 @@ def arrays(group, *shapes, dtype="int16"):
     return [rank.zeros(shape, dtype) for rank, shape in zip(group, shapes, strict=True)]
 
 
-def test_splits_that_are_no_list_of_a_number_for_each_rank(group, refused):
+def test_splits_must_be_a_list_with_a_number_for_each_rank(group, refused):
     xs = arrays(group, (3, 2), (1, 2))
     for splits, argument, text in (
         (4, "splits", "a list of 2 numbers of rows"),
@@ -36,7 +36,7 @@ def test_splits_that_are_no_list_of_a_number_for_each_rank(group, refused):
     refused(lambda: df.all_gather(group, xs), "inputs[1]", "(3, 2), that of inputs[0] where no splits are given")
 
 
-def test_tables_of_splits(group, refused):
+def test_wrong_tables_of_splits_are_refused(group, refused):
     xs = arrays(group, (3, 2), (1, 2))
     for splits, argument, text in (
         (4, "splits", "a table of 2 x 2"),
@@ -55,7 +55,7 @@ def test_tables_of_splits(group, refused):
     refused(lambda: df.all_to_all(group, xs, ys, splits=[[1, 2], [1, 0]]), "outputs[1]", "of shape (2, 2)")
 
 
-def test_shapes_and_dtypes(group, refused):
+def test_shapes_and_dtypes_that_do_not_match_are_refused(group, refused):
     refused(lambda: df.all_gather(group, arrays(group, (), ())), "inputs[0]", "at least one dimension")
     refused(lambda: df.all_to_all(group, arrays(group, (), ())), "inputs[0]", "at least one dimension")
     mixed = [group[0].zeros((2, 2), "int16"), group[1].zeros((2, 2), "uint16")]
@@ -68,7 +68,7 @@ def test_shapes_and_dtypes(group, refused):
     refused(lambda: df.all_gather(group, xs[:1]), "inputs", "2 arrays")
 
 
-def test_scales_have_a_row_for_each_row(group, refused):
+def test_scales_must_have_one_row_for_each_row_of_values(group, refused):
     xs = arrays(group, (2, 4), (2, 4))
     refused(lambda: df.all_gather(group, xs, scales=arrays(group, (3,), (3,))), "scales[0]", "of shape (2,)")
     refused(lambda: df.all_gather(group, xs, gathered_scales=arrays(group, (4,), (4,))), "gathered_scales", "None")
@@ -78,21 +78,21 @@ def test_scales_have_a_row_for_each_row(group, refused):
     )
 
 
-def test_the_root_is_a_rank(group, refused):
+def test_the_root_must_be_a_rank(group, refused):
     xs = arrays(group, (2,), (2,))
     for root in (-1, 2, 0.0, True, None):
         refused(lambda root=root: df.broadcast(group, xs, root=root), "root", "0 to 1")
 
 
-def test_options(group, refused):
+def test_wrong_options_are_refused(group, refused):
     xs = arrays(group, (2,), (2,))
     refused(lambda: df.all_gather(group, xs, algo="push_one_shot"), "algo", "'put'")
     refused(lambda: df.all_gather(group, xs, max_num_blocks=0), "max_num_blocks")
     refused(lambda: df.all_gather(group, xs, trace=3), "trace")
 
 
-def test_memory_that_overlaps(group, refused):
-    """In place only where the input is the part of the output, or the output itself."""
+def test_overlapping_memory_is_refused(group, refused):
+    """In place means that the input is its own part of the output, or the output itself."""
     ys = arrays(group, (4, 2), (4, 2))
     refused(lambda: df.all_gather(group, [y[1:3] for y in ys], ys), "outputs[0]", "overlapping inputs[0]")
     refused(lambda: df.all_gather(group, [y[:2] for y in ys], ys), "outputs[1]", "overlapping inputs[1]")
@@ -100,7 +100,7 @@ def test_memory_that_overlaps(group, refused):
 
 
 @pytest.mark.gpus(3)
-def test_in_place_an_exchange_has_the_same_rows_both_ways(open_group, refused):
+def test_an_in_place_exchange_needs_equal_splits_in_both_directions(open_group, refused):
     group = open_group(3)
     xs = [rank.zeros(4, "int16") for rank in group]
     round_trip = [[1, 2, 1], [1, 1, 2], [2, 1, 1]]
@@ -126,7 +126,7 @@ def test_groups_over_nodes_are_unsupported():
 
 
 @pytest.mark.emulated
-def test_without_peer_access_copies_remain():
+def test_without_peer_access_only_the_copying_algorithm_is_allowed():
     with df.emu.Machine(devices=2, peers=False) as machine, df.Group.local(2, driver=machine) as group:
         hosts = [np.arange(6, dtype=np.int16) + 10 * i for i in range(2)]
         xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]

@@ -12,10 +12,15 @@ from drvfuse.ops.collectives.move_kernels import MoveKernel
 
 @pytest.mark.parametrize(
     "kernel",
-    [MoveKernel("push", 4, same=False), MoveKernel("relay", 8, same=False), MoveKernel("put", 8, same=False)],
+    [
+        MoveKernel("push", 4, same=False),
+        MoveKernel("relay", 8, same=False),
+        MoveKernel("put", 8, same=False),
+        MoveKernel("pull", 8, same=False, staged=True, arranged=True),
+    ],
     ids=lambda kernel: kernel.name,
 )
-def test_nothing_is_spilled_and_two_blocks_of_256_threads_fit_a_multiprocessor(kernel):
+def test_kernels_spill_nothing_and_two_blocks_of_256_threads_fit_a_multiprocessor(kernel):
     log = kernel.specialisation.compile("sm_90a", ("--ptxas-options=-v",)).log
     assert re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log) == ["0"] * 3
     (registers,) = re.findall(r"Used (\d+) registers", log)

@@ -29,7 +29,7 @@ CALLS = [(op, algo) for op in ("all_gather", "broadcast", "all_to_all") for algo
 @pytest.mark.parametrize(("op", "algo"), CALLS)
 @pytest.mark.parametrize("missing", [0, 2])
 def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo, missing):
-    """Also one without bytes for the rank that waits, or whose bytes another one passes on."""
+    """The missing rank may have no bytes for the waiting rank, or its bytes may come by way of another rank."""
     group = new_group(3)
     with short_spins(driver):
         hosts, call = prepared(group, op, algo)
@@ -60,7 +60,7 @@ def two():
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["auto", "pull"])
-def test_ranks_in_processes_of_their_own(two, rng, algo):
+def test_ranks_in_separate_processes_have_the_same_bytes(two, rng, algo):
     """Bare arrays; `put` and `pull` pass the workspaces, which other processes have mapped."""
     hosts = [rng.integers(0, 256, (4, 1000), np.uint8) for _ in range(2)]
     scales = [rng.standard_normal(4).astype(np.float32) for _ in range(2)]
@@ -86,7 +86,7 @@ def test_ranks_in_processes_of_their_own(two, rng, algo):
 
 
 @pytest.mark.emulated
-def test_another_root_is_another_call():
+def test_different_roots_are_reported_as_different_calls():
     with connected(2) as ranks:
 
         def call(group):

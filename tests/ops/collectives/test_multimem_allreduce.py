@@ -73,8 +73,8 @@ KINDS = pytest.mark.parametrize(("n", "dtype"), [(3, "float16"), (3, "bfloat16")
 
 @forms
 @KINDS
-def test_ragged_counts(open_group, rng, n, dtype, algo, where):
-    """Of 16-bit types some are no whole words, and a pack of the last rank's range may have one element."""
+def test_ragged_counts_have_the_bits_of_the_reference(open_group, rng, n, dtype, algo, where):
+    """Some counts of 16-bit types are no whole words, and the last pack of a range may have one element."""
     group = open_group(n)
     for count in (1, 2, 3, 7, 8 * n + 1, 8 * n + 6, 1029):
         check_exact(group, exact_inputs(rng, n, count, dtype), algo, where)
@@ -92,7 +92,7 @@ def test_random_sums_are_within_the_bound_under_cancellation(open_group, rng, n,
             assert_equal_on_ranks(outputs)
 
 
-def test_the_bound_is_tight_enough_to_tell_a_lost_rank_and_wide_enough_for_another_order(rng):
+def test_the_bound_excludes_a_lost_rank_and_includes_other_orders(rng):
     hosts = cancelling_inputs(rng, 4, 5000, "float32")
     low, high = reference.sum_bounds(hosts)
     backwards = reference.allreduce(hosts[::-1])
@@ -103,8 +103,8 @@ def test_the_bound_is_tight_enough_to_tell_a_lost_rank_and_wide_enough_for_anoth
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_seeds_draw_the_order_of_the_sum_and_two_stages_hide_it_from_no_rank(rng, dtype):
-    """Of 8 ranks in float32 the orders give different bits; one stage shows that to ranks, two stages do not."""
+def test_the_seed_decides_the_order_of_the_sum_and_two_stages_give_all_ranks_the_same(rng, dtype):
+    """The orders of 8 float32 summands give different bits; ranks may differ in one stage and not in two."""
     hosts = cancelling_inputs(rng, 8, 512, dtype)
     seen = set()
     for seed in range(3):
@@ -133,7 +133,7 @@ def test_auto_is_two_stages_and_each_form_has_its_name(open_group, rng, algo, wh
 
 @pytest.mark.parametrize("where", ["staged", "direct"])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_in_place(open_group, rng, algo, where):
+def test_in_place_calls_have_the_bits_of_the_reference(open_group, rng, algo, where):
     group = open_group(3)
     for count in (256 * 8, 1001, 1002):
         hosts = exact_inputs(rng, 3, count, "bfloat16")
@@ -142,7 +142,7 @@ def test_in_place(open_group, rng, algo, where):
         assert_bits(arrays.inputs, reference.allreduce(hosts))
 
 
-def test_outputs_of_some_ranks_are_their_inputs(open_group, rng):
+def test_some_ranks_may_use_their_inputs_as_outputs(open_group, rng):
     group, hosts = open_group(3), exact_inputs(rng, 3, 5000, "bfloat16")
     for algo in ALGOS:
         arrays = Arrays(group, hosts, "direct")
@@ -152,7 +152,7 @@ def test_outputs_of_some_ranks_are_their_inputs(open_group, rng):
 
 
 @forms
-def test_special_values(open_group, algo, where):
+def test_special_values_have_the_bits_of_the_reference(open_group, algo, where):
     """A sum of zeros is +0, a NaN is the canonical one, and infinities are as in any order."""
     group, nan, inf = open_group(3), np.nan, np.inf
     rows = [
@@ -196,7 +196,7 @@ def test_epilogue_gets_the_rounded_sum_of_16_bit_inputs_and_is_rounded_once_more
         assert (reference.bits(expected) != reference.bits(unrounded)).any() == (dtype == "bfloat16")
 
 
-def test_an_epilogue_that_differs_by_rank_needs_one_stage(open_group, rng, refused):
+def test_an_epilogue_that_differs_by_rank_requires_one_stage(open_group, rng, refused):
     group, hosts = open_group(3), exact_inputs(rng, 3, 100, "float32")
     epilogue = df.Epilogue("x + rank")
     xs = place(group, hosts)
@@ -218,7 +218,7 @@ def test_parameters_change_between_launches_and_stay_equal_by_two_stages(open_gr
 
 
 @forms
-def test_no_elements_is_no_launch(open_group, algo, where):
+def test_a_call_without_elements_launches_nothing(open_group, algo, where):
     group = open_group(2)
     xs = [rank.empty((0, 5), "bfloat16") for rank in group]
     prepared = df.allreduce.prepare(group, xs, algo=algo, use_multimem=True)
@@ -226,7 +226,7 @@ def test_no_elements_is_no_launch(open_group, algo, where):
     assert [y.shape for y in prepared.launch()] == [(0, 5)] * 2
 
 
-def test_plain_calls_with_other_arrays_and_calls_without_multicast_in_between(open_group, rng):
+def test_calls_with_other_arrays_and_without_multicast_may_alternate(open_group, rng):
     group = open_group(3)
     for number in range(4):
         hosts = exact_inputs(rng, 3, 1000, "bfloat16")
@@ -249,7 +249,7 @@ def test_slices_at_different_offsets_of_multicast_memory_are_staged(open_group, 
         group.synchronize()
 
 
-def test_the_same_memory_serves_algorithms_without_multicast(open_group, rng):
+def test_multicast_memory_can_be_used_by_algorithms_without_multicast(open_group, rng):
     group, hosts = open_group(3), random_inputs(rng, 3, 1000, "bfloat16")
     arrays = Arrays(group, hosts, "to_outputs")
     for algo in ("one_stage", "two_stage", "push_one_shot"):

@@ -49,14 +49,14 @@ def nothing_was_made(group) -> bool:
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", ["naive", "push_one_shot", "push_two_shot"])
-def test_other_algorithms_are_refused(group, xs, refused, op, algo):
+def test_algorithms_without_multimem_are_refused(group, xs, refused, op, algo):
     refused(lambda: call(op, group, xs, algo=algo), "algo", "with use_multimem=True")
     refused(lambda: call(op, group, xs, algo="best"), "algo")
     assert nothing_was_made(group)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_one_gpu_is_refused(machine, op):
+def test_a_group_of_one_gpu_is_refused(machine, op):
     with df.Group.local(1, driver=machine, workspace_bytes=1 << 16, max_blocks=1) as group:
         with pytest.raises(Unsupported, match="two devices"):
             call(op, group, [group[0].zeros((4, 64), "bfloat16")])
@@ -65,8 +65,8 @@ def test_one_gpu_is_refused(machine, op):
 
 @pytest.mark.parametrize("value", ["0", "False", None, 1, np.bool_(True)], ids=repr)
 @pytest.mark.parametrize("op", OPS)
-def test_only_true_asks_for_multicast(group, refused, op, value):
-    """The text of a setting that says no would be true of a condition."""
+def test_use_multimem_must_be_a_bool(group, refused, op, value):
+    """The string "no" would be true as a condition."""
     xs = [rank.zeros((4, 64), "bfloat16") for rank in group]
     refused(lambda: call(op, group, xs, use_multimem=value), "use_multimem", "True or False")
     refused(lambda: group.symmetric(64, multicast=value), "multicast", "True or False")
@@ -159,7 +159,7 @@ def test_the_staging_is_not_made_in_a_capture(group, rng, op):
     graph.close()
 
 
-def test_nothing_but_a_call_with_use_multimem_uses_multicast(group, xs):
+def test_only_calls_with_use_multimem_use_multicast(group, xs):
     for algo in ("auto", "one_stage", "two_stage", "push_one_shot", "push_two_shot", "naive"):
         df.allreduce(group, xs, algo=algo)
         call("allreduce_rmsnorm_fp8", group, xs, algo=algo, use_multimem=False)
@@ -209,7 +209,7 @@ def test_one_rank_that_gives_up_ends_the_wait_of_all_and_later_calls_write_nothi
 
 @pytest.mark.parametrize(("op", "algo"), MULTIMEM)
 @pytest.mark.parametrize("level", [df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
-def test_when_a_dependent_may_start(op, algo, level):
+def test_a_dependent_starts_as_early_as_its_level_allows(op, algo, level):
     scenarios.dependent_starts_at_once_if_it_may(op, algo, level)
 
 
@@ -238,7 +238,7 @@ def counts(machine, group, prepared):
 @pytest.mark.parametrize(("algo", "where"), COUNTED)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_requested_bytes_of_allreduce_are_those_of_the_formulas(machine, rng, n, dtype, algo, where):
+def test_requested_bytes_of_allreduce_agree_with_the_formulas(machine, rng, n, dtype, algo, where):
     """One stage: S reduced per rank. Two stages: S / n reduced and S / n broadcast per rank."""
     with df.Group.local(n, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
         arrays = Arrays(group, exact_inputs(rng, n, 16 * n * 77, dtype), where)
@@ -262,7 +262,7 @@ def assert_traffic(prepared, found, gamma: int = 0) -> None:
 @pytest.mark.parametrize("where", ["staged", "direct"])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("n", [2, 4])
-def test_requested_bytes_of_the_fused_op_are_those_of_the_formulas(machine, rng, n, residual, where):
+def test_requested_bytes_of_the_fused_op_agree_with_the_formulas(machine, rng, n, residual, where):
     """S / n reduced per rank, and as much broadcast of residual_out, or else of FP8 and scales."""
     rows, columns = 4 * n, 512
     with df.Group.local(n, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
@@ -311,7 +311,7 @@ def test_nothing_outside_the_outputs_is_written(group, rng):
         arrays.close()
 
 
-def test_vetoes_bind_the_cuda_driver_only(group, xs):
+def test_vetoes_of_multicast_apply_to_the_cuda_driver_only(group, xs):
     with config.override(multicast=False):
         ys = df.allreduce(group, xs, use_multimem=True)
     assert not np.any(ys[0].numpy().astype(np.float32))

@@ -106,7 +106,9 @@ def test_sums_that_are_exact_in_any_order_give_the_bits_of_the_reference(open_gr
         ("float32", "float32", "float32", True),
     ],
 )
-def test_dtypes_and_modes(open_group, rng, dtype, out_dtype, scales_dtype, residual, where):
+def test_every_dtype_and_mode_has_the_bits_of_the_reference(
+    open_group, rng, dtype, out_dtype, scales_dtype, residual, where
+):
     group, shape = open_group(3), (7, 264)
     added = random_inputs(rng, 1, shape, dtype)[0] if residual else None
     kinds = {"out_dtype": out_dtype, "scales_dtype": scales_dtype}
@@ -115,8 +117,8 @@ def test_dtypes_and_modes(open_group, rng, dtype, out_dtype, scales_dtype, resid
 
 @places
 @pytest.mark.parametrize("residual", [False, True])
-def test_ragged_and_odd_columns(open_group, rng, residual, where):
-    """Of 24 columns an FP8 row is not on 16 bytes; others end in a part of a pack."""
+def test_ragged_and_odd_columns_have_the_bits_of_the_reference(open_group, rng, residual, where):
+    """FP8 rows of 24 columns are not aligned to 16 bytes; other rows end in a partial pack."""
     group = open_group(3)
     for columns in (1, 7, 9, 24, 263, 1001):
         added = random_inputs(rng, 1, (5, columns), "bfloat16")[0] if residual else None
@@ -125,7 +127,7 @@ def test_ragged_and_odd_columns(open_group, rng, residual, where):
 
 @places
 @pytest.mark.parametrize("columns", [5120, 16384])
-def test_long_rows(open_group, rng, columns, where):
+def test_long_rows_have_the_bits_of_the_reference(open_group, rng, columns, where):
     group = open_group(2)
     check_exact(group, rng, exact_inputs(rng, 2, (3, columns), "bfloat16"), where)
     check_exact(group, rng, exact_inputs(rng, 2, (2, columns), "float32"), where)
@@ -150,7 +152,9 @@ def test_the_sum_of_two_random_inputs_has_one_order(open_group, rng, dtype, wher
 @places
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("n", [3, 8])
-def test_random_sums_are_within_the_bound_and_the_norm_is_the_references_of_them(open_group, rng, n, dtype, where):
+def test_random_sums_are_within_the_bound_and_their_norm_has_the_bits_of_the_reference(
+    open_group, rng, n, dtype, where
+):
     """With zeros for a residual, residual_out is the sum that was obtained: the rest follows from it, bit for bit."""
     group, shape = open_group(n), (9, 264)
     hosts = cancelling_inputs(rng, n, shape, dtype)
@@ -165,7 +169,7 @@ def test_random_sums_are_within_the_bound_and_the_norm_is_the_references_of_them
 
 @places
 @pytest.mark.parametrize("n", [3, 8])
-def test_without_residual_ranks_hold_equal_bits_and_results_are_within_what_the_bound_allows(open_group, rng, n, where):
+def test_without_residual_ranks_have_equal_bits_and_results_are_within_the_bound(open_group, rng, n, where):
     """y = x g f: to first order an error d of x moves y by g f d and, by f, by |y| sum(|x d|) / sum(x^2). The other
     operations round less than 2 (columns + 8) times."""
     group, shape = open_group(n), (9, 264)
@@ -183,7 +187,7 @@ def test_without_residual_ranks_hold_equal_bits_and_results_are_within_what_the_
 
 
 @places
-def test_special_rows(open_group, rng, where):
+def test_special_rows_change_their_own_results_only(open_group, rng, where):
     """A row of zeros has scale 0; one with a NaN has a NaN scale; infinities give NaN."""
     group, shape = open_group(3), (5, 264)
     hosts = exact_inputs(rng, 3, shape, "bfloat16")
@@ -214,7 +218,7 @@ def test_residual_outputs_may_be_the_residuals(open_group, rng):
         assert_bits(added, expected.residual)
 
 
-def test_auto_and_two_stage_are_its_one_form(open_group, rng, refused):
+def test_two_stage_is_the_only_algorithm(open_group, rng, refused):
     group, hosts = open_group(3), exact_inputs(rng, 3, (4, 64), "bfloat16")
     inputs = Arrays(group, hosts, "staged").inputs
     gammas = [rank.zeros(64, "bfloat16") for rank in group]
@@ -228,7 +232,7 @@ def test_auto_and_two_stage_are_its_one_form(open_group, rng, refused):
         refused(lambda algo=algo: prepared(algo), "algo", 'one of "auto", "two_stage" with use_multimem=True')
 
 
-def test_no_rows_is_no_launch(open_group):
+def test_a_call_without_rows_launches_nothing(open_group):
     group = open_group(2)
     inputs, gammas = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((0, 64), (64,)))
     call = df.allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=EPSILON, use_multimem=True)

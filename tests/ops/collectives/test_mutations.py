@@ -79,7 +79,7 @@ MUTATIONS |= {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutation_is_noticed(name):
+def test_a_planted_fault_fails_its_scenario(name):
     fault, scenario = MUTATIONS[name]
     scenario()
     planted = fault.made() if isinstance(fault, Substitution) else faults.in_kernels(fault)
@@ -88,8 +88,9 @@ def test_mutation_is_noticed(name):
 
 
 @pytest.mark.parametrize(("op", "algo"), KERNELS)
-def test_a_missing_trigger_at_the_end_is_noticed(op, algo):
-    """Under the schedules up to the first one that lets the dependent of a right kernel start before the end."""
+def test_a_missing_trigger_at_the_end_fails_its_scenario(op, algo):
+    """The schedules tried end with the first in which the dependent of a correct kernel starts before the kernel's
+    end."""
     seeds = scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON)
     with faults.in_kernels("no-trigger-at-end"), pytest.raises(AssertionError, match="the dependent never starts"):
         scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON, seeds)

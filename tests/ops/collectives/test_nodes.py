@@ -82,8 +82,8 @@ def test_other_dtypes_are_exact(open_nodes, rng, dtype):
 
 
 @pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
-def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
-    """Call after call, without what hardware orders beyond the model, or with stores that arrive late."""
+def test_several_nodes_have_no_race_by_the_model_of_ptx(rng, model):
+    """Consecutive calls run under the strict profile of the race detector, or with delayed stores."""
     with (
         df.emu.Machine(devices=4, **model) as machine,
         df.Group.local(4, driver=machine, nodes=2, max_blocks=3, workspace_bytes=1 << 14) as group,
@@ -97,14 +97,14 @@ def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
         assert not machine.reports
 
 
-def test_the_order_of_nodes_is_told_from_that_of_ranks(open_nodes):
+def test_sums_in_node_order_differ_from_sums_in_rank_order(open_nodes):
     group = open_nodes(4, 2)
     hosts = [np.full(100, v, np.float32) for v in (2.0**24, 1, 1, -(2.0**24))]
     assert reference.allreduce(hosts)[0] != reference.allreduce(hosts, nodes=2)[0]
     check(group, hosts)
 
 
-def test_special_values_are_canonical(open_nodes):
+def test_special_values_have_the_bits_of_the_reference(open_nodes):
     group = open_nodes(4, 2)
     nan, inf = np.nan, np.inf
     rows = [
@@ -281,7 +281,7 @@ def test_one_graph_over_all_streams_replays_the_exchange(open_nodes, rng):
         assert_bits(ys, reference.allreduce(hosts, nodes=2))
 
 
-def test_the_words_of_progress_are_equal_after_a_call_and_a_replay(open_nodes, rng):
+def test_progress_counters_are_equal_after_a_call_and_a_replay(open_nodes, rng):
     group = open_nodes(4, 2)
     call = df.allreduce.prepare(group, place(group, inputs(rng, 4, 100)))
     seen = []
@@ -309,13 +309,13 @@ def test_the_order_of_the_engine_is_within_the_bounds_and_equal_on_all_ranks(ope
     assert_bits(result.output, reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-5, nodes=3).output)
 
 
-def test_a_group_says_what_its_nodes_are(open_nodes):
+def test_a_group_reports_its_nodes(open_nodes):
     group = open_nodes(6, 3)
     assert (group.nodes, group.node, group.inside, group.size) == (3, 0, (0, 1), 6)
     assert group.link.order == "fixed" and open_nodes(2, 1).nodes == 1
 
 
-def test_what_one_node_alone_can_do_is_refused(open_nodes, rng, refused):
+def test_calls_supported_within_one_node_only_are_refused(open_nodes, rng, refused):
     group = open_nodes(4, 2)
     xs = place(group, inputs(rng, 4, 64))
     for algo in ("one_stage", "push_one_shot", "push_two_shot", "naive"):
@@ -354,8 +354,8 @@ def test_wrong_nodes_are_refused_by_the_constructor(machine, refused):
 
 @pytest.mark.parametrize("order", ["fixed", "engine"])
 @pytest.mark.parametrize("staged", [False, True])
-def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged, order):
-    """Without the exchange, whose copies no kernel makes."""
+def test_kernels_move_the_bytes_that_prepared_reports(machine, open_nodes, staged, order):
+    """The bytes of the exchange are not counted, as no kernel copies them."""
     group = open_nodes(4, 2, node_order=order)
     elements = 24_000
     xs, memory = [rank.zeros(elements, "bfloat16") for rank in group], []

@@ -34,19 +34,19 @@ def fits(image, threads=512):
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_node_sums(ranks, staged):
+def test_kernels_that_add_the_sums_of_nodes_have_no_stack_and_no_spill(ranks, staged):
     fits(image_of(op="node_sums", ranks=ranks, packs=min(4, 8 // ranks), staged=staged))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_the_all_reduce_behind_the_exchange(ranks):
+def test_all_reduce_kernels_after_the_exchange_have_no_stack_and_no_spill(ranks):
     fits(image_of(op="allreduce", ranks=ranks, packs=min(4, 8 // ranks), nodes=True))
 
 
 @pytest.mark.parametrize("packs", [1, 2, 4])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_the_fused_op_behind_the_exchange(ranks, residual, packs):
+def test_fused_kernels_after_the_exchange_have_no_stack_and_no_spill(ranks, residual, packs):
     out = dtypes.get("float8_e4m3fn")
     options = {"out_dtype": out, "gamma_dtype": BF16, "residual": residual, "packs": packs}
     fits(image_of(op="allreduce_rmsnorm_fp8", ranks=ranks, nodes=True, **options))

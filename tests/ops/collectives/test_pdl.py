@@ -29,14 +29,14 @@ def group(request, driver):
         yield stack.enter_context(df.Group.local(2, driver=driver, max_blocks=4))
 
 
-def test_levels_have_their_numbers():
+def test_pdl_levels_have_their_documented_numbers():
     assert df.PDLLevel.ON == df.PDLLevel.OVERLAP_AT_END == 1
     assert [int(level) for level in df.PDLLevel] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_a_late_producer_and_an_early_consumer(group, algo, level):
+def test_results_are_right_with_a_late_producer_and_an_early_consumer(group, algo, level):
     count = 2000
     xs, ys, zs = (garbage(group, count, "bfloat16") for _ in range(3))
     call = df.allreduce.prepare(group, xs, ys, algo=algo, pdl_level=level)
@@ -78,7 +78,7 @@ def _owners(group, op, algo, xs, level):
         ("allreduce_many", "push_one_shot"),
     ],
 )
-def test_sums_by_owner_and_of_many_tensors_with_a_late_producer_and_an_early_consumer(group, op, algo, level):
+def test_reduce_scatter_and_allreduce_many_are_right_with_a_late_producer_and_an_early_consumer(group, op, algo, level):
     xs = garbage(group, (2, 1000), "bfloat16")
     call, ys, value = _owners(group, op, algo, xs, level)
     zs = garbage(group, ys[0].shape, "bfloat16")
@@ -93,7 +93,7 @@ def test_sums_by_owner_and_of_many_tensors_with_a_late_producer_and_an_early_con
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_chain_of_collectives(group, rng, level):
+def test_chains_of_collectives_have_the_bits_of_the_reference(group, rng, level):
     hosts = [rng.standard_normal((9, 64)).astype(np.float32).astype(BF16) for _ in range(2)]
     gamma = (1 + rng.standard_normal(64)).astype(np.float32).astype(BF16)
     xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
@@ -121,7 +121,7 @@ def test_a_chain_of_collectives(group, rng, level):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("op", scenarios.OPS)
-def test_when_a_dependent_may_start(op, algo, level):
+def test_a_dependent_starts_as_early_as_its_level_allows(op, algo, level):
     """On the emulator, whose odd seeds start it as early as allowed: before a peer is there, or before the end."""
     scenarios.dependent_starts_at_once_if_it_may(op, algo, level)
     scenarios.dependent_starts_before_the_end(op, algo, level)

@@ -156,7 +156,7 @@ def test_a_trace_has_the_launches_of_its_own_rank(ranks_of, rng, algo):
 
 
 @pytest.mark.parametrize("algo", ["auto", *ALGOS])
-def test_inputs_in_symmetric_memory_and_on_other_streams(ranks_of, rng, algo):
+def test_inputs_may_be_in_symmetric_memory_and_on_other_streams(ranks_of, rng, algo):
     hosts = random_inputs(rng, 3, 1024, "float32")
 
     def call(group: df.Group) -> np.ndarray:
@@ -194,7 +194,7 @@ def test_kernels_of_one_rank_write_into_symmetric_memory_of_another(ranks_of):
     assert ranks_of(3).each(call) == [102, 100, 101]
 
 
-def test_naive_needs_all_ranks_in_one_process(ranks_of, rng):
+def test_naive_is_refused_unless_all_ranks_are_in_one_process(ranks_of, rng):
     hosts = random_inputs(rng, 2, 16, "float32")
 
     def call(group: df.Group) -> None:
@@ -231,8 +231,8 @@ def test_a_call_says_how_many_ranks_take_part(ranks_of, rng):
     assert set(ranks_of(4).each(call)) == {("allreduce one_stage of 4 x (64,) float32", (4096, 3072))}
 
 
-def test_steady_calls_take_no_step_on_the_board_and_only_launch(ranks_of, rng, counted_calls, monkeypatch):
-    """Beside the launch one query of the capture; nothing is asked of the other ranks."""
+def test_repeated_calls_exchange_nothing_through_the_board(ranks_of, rng, counted_calls, monkeypatch):
+    """A call queries the capture state and launches; it asks the other ranks for nothing."""
     hosts = random_inputs(rng, 2, 256, "float32")
     ranks = ranks_of(2)
     state = ranks.each(lambda group: _arrays(group, hosts))

@@ -24,7 +24,7 @@ from drvfuse.comm import workspace
 @pytest.mark.emulated
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_schedules(rng, seed, private):
+def test_results_are_right_under_many_schedules(rng, seed, private):
     """Every algorithm back to back, ranks in another order each time.
 
     On each rank the input is written directly before the call and overwritten directly after it.
@@ -82,7 +82,7 @@ def test_schedules(rng, seed, private):
 @pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(4))
 def test_staging_is_not_overwritten_by_the_next_call(rng, seed):
-    """A rank that is through with a call must not fill its staging area while a peer still reads the last call's."""
+    """A rank that has finished a call must not fill its staging area while a peer still reads the data of that call."""
     with (
         df.emu.Machine(devices=3, seed=seed) as machine,
         df.Group.local(3, driver=machine, max_blocks=2, workspace_bytes=1 << 16) as group,
@@ -105,7 +105,7 @@ def test_staging_is_not_overwritten_by_the_next_call(rng, seed):
 
 
 @pytest.mark.gpus(3)
-def test_ordinals_beyond_32_bits(new_group, rng):
+def test_barrier_ordinals_may_exceed_32_bits(new_group, rng):
     group = new_group(3)
     group.synchronize()
     for pointer, rank in zip(group.workspace.pointers, group, strict=True):
@@ -122,7 +122,7 @@ def test_ordinals_beyond_32_bits(new_group, rng):
 
 
 @pytest.mark.gpus(2)
-def test_grids_that_change_from_call_to_call(open_group, rng):
+def test_grids_may_change_from_call_to_call(open_group, rng):
     group = open_group(2, max_blocks=16)
     hosts = random_inputs(rng, 2, 8 * 256 * 16, "bfloat16")
     xs, expected = place(group, hosts), reference.allreduce(hosts)
@@ -134,7 +134,7 @@ def test_grids_that_change_from_call_to_call(open_group, rng):
 
 
 @pytest.mark.gpus(2)
-def test_two_groups_on_the_same_devices(new_group, rng):
+def test_two_groups_on_the_same_devices_work_at_once(new_group, rng):
     groups = [new_group(2), new_group([1, 0])]
     hosts = random_inputs(rng, 2, 3000, "bfloat16")
     expected = reference.allreduce(hosts)
@@ -151,7 +151,7 @@ def test_two_groups_on_the_same_devices(new_group, rng):
 @pytest.mark.gpu
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_more_than_4_gib(driver, algo):
+def test_tensors_of_more_than_4_gib_are_exact(driver, algo):
     count = 2**31 + 24
     with df.Group.local(2, driver=driver) as group:
         xs, ys = [rank.zeros(count, "bfloat16") for rank in group], [rank.zeros(count, "bfloat16") for rank in group]

@@ -22,7 +22,7 @@ SMALL = 16 << 10  # bytes of a workspace whose slots hold a part of what the tes
 
 
 def epochs(group: df.Group) -> list[int]:
-    """The word of every rank, in units; what the warps add sums to whole units."""
+    """The epoch of every rank in units; the shares that warps add sum to whole units."""
     group.synchronize()
     words = [
         int(df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device).numpy()[0])
@@ -47,7 +47,7 @@ def gamma_of(columns: int, dtype: Any = BF16) -> np.ndarray:
 
 
 def fused(group: df.Group, hosts: list[np.ndarray], algo: str, **options: Any) -> Any:
-    """A prepared call with results of its own, and the reference's."""
+    """A prepared call with its own results, and the results of the reference."""
     columns = hosts[0].shape[-1]
     gamma = gamma_of(columns, hosts[0].dtype)
     residual = options.pop("residual", None)
@@ -67,7 +67,7 @@ def assert_norm(result: Any, expected: Any, what: str = "") -> None:
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", PUSH)
-def test_rounds_of_odd_and_even_number_and_a_call_after_each(new_group, rng, algo):
+def test_calls_after_an_odd_and_an_even_number_of_rounds_are_exact(new_group, rng, algo):
     """An odd number of rounds advances the epoch by one, an even number leaves it; the halves fit either way."""
     group = new_group(3, workspace_bytes=SMALL)
     step = 3 * 64 if algo == "push_two_shot" else 1
@@ -87,7 +87,7 @@ def test_rounds_of_odd_and_even_number_and_a_call_after_each(new_group, rng, alg
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", PUSH)
-def test_fused_rounds_of_odd_and_even_number(new_group, rng, algo, residual):
+def test_fused_calls_of_an_odd_and_an_even_number_of_rounds_are_exact(new_group, rng, algo, residual):
     group = new_group(2, workspace_bytes=4096)
     seen = []
     for rows in (1, 2, 4, 6, 7, 9, 2):
@@ -103,8 +103,8 @@ def test_fused_rounds_of_odd_and_even_number(new_group, rng, algo, residual):
 
 @pytest.mark.gpus(4)
 @pytest.mark.parametrize("residual", [False, True])
-def test_ranks_without_rows_still_take_part(new_group, rng, residual):
-    """Rows 1 to 3 of a two-shot call have owners; the others own nothing, and every peer hears of them too."""
+def test_ranks_without_rows_take_part(new_group, rng, residual):
+    """Only some ranks own rows of a two-shot call of 1 to 3 rows; the others still signal every peer."""
     group = new_group(4, workspace_bytes=1 << 16)
     calls = []
     for rows in (1, 2, 3, 1, 4, 1, 1):
@@ -122,7 +122,7 @@ def test_ranks_without_rows_still_take_part(new_group, rng, residual):
 
 
 @pytest.mark.parametrize("algo", PUSH)
-def test_one_rank(new_group, rng, algo):
+def test_a_group_of_one_rank_is_exact(new_group, rng, algo):
     group = new_group(1, workspace_bytes=4096)
     for count in (1, 5000):
         (host,) = random_inputs(rng, 1, count, "bfloat16")
@@ -143,8 +143,8 @@ WORDS = {
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("dtype", WORDS)
 @pytest.mark.parametrize("algo", PUSH)
-def test_inputs_whose_words_look_like_none(open_group, rng, algo, dtype):
-    """All of 0xFFFFFFFF, and mixed with numbers and other NaNs: a NaN result is canonical, a number is exact."""
+def test_inputs_with_the_bits_of_the_sentinel_arrive(open_group, rng, algo, dtype):
+    """Inputs are 0xFFFFFFFF only, or mixed with numbers and other NaNs: NaN results are canonical and numbers exact."""
     group, kind = open_group(2), dtypes.get(dtype).numpy
     bits = np.array(WORDS[dtype], f"uint{8 * kind.itemsize}")
     full = np.full(1029, bits[0]).view(kind)
@@ -162,7 +162,7 @@ def test_inputs_whose_words_look_like_none(open_group, rng, algo, dtype):
 
 
 @pytest.mark.gpus(3)
-def test_algorithms_ops_dtypes_and_sizes_in_any_order_without_synchronising(new_group, rng, driver):
+def test_calls_of_any_kind_in_any_order_need_no_synchronisation(new_group, rng, driver):
     """Slots are left empty by a call of one extent and dtype, and used by the next of another."""
     group = new_group(3, workspace_bytes=SMALL)
     calls: list[tuple[Any, Any, Any]] = []
@@ -245,8 +245,8 @@ def test_few_blocks_loop_over_the_work(open_group, rng, algo, blocks):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("rows", [520, 2 * 512 + 1])
-def test_blocks_that_send_rows_ahead(open_group, rng, rows):
-    """Of many rows a cluster sends one ahead of the one that it sums."""
+def test_blocks_that_send_rows_ahead_are_exact(open_group, rng, rows):
+    """With many rows, a cluster sends one row ahead of the row that it sums."""
     group = open_group(2, workspace_bytes=1 << 17)
     hosts = random_inputs(rng, 2, (rows, 64), "bfloat16")
     work = Work("allreduce_rmsnorm_fp8", "push_two_shot", 2, 2, 1)
@@ -257,8 +257,8 @@ def test_blocks_that_send_rows_ahead(open_group, rng, rows):
 
 
 @pytest.mark.gpus(2)
-def test_blocks_that_send_packs_ahead(open_group, rng):
-    """Of half a million packs a block sends two units ahead; ragged, and in several rounds."""
+def test_blocks_that_send_packs_ahead_are_exact(open_group, rng):
+    """With half a million packs, a block sends two units ahead; counts are ragged and take several rounds."""
     group = open_group(2, workspace_bytes=6 << 20, max_blocks=16)
     hosts = random_inputs(rng, 2, (1 << 22) + 8 * 300 + 3, "bfloat16")
     shape = allreduce_shape(Work("allreduce", "push_two_shot", 2, 2, 2), hosts[0].size, 6 << 20)
@@ -268,7 +268,7 @@ def test_blocks_that_send_packs_ahead(open_group, rng):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", PUSH)
-def test_two_groups_on_the_same_devices(new_group, rng, algo):
+def test_two_groups_on_the_same_devices_work_at_once(new_group, rng, algo):
     groups = [new_group(2), new_group([1, 0])]
     hosts = random_inputs(rng, 2, 3000, "bfloat16")
     results = [df.allreduce(group, place(group, hosts), algo=algo) for _ in range(3) for group in groups]
@@ -280,7 +280,7 @@ def test_two_groups_on_the_same_devices(new_group, rng, algo):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", PUSH)
-def test_replays_between_eager_calls(new_group, rng, algo):
+def test_graph_replays_between_eager_calls_are_exact(new_group, rng, algo):
     """The graph holds calls of one and of two rounds, and replays follow an even and an odd number of calls."""
     group = new_group(2, workspace_bytes=4096)
     counts = (800, 2000)
@@ -309,8 +309,9 @@ def test_replays_between_eager_calls(new_group, rng, algo):
 
 
 @pytest.mark.gpus(2)
-def test_slots_are_first_used_inside_a_capture(new_group, rng):
-    """They are filled then, beside the capture, and further when a larger call comes, while a graph may be replayed."""
+def test_the_first_use_of_the_slots_may_be_in_a_capture(new_group, rng):
+    """The slots are initialised outside of the capture, and more of them when a larger call follows, possibly during a
+    replay."""
     group = new_group(2)
     small, large = (random_inputs(rng, 2, count, "bfloat16") for count in (1000, 200_000))
     xs, ys = place(group, small), garbage(group, 1000, "bfloat16")
@@ -334,7 +335,7 @@ def test_slots_are_first_used_inside_a_capture(new_group, rng):
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_chain_of_dependent_launches_behind_a_late_producer(driver, algo, level):
+def test_a_chain_of_dependent_launches_waits_for_a_late_producer(driver, algo, level):
     """The second call begins while the first runs, and reads the epoch and its input only when that has ended."""
     one = 0x3F80
     for seed in (0, 1, 3) if driver == "emu" else (0,):
@@ -370,8 +371,8 @@ class _Opened:
 @pytest.mark.emulated
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
-def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first, fault):
-    """By two shots in several rounds a rank may hear of a peer's clears only in what a third rank made of its words."""
+def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, fault):
+    """In several rounds of two shots, a rank may learn of a peer's clears only through the results of a third rank."""
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
     with (
         faults.in_kernels(fault),
@@ -391,8 +392,8 @@ def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first
 
 
 @pytest.mark.emulated
-def test_a_scale_that_is_not_cleared_is_noticed():
-    """Where words arrive in order a stale scale does no harm, so no result shows it."""
+def test_a_scale_that_is_not_cleared_gives_wrong_results():
+    """If words arrive in order, a stale scale does no harm and no result shows it."""
     for fault in ("", "scale-not-cleared"):
         with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, workspace_bytes=SMALL) as group:
             with faults.in_kernels(fault):
@@ -409,8 +410,9 @@ def test_a_scale_that_is_not_cleared_is_noticed():
 @pytest.mark.emulated
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_call_behind_one_whose_last_round_is_not_full(algo, op):
-    """It uses the slots of the last round but one, and knows that they are clear by what came in the last round."""
+def test_a_call_after_one_with_a_partial_last_round_is_exact(algo, op):
+    """The call uses the slots of the round before the last, which are known to be clear by the data of the last
+    round."""
     with (
         df.emu.Machine(devices=2, seed=1, race="strict") as machine,
         df.Group.local(2, driver=machine, workspace_bytes=4096, max_blocks=2) as group,

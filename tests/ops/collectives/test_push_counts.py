@@ -32,8 +32,8 @@ CASES = [  # with residual or not
 @pytest.mark.parametrize(("op", "shape", "residual"), CASES)
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("n", [2, 4])
-def test_remote_bytes_are_those_of_the_formula(n, algo, op, shape, residual):
-    """Of one shot (n - 1) S from each rank; of two 2 (n - 1) / n S, less where FP8 results are gathered."""
+def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
+    """Each rank sends (n - 1) S by one shot and 2 (n - 1) / n S by two, less if FP8 results are gathered."""
     with df.emu.Machine(devices=n) as machine, df.Group.local(n, driver=machine, max_blocks=4) as group:
         call = prepared(group, op, shape, algo, residual)
         group.synchronize()

@@ -29,7 +29,7 @@ def short_waits(driver):
 
 
 def prepared(group, op, hosts, algo, residual=None):
-    """A call, and what is expected of it by the name of the result."""
+    """A prepared call, and a function that checks its results."""
     if op == "allreduce":
         call = df.allreduce.prepare(group, place(group, hosts), algo=algo)
         return call, lambda result: assert_bits(result, reference.allreduce(hosts))
@@ -68,8 +68,9 @@ def timed_out(group):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("missing", [0, 2])
-def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
-    """Of two shots a rank may wait for results of one that waits for the missing one itself: that is not named."""
+def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, algo, op, missing):
+    """By two shots, a rank may wait for a rank that itself waits for the missing one; the error names the missing
+    rank."""
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
         call, check = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), algo)
@@ -91,8 +92,8 @@ def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize(("algo", "ranks"), [("push_one_shot", 4), ("push_one_shot", 8), ("push_two_shot", 4)])
-def test_of_many_ranks_one_that_is_never_launched_is_named_with_the_default_bound(rng, algo, ranks):
-    """A thread that polls the words of many peers takes long to come to its clock."""
+def test_with_the_default_bound_one_missing_rank_of_many_is_named(rng, algo, ranks):
+    """A thread that polls the words of many peers reads its clock rarely."""
     hosts = random_inputs(rng, ranks, (2, 64), "float16")
     with df.emu.Machine(devices=ranks) as machine, df.Group.local(ranks, driver=machine, max_blocks=4) as group:
         inputs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
@@ -107,8 +108,8 @@ def test_of_many_ranks_one_that_is_never_launched_is_named_with_the_default_boun
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("sleeper", range(3))
-def test_of_three_ranks_the_one_that_sleeps_is_named(new_group, rng, driver, op, sleeper):
-    """Others wait for results of ranks that wait for its inputs, and must not be the first to give up."""
+def test_a_sleeping_rank_of_three_is_named(new_group, rng, driver, op, sleeper):
+    """Other ranks wait for results of ranks that wait for the sleeping one, and must not give up first."""
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
         call, check = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), "push_two_shot")
@@ -123,8 +124,8 @@ def test_of_three_ranks_the_one_that_sleeps_is_named(new_group, rng, driver, op,
     check(call.launch())
 
 
-def test_of_two_reports_the_one_whose_peer_has_not_reported_is_told(new_group):
-    """Rank 0 waits for rank 1, which waits for rank 2; and where each waits for another, the first one is told."""
+def test_the_raised_report_is_one_whose_peer_has_not_reported(new_group):
+    """Rank 0 waits for rank 1, which waits for rank 2. If the waits form a cycle, the first report is raised."""
     owner = new_group(3).workspace
     for chain, told in (((1, 2, None), 1), ((1, None, None), 0), ((2, 0, None), 0), ((1, 2, 0), 0), ((2, 2, None), 0)):
         for rank, peer in enumerate(chain):
@@ -134,8 +135,8 @@ def test_of_two_reports_the_one_whose_peer_has_not_reported_is_told(new_group):
     owner.reports["magic"] = 0
 
 
-def test_the_word_is_that_of_the_block_and_the_distance(new_group, rng):
-    """In one shot a rank has the words of the peer right behind it first, then those of the next."""
+def test_the_reported_word_belongs_to_the_block_and_the_distance_of_the_peer(new_group, rng):
+    """In one shot, the slots of a rank hold first the words of the next higher rank, then those of the one after it."""
     group = new_group(3)
     call, _ = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 64 * 3, "bfloat16"), "push_one_shot")
     for missing, rank, distance in ((2, 0, 1), (1, 0, 2), (0, 2, 2)):
@@ -153,8 +154,8 @@ def test_the_word_is_that_of_the_block_and_the_distance(new_group, rng):
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_peer_that_stops_half_way(new_group, rng, algo, residual):
-    """Rank 2 is launched with a smaller call: of its words a part comes, to places where the others expect them."""
+def test_a_peer_that_stops_half_way_is_a_time_out_and_the_group_recovers(new_group, rng, algo, residual):
+    """Rank 2 is launched with a smaller call, so only some of the words that the others expect arrive."""
     group = new_group(3)
     large, small = ([host[:rows] for host in random_inputs(rng, 3, (9, 264), "bfloat16")] for rows in (9, 3))
     added = large[0] if residual else None
@@ -172,7 +173,7 @@ def test_a_peer_that_stops_half_way(new_group, rng, algo, residual):
 
 
 @pytest.mark.parametrize("algo", PUSH)
-def test_a_peer_that_stops_after_a_round(new_group, rng, algo):
+def test_a_peer_that_stops_after_a_round_is_named_with_the_next_round(new_group, rng, algo):
     """The others wait in a later round, which the message names."""
     group = new_group(3, workspace_bytes=SMALL)
     packs = 128 if algo == "push_one_shot" else 192
@@ -194,7 +195,7 @@ def test_a_peer_that_stops_after_a_round(new_group, rng, algo):
 
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
-    """It leaves the epoch as it was, so any of those that may have begun with the same epoch is possible."""
+    """Such a call leaves the epoch unchanged, so every call that began with this epoch is a candidate."""
     group = new_group(3, workspace_bytes=SMALL)
     two = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 200, "bfloat16"), algo)[0]
     one = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 3, "bfloat16"), algo)[0]
@@ -222,8 +223,8 @@ def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
     assert timed_out(group).call.startswith("call 13 of the group, ")
 
 
-def test_a_call_that_may_be_one_of_those_that_are_forgotten(new_group, rng):
-    """Of the calls that are only counted some may have begun with the epoch of the report."""
+def test_a_call_that_may_be_one_of_the_unrecorded_ones_is_named_by_a_range(new_group, rng):
+    """Some of the calls that are no longer recorded may have begun with the epoch of the report."""
     group = new_group(3, workspace_bytes=SMALL)
     hosts = random_inputs(rng, 3, 8 * 200, "bfloat16")
     two, one = (prepared(group, "allreduce", [h[:n] for h in hosts], "push_one_shot")[0] for n in (8 * 200, 8))
@@ -236,8 +237,8 @@ def test_a_call_that_may_be_one_of_those_that_are_forgotten(new_group, rng):
 
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("calls", [2**32 - 1, 2**32, 2**40 + 3])
-def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, algo, calls):
-    """The kernels decide by 32 bits of the epoch; the report has all."""
+def test_a_call_is_named_after_more_than_two_to_the_32_calls(new_group, rng, algo, calls):
+    """The kernels compare 32 bits of the epoch; the report has all 64."""
     group = new_group(3)
     call, _ = prepared(group, "allreduce", random_inputs(rng, 3, 2000, "bfloat16"), algo)
     group.synchronize()
@@ -255,7 +256,7 @@ def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, alg
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
-def test_calls_after_the_timeout_end_at_once(new_group, rng, algo, op):
+def test_calls_after_the_time_out_end_at_once(new_group, rng, algo, op):
     group = new_group(3)
     call, _ = prepared(group, op, random_inputs(rng, 3, (3, 264), "bfloat16"), algo)
     for _ in range(4):
@@ -294,7 +295,7 @@ def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
-def test_a_cluster_whose_threads_give_up_leaves_together(residual):
+def test_threads_of_a_cluster_that_give_up_exit_together(residual):
     """A store to the shared memory of a block that has exited is a fault."""
     for seed in (1, 2):
         with df.emu.Machine(devices=2, seed=seed, race="strict") as machine:
@@ -310,7 +311,7 @@ def test_a_cluster_whose_threads_give_up_leaves_together(residual):
         assert machine.reports == []
 
 
-def test_a_timeout_in_a_graph_replay(new_group, rng):
+def test_a_time_out_in_a_graph_replay_is_raised(new_group, rng):
     group = new_group(3)
     hosts = random_inputs(rng, 3, 1000, "bfloat16")
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")

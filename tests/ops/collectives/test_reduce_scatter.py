@@ -36,7 +36,7 @@ def check(group, rng, shape, dtype="bfloat16", splits=None, algo="auto", **optio
     ],
 )
 def test_bits_are_those_of_the_all_reduce(open_group, rng, n, algo):
-    """Parts that begin within a pack, that are smaller than one, that are empty, and that a unit does not hold."""
+    """Parts begin within a pack, are smaller than a pack, are empty, or are larger than a unit."""
     group = open_group(n)
     check(group, rng, (5, 7), splits=UNEVEN[n], algo=algo)
     for shape in ((37,), (3, 1045), (1, 5), (n, 3), (0, 4)):
@@ -45,7 +45,7 @@ def test_bits_are_those_of_the_all_reduce(open_group, rng, n, algo):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_other_types_and_whole_packs(open_group, rng, dtype):
+def test_other_dtypes_and_whole_packs_are_exact(open_group, rng, dtype):
     group = open_group(2)
     for shape in ((6, 4, 16), (2, 4096), (1, 8)):
         check(group, rng, shape, dtype)
@@ -60,16 +60,16 @@ def test_the_reference_splits_as_numpy_does(rng):
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_a_small_workspace_takes_parts_in_rounds_or_chunks(new_group, rng, algo):
-    """Also rounds of which some ranks have no part left, and those of odd and even number, one call after another."""
+def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, algo):
+    """Consecutive calls have odd and even numbers of rounds, in some of which some ranks have no part left."""
     group = new_group(3, workspace_bytes=4096)
     for count, splits in ((2999, None), (901, [901, 0, 0]), (1701, [0, 1700, 1]), (5, None), (1500, [400, 700, 400])):
         check(group, rng, (count,), splits=splits, algo=algo)
 
 
 @pytest.mark.gpus(3)
-def test_large_parts_are_sent_ahead_of_what_is_summed(new_group, rng, monkeypatch):
-    """Here small ones, in one round and in several, in place and beside calls of other kinds."""
+def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
+    """Small parts are used here, in one round and in several, in place and between calls of other kinds."""
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):
         group = new_group(3, workspace_bytes=workspace_bytes, max_blocks=1)
@@ -139,7 +139,7 @@ def test_the_epilogue_sees_places_in_the_whole_tensor_and_the_parameters_of_the_
 
 
 @pytest.mark.gpus(2)
-def test_bad_input_is_named_and_nothing_is_written(open_group, rng, refused):
+def test_bad_input_is_refused_before_anything_is_written(open_group, rng, refused):
     group = open_group(2)
     xs = place(group, random_inputs(rng, 2, (6, 8), "bfloat16"))
     ys = garbage(group, (3, 8), "bfloat16")
@@ -168,7 +168,7 @@ def test_bad_input_is_named_and_nothing_is_written(open_group, rng, refused):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_a_graph_replays_it_on_new_contents(open_group, rng, algo):
+def test_a_graph_replays_on_new_contents(open_group, rng, algo):
     group = open_group(2)
     xs = [rank.zeros((5, 7), "bfloat16") for rank in group]
     ys = [rank.zeros((rows, 7), "bfloat16") for rank, rows in zip(group, (3, 2), strict=True)]
@@ -200,7 +200,7 @@ def test_calls_of_one_layout_are_repeated_with_other_addresses(open_group, rng):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_bytes_are_counted(open_group, algo):
+def test_moved_bytes_agree_with_the_formula(open_group, algo):
     group = open_group(2)
     xs = [rank.zeros((2, 64), "float32") for rank in group]
     local, remote = df.reduce_scatter.prepare(group, xs, algo=algo).traffic

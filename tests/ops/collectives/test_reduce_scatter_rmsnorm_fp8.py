@@ -55,7 +55,7 @@ def test_bits_are_those_of_the_fused_all_reduce(open_group, rng, algo, residual)
 
 
 @pytest.mark.gpus(2)
-def test_rows_of_partial_packs_and_of_heads(open_group, rng):
+def test_rows_of_partial_packs_and_heads_are_exact(open_group, rng):
     group = open_group(2)
     check(group, rng, (5, 61), algo="push")
     check(group, rng, (5, 3 * 61), algo="push", head_columns=61)
@@ -65,12 +65,12 @@ def test_rows_of_partial_packs_and_of_heads(open_group, rng):
 @pytest.mark.parametrize(
     ("n", "dtype"), [pytest.param(n, d, marks=pytest.mark.gpus(n)) for n, d in ((1, "float32"), (8, "float16"))]
 )
-def test_other_ranks_and_types(open_group, rng, n, dtype):
+def test_other_numbers_of_ranks_and_dtypes_are_exact(open_group, rng, n, dtype):
     check(open_group(n), rng, (n + 3, 136), dtype=dtype, residual=True, out_dtype=dtype)
 
 
 @pytest.mark.gpus(2)
-def test_a_row_is_shared_by_a_cluster(new_group, rng):
+def test_rows_shared_by_a_cluster_are_exact(new_group, rng):
     group = new_group(2, max_blocks=16)
     check(group, rng, (3, 4096), algo="push", residual=True)
     check(group, rng, (40, 4096), algo="push", residual=True)
@@ -78,7 +78,7 @@ def test_a_row_is_shared_by_a_cluster(new_group, rng):
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_a_small_workspace_takes_rows_in_rounds_or_chunks(new_group, rng, algo):
+def test_rows_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, algo):
     group = new_group(3, workspace_bytes=8192)
     for rows, splits in ((29, None), (9, [9, 0, 0]), (21, [0, 20, 1]), (1, None)):
         check(group, rng, (rows, 264), splits=splits, algo=algo, residual=True)
@@ -97,7 +97,7 @@ def test_inputs_that_peers_cannot_read_are_staged(new_group, rng):
 
 
 @pytest.mark.gpus(2)
-def test_residuals_in_place_in_a_graph(open_group, rng):
+def test_in_place_residuals_replay_in_a_graph(open_group, rng):
     group = open_group(2)
     gamma = random_inputs(rng, 1, 264, "bfloat16")[0]
     xs = [rank.zeros((5, 264), "bfloat16") for rank in group]
@@ -139,7 +139,7 @@ def test_calls_of_one_layout_are_repeated_with_other_addresses(open_group, rng):
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["push", "pull"])
-def test_bytes_are_counted(open_group, algo):
+def test_moved_bytes_agree_with_the_formula(open_group, algo):
     group = open_group(2)
     xs, gammas = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((4, 264), 264))
     call = df.reduce_scatter_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1e-6, algo=algo)
@@ -151,7 +151,7 @@ def test_bytes_are_counted(open_group, algo):
 
 
 @pytest.mark.gpus(2)
-def test_bad_input_is_named(open_group, refused):
+def test_bad_input_is_an_argument_error(open_group, refused):
     group = open_group(2)
     xs, gammas = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((5, 264), 264))
 

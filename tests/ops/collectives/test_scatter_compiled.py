@@ -17,7 +17,7 @@ FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how man
 
 
 class Chosen(Exception):
-    """What a call would be compiled for, and the threads of a block."""
+    """Raised with the specialisation that a call would compile and the threads of a block."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def many(group, shape):
         (many, (4099,), 8),
     ],
 )
-def test_nothing_is_spilled_and_so_many_blocks_fit_a_multiprocessor(group, monkeypatch, prepare, shape, resident):
+def test_kernels_spill_nothing_and_enough_blocks_fit_a_multiprocessor(group, monkeypatch, prepare, shape, resident):
     def planned(device, spec, blocks, threads, *rest, **options):
         raise Chosen(spec, threads)
 

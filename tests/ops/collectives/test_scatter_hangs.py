@@ -43,7 +43,7 @@ def prepared(group, rng, op, algo):
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize(("op", "algo"), CALLS)
 def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo, missing):
-    """Also one without rows, and also by such a one. The group works again after a reset."""
+    """The missing rank, or the one that reports it, may own no rows. The group works again after a reset."""
     group = new_group(3)
     with short_spins(driver):
         call, results = prepared(group, rng, op, algo)
@@ -76,7 +76,7 @@ def two():
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["auto", "pull"])
-def test_ranks_in_processes_of_their_own(two, rng, algo):
+def test_ranks_in_separate_processes_have_the_bits_of_the_reference(two, rng, algo):
     """Bare arrays; pull stages the parts of others, as no process can read another one's inputs."""
     hosts = random_inputs(rng, 2, (5, 264), "bfloat16")
     (gamma,) = random_inputs(rng, 1, 264, "bfloat16")
@@ -100,7 +100,7 @@ def test_ranks_in_processes_of_their_own(two, rng, algo):
 
 
 @pytest.mark.emulated
-def test_other_splits_are_another_call():
+def test_different_splits_are_reported_as_different_calls():
     with connected(2) as ranks:
 
         def call(group):

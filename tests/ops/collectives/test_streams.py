@@ -35,7 +35,7 @@ def others(group):
 
 
 class DLPackOnly:
-    """An array of another library that tells no current stream."""
+    """An array of another library without a current stream."""
 
     def __init__(self, array: df.Array) -> None:
         self.array = array
@@ -115,7 +115,7 @@ def test_foreign_outputs_come_back_as_given(group, others, hosts):
     assert_bits(arrays, reference.allreduce(hosts))
 
 
-def test_current_streams(group, others, hosts):
+def test_calls_run_on_the_current_streams_of_a_framework(group, others, hosts):
     xs = place(group, hosts)
     foreign = [Foreign(x, stream) for x, stream in zip(xs, others, strict=True)]
     ys = df.allreduce(group, foreign, streams="current")
@@ -123,7 +123,7 @@ def test_current_streams(group, others, hosts):
     assert_bits(ys, reference.allreduce(hosts))
 
 
-def test_streams_as_ints_and_foreign_objects(group, others, hosts):
+def test_streams_may_be_integers_and_foreign_objects(group, others, hosts):
     class Wrapped:
         def __init__(self, stream):
             self.stream = stream
@@ -140,7 +140,7 @@ def test_streams_as_ints_and_foreign_objects(group, others, hosts):
 
 
 @pytest.mark.parametrize("algo", ["one_stage", "two_stage"])
-def test_one_rank_on_a_stream_of_its_own(group, others, hosts, algo):
+def test_one_rank_may_run_on_another_stream(group, others, hosts, algo):
     call = df.allreduce.prepare(group, place(group, hosts), garbage(group, COUNT, "bfloat16"), algo=algo)
     call.launch(rank=1, stream=others[1])
     call.launch(rank=0, stream=others[0].handle)
@@ -177,7 +177,7 @@ def test_an_input_may_be_overwritten_right_after_its_ranks_kernel(new_group, rng
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_fused_inputs_may_be_overwritten_right_after(open_group, rng, algo, residual):
+def test_fused_inputs_may_be_overwritten_right_after_their_ranks_kernel(open_group, rng, algo, residual):
     group = open_group(3)
     big = random_inputs(rng, 3, (60, 256), "bfloat16")
     gamma = np.ones(256, np.float32).astype(big[0].dtype)
@@ -207,7 +207,7 @@ def test_fused_inputs_may_be_overwritten_right_after(open_group, rng, algo, resi
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("slow", [0, 2])
-def test_a_delayed_rank(group, hosts, algo, slow):
+def test_results_are_right_if_one_rank_is_delayed(group, hosts, algo, slow):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     call = df.allreduce.prepare(group, xs, ys, algo=algo)
     for number in (1, 2, 3):
@@ -219,7 +219,7 @@ def test_a_delayed_rank(group, hosts, algo, slow):
         assert_bits(ys, reference.allreduce(hosts))
 
 
-def test_arrays_dropped_at_once_are_freed_in_order(group, hosts):
+def test_arrays_dropped_right_after_a_call_are_freed_after_it(group, hosts):
     expected = reference.allreduce(hosts)
     for _ in range(20):
         ys = df.allreduce(group, place(group, hosts))
@@ -258,7 +258,7 @@ def test_streams_destroyed_after_a_call_do_not_disturb_the_group(group, hosts, h
         group.reset()
 
 
-def test_the_handle_of_a_closed_stream_proves_nothing(group):
+def test_a_reused_stream_handle_is_not_taken_for_the_closed_stream(group):
     device = group[0].device
     closed, recycled = df.Stream(device), df.Stream(device)
     order = RankOrder()
@@ -273,7 +273,7 @@ def test_the_handle_of_a_closed_stream_proves_nothing(group):
     recycled.close()
 
 
-def test_a_launch_on_a_foreign_stream_records_one_event_a_rank(group, hosts):
+def test_a_launch_on_foreign_streams_records_one_event_per_rank(group, hosts):
     call = df.allreduce.prepare(group, place(group, hosts), garbage(group, COUNT, "bfloat16"))
     for streams, events in ((None, 0), ([rank.stream.handle for rank in group], 3)):
         for _ in range(2):  # the first makes the events
@@ -289,7 +289,7 @@ def test_a_launch_on_a_foreign_stream_records_one_event_a_rank(group, hosts):
 
 @pytest.mark.emulated
 def test_a_foreign_arrays_stream_that_is_closed_after_prepare_orders_nothing(hosts):
-    """DLPack names no stream here, so the contents are ordered on the device's own one, which is closed then."""
+    """DLPack names no stream here, so the contents are ordered on the device's own stream, which is then closed."""
     with df.emu.Machine(devices=3) as machine:  # which is not used again
         group = df.Group.local(3, driver=machine, max_blocks=4)
         xs = [DLPackOnly(x) for x in place(group, hosts)]

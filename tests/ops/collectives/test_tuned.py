@@ -73,7 +73,7 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
 @pytest.mark.emulated
 @pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
 def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
-    """One bit of what is expected differs."""
+    """One bit of the expected results is changed."""
     plain, norm = reference.allreduce, reference.allreduce_rmsnorm_fp8
 
     def changed(array, what):
@@ -97,7 +97,7 @@ def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
 
 
 @pytest.mark.parametrize("gpus", ["1", "9"])
-def test_tune_wants_devices_that_are_there(file, gpus, capsys):
+def test_tune_refuses_more_devices_than_exist(file, gpus, capsys):
     assert main(["tune", "--driver", "emu", "--gpus", gpus]) == 2
     assert "2 to 8" in capsys.readouterr().err
 
@@ -106,14 +106,14 @@ def test_tune_wants_devices_that_are_there(file, gpus, capsys):
     "text",
     ["{", "[]", '{"2 x a": {}}', '{"2 x a": {"any_shot": [1, 1]}}', '{"2 x a": 1}', '{"2 x a": {"one_shot": [0, 1]}}'],
 )
-def test_a_file_that_tune_did_not_write_is_named(file, text):
+def test_a_file_that_tune_did_not_write_is_an_error(file, text):
     file.write_text(text)
     with pytest.raises(ArgumentError, match="tuning file"):
         tuned.stored(file)
 
 
 @pytest.mark.emulated
-def test_a_folder_in_place_of_the_file_is_named(tmp_path):
+def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
     with (
         config.override(tuning=str(tmp_path)),
         df.emu.Machine(devices=2) as machine,
@@ -123,7 +123,7 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_small_calls_take_one_shot_and_large_ones_two(ranks):
+def test_small_calls_use_one_shot_and_large_ones_two_shot(ranks):
     def algo(nbytes: int) -> str:
         return tuning.allreduce_algorithm(HOPPER, ranks, nbytes)
 

@@ -33,7 +33,7 @@ def call_of(group, hosts, algo="push_one_shot", level=EARLY):
 
 
 def triggers(call):
-    """Whether the launches of all ranks trigger at once."""
+    """Whether the launches of all ranks trigger their dependents early."""
     (found,) = {ready.parameters.call.early_trigger for ready in call._ready}
     return bool(found)
 
@@ -68,7 +68,7 @@ def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine
 
 
 @pytest.mark.emulated
-def test_plain_calls_that_are_repeated_follow_too(machine, rng):
+def test_repeated_plain_calls_trigger_at_their_end_while_another_group_is_open(machine, rng):
     hosts = random_inputs(rng, 2, 1000, "bfloat16")
     group = opened(machine, 2)
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
@@ -90,7 +90,7 @@ def test_plain_calls_that_are_repeated_follow_too(machine, rng):
 
 
 @pytest.mark.emulated
-def test_a_group_is_opened_after_the_early_launches_of_others(machine, rng):
+def test_opening_a_group_waits_for_the_early_launches_of_other_groups(machine, rng):
     hosts = random_inputs(rng, 2, 1000, "bfloat16")
     first = opened(machine, [0, 1])
     call, ys = call_of(first, hosts)
@@ -139,7 +139,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
 
 @pytest.mark.emulated
 def test_no_group_is_opened_while_some_ranks_are_still_to_be_launched(machine, rng):
-    """It would wait for the early launch, and that for the other rank until it is given up."""
+    """Opening a group would wait for the early launch, which waits for the other rank until its time-out."""
     hosts = random_inputs(rng, 2, 100, "bfloat16")
     first = opened(machine, [0, 1])
     call, ys = call_of(first, hosts)
@@ -161,7 +161,7 @@ def test_no_group_is_opened_while_some_ranks_are_still_to_be_launched(machine, r
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("failing", ["", "cuGraphInstantiate"])
-def test_a_graph_whose_capture_failed_keeps_nobody_out(machine, rng, failing):
+def test_a_graph_whose_capture_failed_does_not_block_other_groups(machine, rng, failing):
     first = opened(machine, [0, 1])
     call, _ = call_of(first, random_inputs(rng, 2, 100, "bfloat16"))
     if failing:
@@ -181,7 +181,7 @@ def test_a_graph_whose_capture_failed_keeps_nobody_out(machine, rng, failing):
 
 
 @pytest.mark.emulated
-def test_a_graph_of_another_library_with_an_early_launch_keeps_others_out_for_good(machine, rng):
+def test_a_graph_of_another_library_with_an_early_launch_blocks_other_groups_for_good(machine, rng):
     first = opened(machine, [0, 1])
     call, _ = call_of(first, random_inputs(rng, 2, 100, "bfloat16"))
     first.alone.captured(None)
@@ -267,7 +267,7 @@ def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng
 
 
 @pytest.mark.emulated
-def test_only_a_graph_with_a_larger_grid_keeps_other_groups_out(small, rng):
+def test_only_a_graph_with_a_larger_grid_blocks_other_groups(small, rng):
     group = df.Group.local(2, driver=small)
     streams = [rank.stream for rank in group]
     large, _ = call_of(group, random_inputs(rng, 2, 20_000, "bfloat16"), level=df.PDLLevel.ON)

@@ -36,13 +36,13 @@ BF16 = dtypes.get("bfloat16").numpy
         (9, 33000, 5),  # a team comes back to a row
     ],
 )
-def test_shapes(device, rng, n, k, n_normed):
+def test_every_shape_has_the_bits_of_the_reference(device, rng, n, k, n_normed):
     values = case(rng, None, n, k, n_normed)
     check(run(device, values), expected(values))
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(None, 43, 1032), (None, 31, 7168), (1, 9, 33000), (3, 27, 1032)])
-def test_rows_that_are_loaded_though_they_could_be_copied(device, rng, monkeypatch, m, n, k):
+def test_rows_loaded_instead_of_copied_have_the_same_bits(device, rng, monkeypatch, m, n, k):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     values = case(rng, m, n, k, 2 * n // 3)
     check(run(device, values), expected(values))
@@ -59,19 +59,19 @@ def test_rows_that_are_loaded_though_they_could_be_copied(device, rng, monkeypat
         (43, 1024, 30, "float8_e4m3fn"),
     ],
 )
-def test_rows_that_one_warp_has(device, rng, monkeypatch, n, k, n_normed, weight, level):
+def test_rows_of_a_single_warp_have_the_bits_of_the_reference(device, rng, monkeypatch, n, k, n_normed, weight, level):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     values = case(rng, None, n, k, n_normed, weight=weight)
     check(run(device, values, pdl_level=level), expected(values))
 
 
-def test_more_normed_columns_than_the_finish_waits_for_at_a_time(device, rng):
-    """Beyond 4096 columns it comes to its words several times."""
+def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
+    """Beyond 4096 columns the last block polls its words in several passes."""
     values = case(rng, 1, 4103, 8, 4100)
     check(run(device, values), expected(values))
 
 
-def test_more_normed_columns_than_shared_memory_holds(device, driver, rng):
+def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rng):
     """The last block then reads its words twice. Emulated on a device with less of it, on which a kernel that counts on
     an H100's does not start."""
     with contextlib.ExitStack() as stack:
@@ -85,21 +85,21 @@ def test_more_normed_columns_than_shared_memory_holds(device, driver, rng):
 
 
 @pytest.mark.parametrize("n_normed", [201, 504])
-def test_norms_of_which_a_lane_has_several_packs_at_once(device, rng, n_normed):
+def test_norms_with_several_packs_per_lane_have_the_bits_of_the_reference(device, rng, n_normed):
     values = case(rng, 8, n_normed + 3, 8, n_normed)
     check(run(device, values), expected(values))
 
 
 @pytest.mark.emulated
 def test_rows_are_loaded_where_shared_memory_is_too_small_for_copies(rng):
-    """A device that can copy, with 99 KiB of it."""
+    """The device supports bulk copies and has 99 KiB of shared memory."""
     values = case(rng, 1, 12, 6144, 7, weight="float32")
     with df.emu.Machine(devices=1, sm_count=3, arch="sm_120a") as machine:
         check(run(df.device(0, driver=machine), values), expected(values))
 
 
 @pytest.mark.emulated
-def test_without_fp8_it_runs_on_older_devices(rng):
+def test_calls_without_fp8_run_on_older_devices(rng):
     values, fp8 = (case(rng, None, 20, 520, 11, weight=weight) for weight in ("bfloat16", "float8_e4m3fn"))
     with df.emu.Machine(devices=1, sm_count=6, arch="sm_80") as machine:
         device = df.device(0, driver=machine)
@@ -109,13 +109,13 @@ def test_without_fp8_it_runs_on_older_devices(rng):
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 30, 257, 1001, 1002, 1004])
-def test_rows_that_begin_off_sixteen_bytes(device, rng, k):
+def test_rows_that_are_not_aligned_to_16_bytes_have_the_bits_of_the_reference(device, rng, k):
     values = case(rng, 1, 21, k, 13)
     check(run(device, values), expected(values))
 
 
 @pytest.mark.parametrize("m", [2, 3, 5, 8])
-def test_rows_of_act(device, rng, m):
+def test_any_number_of_rows_of_act_has_the_bits_of_the_reference(device, rng, m):
     values = case(rng, m, 27, 1032, 18)
     check(run(device, values), expected(values))
 
@@ -125,7 +125,7 @@ TYPES = ["bfloat16", "float16", "float32"]
 
 @pytest.mark.parametrize("weight", [*TYPES, "float8_e4m3fn"])
 @pytest.mark.parametrize("act", TYPES)
-def test_types(device, rng, act, weight):
+def test_every_dtype_has_the_bits_of_the_reference(device, rng, act, weight):
     which = TYPES.index(act) + len(weight)
     out, gamma = TYPES[which % 3], TYPES[len(weight) % 3]
     m, k = ((None, 520), (2, 301))[which % 2]
@@ -136,14 +136,14 @@ def test_types(device, rng, act, weight):
 
 
 @pytest.mark.parametrize("scales", ["tensor", "row", "group"])
-def test_scales_of_fp8_weights(device, rng, scales):
+def test_scales_of_fp8_weights_have_the_bits_of_the_reference(device, rng, scales):
     for m, k in ((None, 1024), (3, 301)):
         values = case(rng, m, 23, k, 16, weight="float8_e4m3fn", scales=scales)
         check(run(device, values), expected(values))
 
 
 def test_bits_depend_neither_on_the_grid_nor_on_other_rows(device, rng, driver):
-    """The same rows alone, among others, in another place and on another number of multiprocessors."""
+    """The same rows are computed alone, among others, at other addresses and on other numbers of multiprocessors."""
     values = case(rng, None, 60, 1800, 0)
     whole = run(device, values)[1].numpy()
     for first, count in ((0, 1), (17, 5), (30, 30)):
@@ -157,8 +157,8 @@ def test_bits_depend_neither_on_the_grid_nor_on_other_rows(device, rng, driver):
         assert (bits(other) == bits(whole)).all()
 
 
-def test_order_of_additions():
-    """Values of which every other order gives another sum."""
+def test_additions_have_the_documented_order():
+    """The values have a different sum in every other order."""
     act = np.ones((1, 1024), np.float32)
     weight = np.ones((1, 1024), np.float32)
     weight[0, 0] = 2**24  # swallows the three ones behind it in its pack: each is half a step and a tie
@@ -167,7 +167,7 @@ def test_order_of_additions():
 
 
 def test_fma_of_the_oracle_is_exact():
-    """Against rational arithmetic, at ties that a second rounding would break the wrong way."""
+    """The reference is compared with rational arithmetic at ties that a second rounding would break wrongly."""
     from fractions import Fraction
 
     rng = np.random.default_rng(5)
@@ -183,7 +183,7 @@ def test_fma_of_the_oracle_is_exact():
         assert error <= abs(exact - Fraction(float(low))) and error <= abs(exact - Fraction(float(high)))
 
 
-def test_close_to_exact_arithmetic(device, rng):
+def test_results_are_close_to_exact_arithmetic(device, rng):
     values = case(rng, None, 30, 4096, 20, out := "float32", "bfloat16")
     y = values.weight.astype(np.float64) @ values.act.astype(np.float64)
     norm = y[:20] / np.sqrt((y[:20] ** 2).mean() + EPS) * values.gamma.astype(np.float64)
@@ -206,7 +206,7 @@ def test_the_norm_reads_unrounded_sums(device):
     assert normed[0] / normed[1] == pytest.approx(257 / 256, rel=1e-6)
 
 
-def test_zeros_with_and_without_epsilon(device, rng):
+def test_sums_of_zeros_have_the_bits_of_the_reference_with_and_without_epsilon(device, rng):
     values = case(rng, None, 9, 512, 6)
     zeros = values._replace(act=np.zeros_like(values.act))
     for eps in (EPS, 0.0):
@@ -216,13 +216,13 @@ def test_zeros_with_and_without_epsilon(device, rng):
         assert np.isnan(results[0].numpy().astype(np.float32)).all() == (eps == 0)
 
 
-def test_gamma_of_zeros_and_negative_gamma(device, rng):
+def test_zero_and_negative_gammas_have_the_bits_of_the_reference(device, rng):
     values = case(rng, None, 9, 512, 6)
     values.gamma[:3], values.gamma[3:] = 0, -2
     check(run(device, values), expected(values))
 
 
-def test_nan_and_infinities(device, rng):
+def test_nans_and_infinities_have_the_bits_of_the_reference(device, rng):
     """A NaN or an infinity in a normed row makes its norm NaN or zero; other rows keep theirs. NaN are canonical."""
     for place, value in ((2, np.nan), (2, np.inf), (8, np.nan), (8, -np.inf)):
         values = case(rng, None, 11, 520, 6)
@@ -233,7 +233,7 @@ def test_nan_and_infinities(device, rng):
     check(run(device, values), expected(values))
 
 
-def test_overflow_underflow_and_denormals(device, rng):
+def test_overflow_underflow_and_denormals_have_the_bits_of_the_reference(device, rng):
     for act, weight, scale in (
         ("bfloat16", "bfloat16", 1e37),
         ("bfloat16", "bfloat16", 1e-39),
@@ -246,14 +246,14 @@ def test_overflow_underflow_and_denormals(device, rng):
 
 
 @pytest.mark.gpu
-def test_the_model_shape(device, rng):
+def test_the_shape_of_the_model_has_the_bits_of_the_reference(device, rng):
     for m, n, k, n_normed in ((None, 2112, 7168, 1536), (1, 512, 1024, 256), (8, 2112, 7168, 1536)):
         values = case(rng, m, n, k, n_normed)
         check(run(device, values), expected(values))
 
 
 @pytest.mark.gpu
-def test_the_same_bits_in_a_thousand_launches(device, rng):
+def test_a_thousand_launches_give_the_same_bits(device, rng):
     values = case(rng, None, 2112, 7168, 1536)
     act, weight, gamma = (device.array(array) for array in values[:3])
     wanted = expected(values)

@@ -42,7 +42,7 @@ def call(arrays, **rest):
     return df.gemv_partial_norm(*arrays, n_normed=NORMED, eps=EPS, **rest)
 
 
-def test_captured_and_replayed(device, rng, values, arrays):
+def test_captured_calls_replay_on_new_contents(device, rng, values, arrays):
     out = outputs(device)
     call(arrays, **out)
     with df.Graph.capture(device.stream) as graph:
@@ -66,8 +66,8 @@ def test_a_first_call_cannot_be_captured(device, arrays):
     assert "workspace" not in str(caught.value)  # it takes none
 
 
-def test_calls_of_changing_sizes_in_a_row(device, rng):
-    """Words of an earlier call, of another shape, are never taken for this one's."""
+def test_consecutive_calls_may_change_their_size(device, rng):
+    """Words of an earlier call of another shape are never taken for words of the current call."""
     cases = [
         case(rng, m, n, 264, n_normed) for m, n, n_normed in ((8, 90, 80), (None, 9, 8), (1, 200, 199), (3, 30, 9))
     ]
@@ -77,7 +77,7 @@ def test_calls_of_changing_sizes_in_a_row(device, rng):
         check(results, expected(values))
 
 
-def test_two_streams_at_once(device, values, arrays):
+def test_calls_on_two_streams_at_once_have_the_bits_of_the_reference(device, values, arrays):
     streams = [df.Stream(device) for _ in range(2)]
     device.synchronize()
     found = [call(arrays, stream=stream) for _ in range(4) for stream in streams]
@@ -99,8 +99,8 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
 @pytest.mark.parametrize(
     ("level", "m"), [(df.PDLLevel.ON, M), (df.PDLLevel.OVERLAP_AT_BEGINNING, M), (df.PDLLevel.ON, 1)]
 )
-def test_a_producer_that_writes_act_late(device, driver, rng, monkeypatch, level, m):
-    """The kernel in front triggers at once and writes act at its end; each call reads what was written for it."""
+def test_a_dependent_launch_waits_for_a_late_producer_of_act(device, driver, rng, monkeypatch, level, m):
+    """The preceding kernel triggers at once and writes act at its end; each call reads its own act."""
     if m == 1:
         monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
     steps = [case(rng, m, N, K, NORMED) for _ in range(4)]
@@ -128,7 +128,7 @@ def test_a_producer_that_writes_act_late(device, driver, rng, monkeypatch, level
 @pytest.mark.emulated
 @pytest.mark.parametrize(("delay", "k"), [(False, 4104), (True, 4104), (True, 1000)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay, k):
-    """Blocks, warps and launches in other orders; the last block polls words that are written before and after it."""
+    """Blocks, warps and launches run in other orders; the last block polls words written before and after it starts."""
     if k == 1000:
         monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
     values = case(rng, 1, 45, k, 31)  # a block has several steps
@@ -145,8 +145,8 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay,
 
 
 @pytest.mark.emulated
-def test_bytes_that_a_call_moves(rng):
-    """The weight is read once; of act a block reads a row for each row of its own at most."""
+def test_a_call_moves_the_expected_number_of_bytes(rng):
+    """The weight is read once; a block reads act at most once per row of its own."""
     values = case(rng, None, 60, 1024, 40)
     with df.emu.Machine(devices=1, sm_count=6) as machine:
         check(run(df.device(0, driver=machine), values), expected(values))
@@ -157,7 +157,7 @@ def test_bytes_that_a_call_moves(rng):
     assert 60 * 2 + 40 * 8 <= total.local_written <= 60 * 2 + 40 * 8 + 64
 
 
-def test_finish_counter_is_zero_again(device, values, arrays):
+def test_the_finish_counter_is_zero_after_a_call(device, values, arrays):
     counter = device.zeros(1, "int32")
     for _ in range(3):
         results = call(arrays, finish_counter=counter)
@@ -172,7 +172,7 @@ def test_finish_counter_is_zero_again(device, values, arrays):
 
 
 @pytest.mark.parametrize(("held", "dtype"), [(1, "uint32"), (5, "int32"), (-3, "int32"), (2**31 - 1, "int32")])
-def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held, dtype):
+def test_a_finish_counter_that_is_not_zero_is_an_error(device, values, arrays, held, dtype):
     counter = device.array(np.array([held], dtype))
     call(arrays, finish_counter=counter)
     device.synchronize()
@@ -189,7 +189,7 @@ def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held, 
 
 @pytest.mark.emulated
 def test_a_wait_without_an_end_is_reported(rng, values):
-    """A block leaves words of another launch, so that those which are waited for never come: the report names it."""
+    """A block writes words of another launch, so the expected words never arrive and the report names the block."""
     with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
         device = df.device(0, driver=machine)
         arrays = tuple(device.array(array) for array in values[:3])
@@ -215,7 +215,7 @@ def state(device, arrays):
     return set_
 
 
-def test_launch_numbers_wrap(device, rng, values, arrays, state):
+def test_launch_numbers_may_wrap_around(device, rng, values, arrays, state):
     more = case(rng, M, 9, K, 7)
     words = device.part(Scratch).own[device.stream.handle, "gemv"].array
     words.copy_from(np.zeros(words.shape, np.uint8))  # the device's first launch, of any test, may have left its number
@@ -228,7 +228,7 @@ def test_launch_numbers_wrap(device, rng, values, arrays, state):
     check_device(device)
 
 
-def test_a_call_that_finds_another_at_work_on_its_stream_says_so(device, values, arrays, state):
+def test_two_launches_in_one_workspace_at_once_are_an_error(device, values, arrays, state):
     state(3, 1)
     call(arrays)
     device.synchronize()
@@ -237,8 +237,8 @@ def test_a_call_that_finds_another_at_work_on_its_stream_says_so(device, values,
     check(call(arrays), expected(values))
 
 
-def test_a_launch_in_a_workspace_that_was_given_up_says_so(device, values, arrays, state):
-    """Of a launch that the host does not see: the first report was read, and the words were not zeroed."""
+def test_a_launch_in_an_abandoned_workspace_is_an_error(device, values, arrays, state):
+    """The host does not see the launch: the first report was read, and the words were not zeroed."""
     state(1, 1)
     call(arrays)
     device.synchronize()
@@ -269,7 +269,7 @@ def test_traced_calls_have_the_same_bits(device, values, arrays):
             call(arrays, trace=small)
 
 
-def test_shapes_that_do_not_fit(device, arrays, refused):
+def test_shapes_that_do_not_match_are_refused(device, arrays, refused):
     act, weight, gamma = arrays
     bf16 = "bfloat16"
 
@@ -303,7 +303,7 @@ def test_shapes_that_do_not_fit(device, arrays, refused):
     refused(op(gamma=None), "gamma", "None")
 
 
-def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refused):
+def test_wrong_counters_streams_levels_and_memory_are_refused(device, arrays, refused):
     act, weight, gamma = arrays
 
     def op(**rest):
@@ -321,8 +321,8 @@ def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refu
 
 
 @pytest.mark.parametrize("argument", ["act", "weight", "gamma", "finish_counter", "normed_output", "unnormed_output"])
-def test_bases_off_the_element_size(device, refused, argument):
-    """Of other libraries' arrays, half an element from where one may begin."""
+def test_addresses_not_aligned_to_the_element_size_are_refused(device, refused, argument):
+    """Arrays of other libraries may begin half an element off their alignment."""
     shapes = {"act": (8,), "weight": (4, 8), "gamma": (3,), "normed_output": (3,), "unnormed_output": (1,)}
     arrays = {name: device.zeros(shape, "float16") for name, shape in shapes.items()}
     arrays["finish_counter"] = device.zeros(1, "int32")
@@ -385,8 +385,8 @@ def test_plans_are_of_shapes_and_alignment_and_never_of_addresses(device, rng):
     assert len(plans) == 2
 
 
-def test_host_memory_is_called_that_where_the_driver_of_the_setting_cannot_be_had(refused, monkeypatch):
-    """Of numpy alone no array names a driver."""
+def test_host_memory_is_refused_by_name_if_no_driver_is_available(refused, monkeypatch):
+    """With numpy arrays only, no array names a driver."""
 
     def unavailable(spec):
         raise DriverUnavailable("no driver")
@@ -399,13 +399,13 @@ def test_host_memory_is_called_that_where_the_driver_of_the_setting_cannot_be_ha
         df.gemv_partial_norm(object(), object(), None, n_normed=0, eps=EPS)
 
 
-def test_no_rows_of_the_weight(device):
+def test_a_weight_without_rows_gives_an_empty_result(device):
     arrays = device.zeros((2, 16), "bfloat16"), device.zeros((0, 16), "bfloat16"), device.zeros(0, "float32")
     normed, unnormed = df.gemv_partial_norm(*arrays, n_normed=0, eps=EPS)
     assert normed.shape == unnormed.shape == (2, 0)
 
 
-def test_bases_and_rows_off_sixteen_bytes(device, rng):
+def test_addresses_and_rows_not_aligned_to_16_bytes_have_the_bits_of_the_reference(device, rng):
     """Arrays that begin at any element, and rows that lie farther apart than they are long."""
     values = case(rng, 2, 20, 256, 12)
     wide = rng.standard_normal((20, 300)).astype(values.weight.dtype)

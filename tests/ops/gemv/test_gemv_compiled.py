@@ -36,7 +36,7 @@ class Loading(Exception):
 
 @cache
 def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, traced: bool = False) -> Image:
-    """What the op compiles for 16 rows a block; it is not run."""
+    """The image that the op compiles for 16 rows per block; it is not run."""
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
         act, gamma = device.zeros((m, k), "bfloat16"), device.zeros(8, "bfloat16")
@@ -48,7 +48,7 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
 
 
 def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) -> Image:
-    """The same of the model's shape with an FP8 weight; `scaled` have scales for groups of columns."""
+    """The image for the model's shape with an FP8 weight; those in `scaled` have scales of groups of columns."""
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
         rows, gamma = device.empty((m, 7168), act), device.empty(1536, "bfloat16")
@@ -61,7 +61,7 @@ def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) 
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), [*SHAPES, (1, 7166, "bfloat16"), (3, 1001, "bfloat16")])
-def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
+def test_kernels_spill_nothing_and_have_the_parameters_of_the_host(m, k, weight):
     image = compiled(m, k, weight)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", image.log) == [("0", "0")]
     info = image.kernels["gemv_partial_norm"]
@@ -74,13 +74,13 @@ def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
     [(2, "bfloat16", ["weight"]), (8, "float32", []), (2, "float8_e4m3fn", ["weight", "act"])],
 )
 def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, act, scaled):
-    """With a finish that holds 1536 columns, on an H200's number of multiprocessors."""
+    """The finish holds 1536 columns, on as many multiprocessors as an H200 has."""
     log = model(m, act, *scaled).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
 
 
 @pytest.mark.parametrize(("k", "weight"), [(256, "bfloat16"), (1024, "bfloat16"), (1024, "float8_e4m3fn")])
-def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
+def test_kernels_with_a_warp_per_row_spill_nothing(monkeypatch, k, weight):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     log = compiled.__wrapped__(1, k, weight).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
@@ -101,7 +101,7 @@ def test_a_longer_trace_is_refused():
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
 def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
-    """Of the three kinds of warps, each from its barrier at the start on: one copies weights, one loads gamma."""
+    """Each of the three kinds of warps is checked from its first barrier on: one copies weights, one loads gamma."""
     check_reads_before_the_wait(compiled(m, k, weight, df.PDLLevel.ON).ptx)
 
 
@@ -141,7 +141,7 @@ def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied)
 
 @pytest.mark.parametrize("n", [1, 2, 5, 131, 132, 133, 500, 2112, 40000])
 @pytest.mark.parametrize("part", [0, 1, 3, 4])
-def test_blocks_have_all_rows_and_nearly_as_many_each(n, part):
+def test_rows_are_distributed_evenly_over_blocks(n, part):
     n_normed = n * part // 4
     shares = Shares.of(n, n_normed, 132)
     assert 1 <= shares.grid <= min(132, n)

@@ -26,13 +26,13 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
         (8, 264, E5M2, "float16", None, "tensor"),
     ],
 )
-def test_types_and_scales(device, rng, m, k, act, weight, scales, act_scales):
-    """The results are bfloat16 unless an output says another type."""
+def test_every_dtype_and_scale_has_the_bits_of_the_reference(device, rng, m, k, act, weight, scales, act_scales):
+    """Results are bfloat16 unless an output has another dtype."""
     values = case(rng, m, 43, k, 30, act, weight, scales=scales, act_scales=act_scales)
     check(run(device, values), expected(values))
 
 
-def test_rows_that_one_warp_has(device, rng, monkeypatch):
+def test_rows_of_a_single_warp_have_the_bits_of_the_reference(device, rng, monkeypatch):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     values = case(rng, 1, 24, 1000, 18, E4M3, E4M3, scales="tensor", act_scales=128)
     out = device.empty((1, 6), "float32")
@@ -40,14 +40,14 @@ def test_rows_that_one_warp_has(device, rng, monkeypatch):
     check(results, expected(values, "float32"))
 
 
-def test_no_scales_are_scales_of_one(device, rng):
+def test_without_scales_the_result_is_that_of_scales_of_one(device, rng):
     values = case(rng, None, 43, 520, 30, E4M3)
     results = run(device, values)
     check(results, expected(values._replace(act_scales=np.float32(1))))
 
 
 def test_scales_of_groups_are_multiplied_by_sums_of_packs():
-    """In any other place, as with act or at the end, these sums would differ in their last bits."""
+    """Applied at any other place, with act or at the end, the scales would change the last bits of these sums."""
     rng = np.random.default_rng(3)
     act, weight = numbers(rng, (2, 384), E4M3), numbers(rng, (5, 384), "bfloat16")
     scales = rng.uniform(0.5, 2, (2, 3)).astype(np.float32)
@@ -95,13 +95,13 @@ def test_bias_and_epilogue_come_before_the_norm(device, rng, biased):
         prepared.set(scale=df.int32(2))
 
 
-def test_a_bias_alone(device, biased):
+def test_a_bias_without_a_norm_has_the_bits_of_the_reference(device, biased):
     values, bias = biased
     check(run(device, values, bias=device.array(bias)), expected(values, bias=bias))
 
 
-def test_it_reads_what_the_fused_all_reduce_writes(driver, rng):
-    """FP8 rows and their scales as they are, in a chain of dependent launches."""
+def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
+    """FP8 rows and their scales are used as they are, in a chain of dependent launches."""
     if driver == "cuda":
         group = df.Group.local(1, driver="cuda")
     else:
@@ -131,8 +131,8 @@ def test_it_reads_what_the_fused_all_reduce_writes(driver, rng):
 
 
 @pytest.mark.parametrize("columns", [128, 64])
-def test_it_reads_what_the_norm_on_one_device_writes(device, rng, columns):
-    """Scales of groups of columns, in a chain of dependent launches."""
+def test_the_product_reads_the_outputs_of_the_norm_on_one_device(device, rng, columns):
+    """The rows have scales of groups of columns, and the launches form a dependent chain."""
     x, norm = device.array(numbers(rng, (3, 512), "bfloat16")), device.array(numbers(rng, (512,), "bfloat16"))
     values = case(rng, 3, 20, 512, 12, weight=E4M3, scales="group")
     given = {"weight_scales": device.array(values.scales), "pdl_level": df.PDLLevel.ON}
@@ -146,7 +146,7 @@ def test_it_reads_what_the_norm_on_one_device_writes(device, rng, columns):
     check(results, expected(values._replace(act=normed.output.numpy(), act_scales=normed.scales.numpy())))
 
 
-def test_what_does_not_fit(device, refused):
+def test_arguments_that_do_not_match_are_refused(device, refused):
     m, n, k = 2, 20, 520
     arrays = {"act": device.zeros((m, k), E4M3), "weight": device.zeros((n, k), "bfloat16")}
 
@@ -173,7 +173,7 @@ def test_what_does_not_fit(device, refused):
     assert "x + nothing\n" in str(caught.value)
 
 
-def test_an_epilogue_must_not_read_what_is_written(device, refused, rng):
+def test_an_epilogue_that_reads_an_output_is_refused(device, refused, rng):
     values = case(rng, 2, 20, 256, 8)
     out = device.zeros((2, 8), "bfloat16")
     epilogue = df.Epilogue("x + b[col]", b=out)

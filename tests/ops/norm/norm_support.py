@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 def numbers(rng, shape, dtype):
-    """Of every size, each place another one."""
+    """Random values of every size, all different."""
     values = rng.standard_normal(shape) * np.exp2(rng.integers(-4, 5, shape))
     return values.astype(dtypes.get(dtype).numpy)
 
@@ -61,7 +61,7 @@ def on_device(device, of):
 
 
 def results(device, of, normed=False):
-    """Arrays for the results, filled with something."""
+    """Arrays for the results, filled with a pattern."""
     wanted = expected(of)
     given = {}
     for name, values in wanted.items():

@@ -30,7 +30,7 @@ def op(arrays, **rest):
     return df.rmsnorm_fp8(**arrays, **{"epsilon": EPSILON, "weight_offset": OFFSET} | rest)
 
 
-def test_captured_and_replayed(device, rng, of, arrays):
+def test_captured_calls_replay_on_new_contents(device, rng, of, arrays):
     given = results(device, of)
     with df.Graph.capture(device.stream) as graph:  # the first call of these shapes
         op(arrays, **given)
@@ -45,7 +45,7 @@ def test_captured_and_replayed(device, rng, of, arrays):
         check(given, {name: expected(again)[name] for name in given})
 
 
-def test_prepared_and_launched_on_other_streams(device, of, arrays):
+def test_prepared_calls_can_be_launched_on_other_streams(device, of, arrays):
     prepared = df.rmsnorm_fp8.prepare(**arrays, epsilon=EPSILON, weight_offset=OFFSET)
     for stream in (None, df.Stream(device)):
         found = prepared.launch(stream=stream)
@@ -65,7 +65,7 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
 
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 @pytest.mark.parametrize("rows", [1, ROWS])
-def test_a_producer_that_writes_inputs_late(device, driver, rng, level, rows):
+def test_a_dependent_launch_waits_for_a_late_producer(device, driver, rng, level, rows):
     """The kernel in front triggers at once and writes the inputs at its end; each call reads what was written for it.
     Its own dependent is the next producer, which writes inputs only after its own wait."""
     steps = [call(rng, (rows, COLUMNS)) for _ in range(3)]
@@ -93,7 +93,7 @@ def test_a_producer_that_writes_inputs_late(device, driver, rng, level, rows):
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(2, 8192), (ROWS, 2048)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, shape):
-    """Two rows are held by clusters of two blocks, many by blocks that have several."""
+    """Two rows are held by clusters of two blocks; of many rows, a block holds several."""
     of = call(rng, shape, norm="layer", beta=True, special=False)
     wanted = expected(of)
     for seed in range(6):
@@ -104,7 +104,7 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, shape):
 
 @pytest.mark.emulated
 def test_each_byte_is_read_and_written_once(rng):
-    """Beyond the tensors: gamma, which each block reads."""
+    """Beyond the tensors, each block reads gamma."""
     of = call(rng, (ROWS, COLUMNS), residual="bfloat16", quantisation=Q.per_group(), special=False)
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         found = run(df.device(0, driver=machine), of)
@@ -130,7 +130,7 @@ def test_traced_calls_have_the_same_bits(device, rng, shape):
             run(device, of, trace=small)
 
 
-def test_foreign_arrays_and_a_given_stream(device, of, arrays):
+def test_foreign_arrays_and_a_given_stream_are_ordered(device, of, arrays):
     class Foreign:
         def __init__(self, array):
             self.array = array
@@ -147,7 +147,7 @@ def test_foreign_arrays_and_a_given_stream(device, of, arrays):
     check(dict(zip(WRITTEN, found, strict=False)), expected(of))
 
 
-def test_arrays_that_do_not_fit(device, arrays, refused):
+def test_arrays_that_do_not_match_are_refused(device, arrays, refused):
     x, gamma = arrays["inputs"], arrays["gamma"]
     bf16 = "bfloat16"
 
@@ -181,7 +181,7 @@ def test_arrays_that_do_not_fit(device, arrays, refused):
     refused(given(normed_output=x), "normed_output", "memory of its own")
 
 
-def test_options_that_do_not_fit(device, arrays, refused):
+def test_wrong_options_are_refused(device, arrays, refused):
     def given(**rest):
         return lambda: op(arrays, **rest)
 
@@ -204,7 +204,7 @@ def test_options_that_do_not_fit(device, arrays, refused):
 
 
 @pytest.mark.emulated
-def test_devices_without_fp8_and_arrays_of_two_devices(rng, refused):
+def test_devices_without_fp8_and_arrays_on_two_devices_are_refused(rng, refused):
     of = call(rng, (3, COLUMNS))
     with df.emu.Machine(devices=2, arch="sm_80") as machine:
         device, other = (df.device(index, driver=machine) for index in range(2))

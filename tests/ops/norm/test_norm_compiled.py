@@ -37,7 +37,7 @@ def compiled(rows, columns, quantisation, residual=None):
     ],
     ids=str,
 )
-def test_it_spills_nothing_moves_whole_packs_and_has_ieee_arithmetic(rows, columns, quantisation, residual):
+def test_kernels_spill_nothing_move_whole_packs_and_use_ieee_arithmetic(rows, columns, quantisation, residual):
     image = compiled(rows, columns, quantisation, residual)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", image.log) == [("0", "0")]
     assert "ld.global.v4.u32" in image.ptx and not re.search(r"ld\.global\.(?:nc|u8|u16)", image.ptx)
@@ -56,7 +56,7 @@ def test_it_spills_nothing_moves_whole_packs_and_has_ieee_arithmetic(rows, colum
     clusters=st.booleans(),
     residual=st.booleans(),
 )
-def test_rows_are_held_whole_by_threads_that_exist(rows, columns, itemsize, resident, clusters, residual):
+def test_the_threads_of_a_plan_hold_whole_rows(rows, columns, itemsize, resident, clusters, residual):
     limits = LIMITS if clusters else LIMITS.__class__(132, 100 << 10, (8, 9))
     shape = NormShape.of(limits, rows, columns, itemsize, residual)
     row_packs = ceil_div(columns * itemsize, 16)

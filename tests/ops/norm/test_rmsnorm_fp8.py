@@ -77,8 +77,8 @@ def test_results_are_allocated(device, rng):
     assert found["output"].shape == (0, 1024) and found["scales"].shape == (16, 0)
 
 
-def test_arrays_may_begin_anywhere(device, rng):
-    """Of 16-bit elements at odd ones: packs are read and written element by element."""
+def test_arrays_may_begin_at_any_address(device, rng):
+    """Arrays of 16-bit elements may begin at an odd element; packs are then read and written element by element."""
     of = call(rng, (9, 128), quantisation=Q.per_group(64), residual="bfloat16")
     arrays, given = {}, {}
     for name, values in of.arrays.items():
@@ -121,8 +121,8 @@ def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, name, others)
 
 
 @pytest.mark.parametrize("made", [Q.per_row(), Q.per_group(64)], ids=str)
-def test_where_f_is_infinite_too(driver, rng, made):
-    """Squares that vanish: an element of 0 makes the maximum of its group NaN, but not that of its row."""
+def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng, made):
+    """If the squares underflow, an element of 0 makes the maximum of its group NaN, but not that of its row."""
     of = call(rng, (3, 1024), quantisation=made)
     of.arrays["inputs"][:] = (1e-30 * rng.integers(-1, 2, (3, 1024))).astype(of.arrays["inputs"].dtype)
     of.arrays["inputs"][:, 64:128] = of.arrays["inputs"].dtype.type(1e-30)
@@ -136,8 +136,8 @@ def test_where_f_is_infinite_too(driver, rng, made):
             check({"output": result.output, "scales": result.scales}, {"output": wanted[0], "scales": wanted[1]})
 
 
-def test_a_row_has_the_same_bits_among_any_others(device, rng):
-    """Alone a row is held by a cluster, among many by a block."""
+def test_a_row_has_the_same_bits_in_any_batch(device, rng):
+    """A single row is held by a cluster, and one of many rows by a block."""
     many = call(rng, (19, 8192), special=False)
     one = many._replace(arrays=many.arrays | {"inputs": many.arrays["inputs"][6:7]})
     found, alone = run(device, many), run(device, one)

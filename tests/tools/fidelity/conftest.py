@@ -19,14 +19,14 @@ MATRIX = Path(__file__).with_name("h200_matrix.npz")
 
 @pytest.fixture(scope="session")
 def recorded() -> tuple[dict[str, fixture.Stored], list[dict[str, Any]]]:
-    """A GPU's answers by name, and for each file which GPU, driver and assembler gave them."""
+    """The recorded results of a GPU by name, and the GPU, driver and assembler of each file."""
     answers, told = zip(*map(fixture.load, RECORDED), strict=True)
     return {name: stored for part in answers for name, stored in part.items()}, list(told)
 
 
 @pytest.fixture(scope="session")
 def recorded_matrix() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
-    """The same of matrix instructions."""
+    """The recorded results of matrix instructions."""
     return fixture.load(MATRIX)
 
 

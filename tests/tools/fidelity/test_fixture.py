@@ -33,7 +33,7 @@ def stored(path: Path, answer: Answer) -> fixture.Stored:
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4", "<u8"])
 @pytest.mark.parametrize("count", [64, 1003, 2048])
-def test_one_different_word_is_named_with_the_gpus_value(tmp_path: Path, kind: str, count: int) -> None:
+def test_a_differing_word_is_named_with_the_value_of_the_gpu(tmp_path: Path, kind: str, count: int) -> None:
     words = random_words(kind, count)
     kept = stored(tmp_path, Answer(SOURCE, words))
     assert differing(kept, Answer(SOURCE, words)) is None
@@ -45,7 +45,7 @@ def test_one_different_word_is_named_with_the_gpus_value(tmp_path: Path, kind: s
         assert found.rows == (row,) and found.gpu == (int(words[row]),)
 
 
-def test_several_different_words_are_among_those_named(tmp_path: Path) -> None:
+def test_several_differing_words_are_named(tmp_path: Path) -> None:
     words = random_words()
     kept = stored(tmp_path, Answer(SOURCE, words))
     assert kept.words is None
@@ -57,7 +57,7 @@ def test_several_different_words_are_among_those_named(tmp_path: Path) -> None:
     assert set(rows) <= set(found.rows) and len(found.rows) <= 9
 
 
-def test_words_that_compress_well_are_kept_whole(tmp_path: Path) -> None:
+def test_words_that_compress_well_are_stored_whole(tmp_path: Path) -> None:
     words = (np.arange(2048) % 3 == 0).astype("<u4")
     kept = stored(tmp_path, Answer(SOURCE, words))
     assert kept.words is not None
@@ -65,7 +65,7 @@ def test_words_that_compress_well_are_kept_whole(tmp_path: Path) -> None:
     assert found is not None and len(found.rows) == 2048 and found.gpu == tuple(map(int, words))
 
 
-def test_any_nan_is_the_same_where_ptx_leaves_it_open(tmp_path: Path) -> None:
+def test_nans_compare_equal_where_ptx_leaves_their_bits_open(tmp_path: Path) -> None:
     words = random_words("<u8")
     words[7] = 0x7FF8_0000_0000_0001
     kept = stored(tmp_path, Answer(SOURCE, words, "nan"))
@@ -82,7 +82,7 @@ def test_another_version_of_the_generator_is_refused(tmp_path: Path, monkeypatch
         fixture.load(tmp_path / "old.npz")
 
 
-def test_a_form_that_changed_is_stale_and_one_that_differs_shows_its_operands(tmp_path: Path) -> None:
+def test_a_changed_form_is_stale_and_a_differing_one_shows_its_operands(tmp_path: Path) -> None:
     x, y = operands.rows(ADD.sources)
     right = (x + y).astype("<u4")
     kept = stored(tmp_path, verdict.answer(ADD, right))
@@ -125,7 +125,7 @@ def test_a_bound_holds_for_equal_results_and_refuses_far_ones_and_nan(rule: str)
         assert compare(other.view(word), values.view(word), sources, kind).all()
 
 
-def test_operands_cross_every_pair_of_special_values() -> None:
+def test_operands_include_every_pair_of_special_values() -> None:
     for kind, specials in (
         ("f32", (0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 1, 0x7F7FFFFF)),
         ("f64", (0, 1 << 63, 0x7FF << 52, 0xFFF << 52, 0xFFF << 51, 0x7FF0000000000001, 1)),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.emulated
 
 
 @pytest.mark.parametrize("batch", batches(), ids=lambda b: b.name.replace(" ", "-"))
-def test_forms_give_what_the_gpu_gave(device, recorded, batch: Batch) -> None:
+def test_instruction_forms_have_the_results_of_the_gpu(device, recorded, batch: Batch) -> None:
     found = verdict.judge_batch(batch, recorded[0], execute.run(device, batch))
     assert len(found) == len(batch.forms)
     wrong = [v for v in found if not v.fine]
@@ -31,13 +31,13 @@ def test_every_opcode_of_the_translator_has_a_form_or_a_reason() -> None:
     assert all(forms.EXCLUDED.values())
 
 
-def test_a_form_is_named_by_an_opcode_that_its_body_has() -> None:
+def test_every_form_is_named_after_an_opcode_in_its_body() -> None:
     for form in forms.table():
         opcode = form.name.split()[0]
         assert opcode in form.body or opcode in ("ret", "exit"), form.name  # those end every kernel
 
 
-def test_the_recorded_answers_are_those_of_this_generator(recorded) -> None:
+def test_the_recorded_results_match_the_version_of_the_generator(recorded) -> None:
     stored, about = recorded
     sources = {form.name: form_digest(form) for form in forms.table()}
     assert sum(part["forms"] for part in about) == len(sources)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.emulated
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
-def test_a_kernel_gives_what_the_gpu_gave(device, recorded, case: collectives.Case) -> None:
+def test_kernels_have_the_results_of_the_gpu(device, recorded, case: collectives.Case) -> None:
     with df.Group.local(1, driver=device.driver, max_blocks=4, workspace_bytes=1 << 20) as group:
         given = collectives.run(group, case)
     assert given.keys() == {name for name in recorded[0] if name.startswith(case.name + ": ")}
@@ -24,7 +24,7 @@ def test_a_kernel_gives_what_the_gpu_gave(device, recorded, case: collectives.Ca
     assert not wrong, "\n".join(line for v in wrong for line in (f"{v.status}: {v.name}", *v.detail))
 
 
-def test_the_recorded_outputs_are_those_of_these_cases(recorded) -> None:
+def test_the_recorded_results_match_the_cases(recorded) -> None:
     names = {form.name for form in forms.table()}
     outputs = [name for name in recorded[0] if name not in names]
     assert {name.rsplit(": ", 1)[0] for name in outputs} == {case.name for case in CASES}

@@ -18,14 +18,14 @@ BATCHES = tuple(matrix.batches())
 
 
 @pytest.mark.parametrize("forms", BATCHES, ids=lambda forms: forms[0].name.replace(" ", "-"))
-def test_forms_give_what_the_gpu_gave(device, recorded_matrix, forms) -> None:
+def test_matrix_instructions_have_the_results_of_the_gpu(device, recorded_matrix, forms) -> None:
     answers = matrix.run(device, forms)
     found = [verdict.judge_output(name, recorded_matrix[0].get(name), answer) for name, answer in answers.items()]
     wrong = [v for v in found if v.status != "equal"]
     assert len(found) == len(forms) and not wrong, "\n".join(f"{v.status}: {v.name} {v.detail}" for v in wrong)
 
 
-def test_the_recorded_answers_are_those_of_these_forms(recorded_matrix) -> None:
+def test_the_recorded_results_match_the_forms(recorded_matrix) -> None:
     stored, about = recorded_matrix
     assert set(stored) == {form.name for form in matrix_forms.table()} and about["forms"] == len(stored)
     assert "H200" in about["gpu"] and about["driver"] >= 12000
@@ -40,11 +40,11 @@ def test_the_page_has_the_figures() -> None:
 
 
 def result_of(name: str) -> str:
-    """The type of D, which is the first of the types."""
+    """The type of D, the first of the types in the name of an instruction."""
     return next(part for part in name.split(".") if part in ("f16", "f32", "s32"))
 
 
-def test_tiles_are_what_they_are_named_for() -> None:
+def test_inputs_of_tiles_have_the_properties_of_their_names() -> None:
     shape, kinds = Shape(16, 8, 16), ("f16", "f16", "f16")
     made = dict(zip(MODES, tiles("any", shape, kinds, len(MODES)), strict=True))
     values = {
@@ -74,7 +74,7 @@ def test_tiles_are_what_they_are_named_for() -> None:
         ("c", "m8n8k4", "f32", ""),
     ],
 )  # fmt: skip
-def test_a_fragment_has_each_element_once(which: str, shape: str, kind: str, layout: str) -> None:
+def test_fragments_hold_each_element_once(which: str, shape: str, kind: str, layout: str) -> None:
     sizes = Shape.parse(shape)
     fragment = of_mma(which, sizes, kind, layout)
     cells = [

@@ -183,7 +183,9 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
 
 
 def _keep_payload(g: Emitter, target: str, x: str, rounded: str) -> str:
-    """The bits of a rounded double. As on an H200, a NaN keeps its sign and the high bits of its payload, and is quiet."""
+    """The bits of a rounded double. As on an H200, a NaN keeps its sign and the high bits of its payload, and is
+    quiet.
+    """
     f, bits = FORMATS[target], real.bits_of(g, x, "f64")
     payload = g.op(f"lshr i64 {bits}, {FORMATS['f64'].mantissa - f.mantissa}")
     payload = g.op(f"and i64 {payload}, {(1 << f.mantissa) - 1}")
@@ -246,7 +248,9 @@ def _join(g: Emitter, dst: Any, halves: list[str], n: int, relu: bool) -> None:
 
 
 def _pack_integers(op: Opcode) -> Action:
-    """`cvt.pack.sat.T.s32[.b32] d, a, b[, c]`: b and a, saturated, in the low bits of d (b lowest), and c above them."""
+    """`cvt.pack.sat.T.s32[.b32] d, a, b[, c]`: b and a, saturated, in the low bits of d (b lowest), and c above
+    them.
+    """
     if not op.flag("sat"):
         raise RefusedError("the modifier .sat is expected")
     third = op.flag("b32")

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops that come in several forms, of which each seed runs one: consecutive seeds run all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ops.collectives.kernels import ALGOS, PUSH
+from .collectives import FUSED, repeated
+from .problems import FORMS
+from .run import Run
+
+ROWS = (9, 512)
+
+
+def fused(run: Run) -> None:
+    """All-reduces with norm and quantisation."""
+    _one_form(run, FUSED, ALGOS)
+
+
+def scattered(run: Run) -> None:
+    """Reduce-scatters with norm and quantisation."""
+    _one_form(run, "reduce_scatter_rmsnorm_fp8", ("push", "pull"))
+
+
+def many(run: Run) -> None:
+    """All-reduces of several tensors by each push algorithm."""
+    repeated(run, "allreduce_many", PUSH[run.seed % len(PUSH)], side=False)
+
+
+def _one_form(run: Run, op: str, algos: Sequence[str]) -> None:
+    repeated(run, op, run.choice(algos), shape=ROWS, form=FORMS[run.seed % len(FORMS)], side=False)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of array libraries that ops must keep, by stand-ins for torch and for a library without current streams."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import reference
+from drvfuse.errors import CaptureError
+from drvfuse.reference import bits
+from drvfuse.runtime import dlpack
+from drvfuse.runtime.array import Array
+from drvfuse.runtime.pinned import PinnedBuffer
+from drvfuse.runtime.stream import LEGACY, Stream
+
+
+class Immutable:
+    """An array of a library that offers DLPack, and no current stream: JAX's are such."""
+
+    def __init__(self, array: Array, refusal: Exception | None = None) -> None:
+        self.array, self.refusal = array, refusal
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **more: Any) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.array.__dlpack__(stream=stream, **more)
+
+
+GATE = 'extern "C" __global__ void gate(const volatile unsigned* open) { while (!*open) __nanosleep(1000); }'
+
+
+@contextmanager
+def blocked(stream: Stream) -> Iterator[None]:
+    """Work that is queued on `stream` inside the block does not run before its end."""
+    driver = stream.device.driver
+    flag = PinnedBuffer(driver, 4)
+    df.compile(GATE, driver=driver)["gate"].prepare(1, 1, df.view(flag.ptr, 1, "uint32", stream.device))(stream)
+    try:
+        yield
+    finally:
+        flag.view(np.uint32)[0] = 1
+        stream.synchronize()
+
+
+@pytest.fixture
+def group(driver: str) -> Iterator[df.Group]:
+    with df.Group.local(1, driver=driver, max_blocks=4) as group:
+        yield group
+
+
+def test_memory_of_a_library_that_tells_no_stream_lives_until_the_launch_is_complete(
+    group: df.Group, rng: np.random.Generator
+) -> None:
+    (rank,) = group
+    values = rng.standard_normal((3, 512)).astype(np.float32)
+    output = rank.empty(values.shape, "float32")
+    foreign = Immutable(rank.array(values))
+    gone = weakref.ref(foreign)
+    with blocked(rank.stream):
+        df.allreduce(group, foreign, output)
+        del foreign
+        gc.collect()
+        rank.device.empty(16, "float32")  # an allocation frees what can be freed
+        assert gone() is not None
+    rank.stream.synchronize()
+    gc.collect()
+    assert gone() is None
+    assert (bits(output.numpy()) == bits(values)).all()
+
+
+def test_calls_that_neither_allocate_nor_wait_keep_a_bounded_number_of_foreign_arrays(group: df.Group) -> None:
+    (rank,) = group
+    output, alive = rank.empty((2, 256), "float32"), weakref.WeakSet[Immutable]()
+    for _ in range(20):
+        foreign = Immutable(rank.zeros((2, 256), "float32"))
+        alive.add(foreign)
+        df.allreduce(group, foreign, output)
+        with rank.device.use():
+            rank.device.driver.cuStreamSynchronize(rank.stream.handle)
+    del foreign
+    gc.collect()
+    assert len(alive) <= 2
+
+
+def test_a_library_that_tells_no_stream_is_not_asked_during_a_capture(group: df.Group) -> None:
+    (rank,) = group
+    foreign, output = Immutable(rank.array(np.full((2, 256), 3, np.float32))), rank.zeros((2, 256), "float32")
+    prepared = df.allreduce.prepare(group, foreign, output)
+    with pytest.raises(CaptureError, match=r"inputs would be waited for .*\. Prepare the call before"):  # noqa: SIM117
+        with df.Graph.capture([rank.stream]):
+            df.allreduce(group, foreign, output)
+    with df.Graph.capture([rank.stream]) as graph:
+        prepared.launch()
+    gone = weakref.ref(foreign)
+    del prepared, foreign
+    gc.collect()
+    assert gone() is not None  # the graph keeps it
+    graph.launch(rank.stream)
+    assert (output.numpy() == 3).all()
+
+
+def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_orders(group: df.Group) -> None:
+    """CuPy's streams are by default such streams, and its arrays by default on the legacy default stream."""
+    (rank,) = group
+    with rank.device.use():
+        ordered = Stream.wrap(rank.device, int(group.driver.cuStreamCreate(0)))
+
+    def theirs(array: Array) -> Any:
+        return SimpleNamespace(kept=array, __cuda_array_interface__=array.__cuda_array_interface__ | {"stream": LEGACY})
+
+    x, y = rank.array(np.full((2, 256), 5, np.float32)), rank.zeros((2, 256), "float32")
+    prepared = df.allreduce.prepare(group, theirs(x), theirs(y), streams=ordered)
+    with df.Graph.capture([ordered]) as graph:
+        prepared.launch()
+    assert (y.numpy() == 0).all()
+    graph.launch(ordered)
+    ordered.synchronize()
+    assert (y.numpy() == 5).all()
+
+
+def test_arrays_of_jax_are_no_outputs(group: df.Group, refused: Any) -> None:
+    class ArrayImpl(Immutable):
+        __module__ = "jaxlib._jax"
+
+    x = ArrayImpl(group.ranks[0].zeros((2, 256), "float32"))
+    refused(lambda: df.allreduce(group, x, x), "outputs", "read-only")
+    assert (df.allreduce(group, x).numpy() == 0).all()
+
+
+def test_a_dtype_that_ops_do_not_know_names_the_argument(group: df.Group, refused: Any) -> None:
+    class Complex(Immutable):
+        def __dlpack__(self, **options: Any) -> Any:
+            capsule = super().__dlpack__(**options)
+            managed = dlpack._ManagedVersioned.from_address(dlpack._get_pointer(capsule, b"dltensor_versioned"))
+            managed.tensor.dtype.code = 5
+            return capsule
+
+    x = Complex(group.ranks[0].zeros((2, 256), "int64"))
+    refused(lambda: df.allreduce(group, x), "inputs.dtype", "(code, bits, lanes) (5, 64, 1)")
+
+
+@pytest.mark.parametrize("kind", [BufferError, RuntimeError, ValueError])
+def test_a_refusal_of_a_library_names_the_argument(group: df.Group, kind: type[Exception], refused: Any) -> None:
+    (rank,) = group
+    array = rank.zeros((2, 256), "float32")
+    refusing = Immutable(array, kind("Can't export tensors that require gradient"))
+    call = "refused by its library (Can't export tensors that require gradient)"
+    refused(lambda: df.allreduce(group, refusing), "inputs", call)
+    refused(lambda: df.allreduce(group, array, refusing), "outputs", call)
+
+
+def test_a_refusal_to_tell_the_device_names_the_argument(group: df.Group, refused: Any) -> None:
+    class Sharded:
+        def __dlpack__(self, **options: Any) -> Any:
+            raise AssertionError
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise BufferError("__dlpack__ only supported for unsharded arrays.")
+
+    refused(lambda: df.allreduce(group, Sharded()), "inputs", "only supported for unsharded arrays")
+
+
+class Torch:
+    """What this library uses of torch, with torch's rule for the export of a tensor."""
+
+    def __init__(self) -> None:
+        self.device, self.streams = 0, dict[int, int]()
+        self.cuda = SimpleNamespace(current_stream=self._current_stream, device=self._device)
+
+    def _current_stream(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(cuda_stream=self.streams.get(index, 0))
+
+    @contextmanager
+    def _device(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+    def tensor(self, array: Array) -> Any:
+        torch = self
+
+        class Tensor:
+            def __dlpack_device__(self) -> tuple[int, int]:
+                return array.__dlpack_device__()
+
+            def __dlpack__(self, *, stream: int | None = None, **more: Any) -> Any:
+                if array.device.index != torch.device:
+                    raise BufferError("Can't export tensors on a different CUDA device index.")
+                return array.__dlpack__(stream=stream, **more)
+
+        Tensor.__module__ = "torch"
+        return Tensor()
+
+
+@pytest.mark.gpus(2)
+def test_torch_tensors_of_every_device_are_taken_on_its_own_streams(
+    driver: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = Torch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hosts = [rng.standard_normal((5, 264)).astype(np.float32) for _ in range(2)]
+    with df.Group.local(2, driver=driver, max_blocks=4) as group:
+        theirs = [Stream(rank.device) for rank in group]
+        torch.streams = {rank.device.index: stream.handle for rank, stream in zip(group, theirs, strict=True)}
+        arrays = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
+        group.synchronize()
+        results = df.allreduce(group, [torch.tensor(array) for array in arrays], streams="current")
+        assert [result.stream.handle for result in results] == [stream.handle for stream in theirs]
+        for result in results:
+            assert (bits(result.numpy()) == bits(reference.allreduce(hosts))).all()
+    assert torch.device == 0
+
+
+@pytest.mark.gpus(2)
+def test_a_foreign_array_of_another_device_is_refused(driver: str, refused: Any) -> None:
+    other = df.device(1, driver=driver).zeros((2, 256), "float32")
+    with df.Group.local([0], driver=driver, max_blocks=4) as group:
+        refused(lambda: df.allreduce(group, Immutable(other)), "inputs", "on device 1")
