@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scales of gathered rows in a layout that is not one of whole rows: by column or in tiles (common/quantise.cuh).
+// The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
 //
-// A rank's scales lie as those of its own rows do, and travel so. The rank that receives them stores each scale to its
-// place among those of all rows, in words of 4 bytes: of tiles a row's 4 groups, of columns as many rows of a group.
-// The words of a pack lie together in the gathered scales as a rule where the rank's rows begin at a whole tile, or at
-// a multiple of 16 bytes of a column; then the pack is stored by one access. A word whose last bytes are padding is
-// stored without them by column, and with bytes of 0 in tiles, where no other rank has bytes in it.
+// A rank's scales have the layout for its own rows, and are sent like that. The receiving rank stores each scale to its
+// place among the scales of all rows, in words of 4 bytes: a row's 4 groups in tiles, several rows of a group in columns.
+// The words of a pack are mostly adjacent in the gathered scales if the rank's rows begin at a whole tile or at a multiple
+// of 16 bytes of a column; then one access stores the pack. If the last bytes of a word are padding, a column's word is
+// stored without them, and a tile's word with bytes of 0, as no other rank has bytes in it.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"
@@ -15,7 +15,7 @@ struct Arrangement {
     int rows, groups;  // of all ranks' scales
     int itemsize;      // 4 or 1
     int tiles;         // 1: tiles, 0: columns
-    // The rows of each rank, and the first of them among all, by distance: that of the rank from which this one receives.
+    // The first row among all rows, and the number of rows, of the rank from which this rank receives, by distance.
     int first[DRVFUSE_MAX_RANKS];
     int count[DRVFUSE_MAX_RANKS];
 };
@@ -24,7 +24,7 @@ struct Arrangement {
 struct Places {
     i64 at[4];
     int bytes[4];
-    u32 mask;  // of a word in tiles: the bytes of groups that exist
+    u32 mask;  // in tiles: the bytes of a word whose groups exist
 };
 
 __device__ __forceinline__ int padded4(int rows) { return (rows + 3) / 4 * 4; }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_scales(char* scales, const Arrangement& a,
     }
 }
 
-// The padding behind all ranks' rows becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
+// Clears the padding behind the rows of all ranks, for thread `first` of `count` threads that share the work.
 __device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
     if (a.tiles) {
         clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);

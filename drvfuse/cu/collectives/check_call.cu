@@ -4,8 +4,8 @@
 // Layout. None: it moves no data.
 // Grid. One block of 32 threads, of which thread p waits for rank p.
 // Memory ordering. sync/calls.cuh. The call's kernels begin when this kernel has completed. Then the calls are equal,
-// or the abort word is set, which keeps those kernels from waiting. Failure. A call that differs, and a wait that lasts
-// `timeout_ns`, are reported and abort all ranks.
+// or the abort word is set, which keeps those kernels from waiting.
+// Failure. A call that differs, and a wait that lasts `timeout_ns`, are reported and abort all ranks.
 #include "common/faults.cuh"
 #include "sync/calls.cuh"
 #include "sync/pdl.cuh"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels that move bytes share: which bytes go where, and packs of them.
 //
-// All tables are by distance: entry d of `sent` is what this rank gives to rank (rank + d) mod ranks, entry d of `received`
-// what it gets from rank (rank - d) mod ranks, and entry 0 of both is what stays. Of each pair of ranks the bytes are
-// numbered as packs of 16: first those of the rows, then those of the scales, where there are any. A pack begins at any
-// address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
+// All tables are by distance. Entry d of `sent` are the bytes from this rank to rank (rank + d) mod ranks, entry d of
+// `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes that stay. The bytes of a
+// pair of ranks are numbered in packs of 16: first those of the rows, then those of the scales, if there are any. A pack may
+// begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
 #pragma once
 #include "collectives/arranged_scales.cuh"
 #include "collectives/place.cuh"
@@ -21,8 +21,8 @@ struct Move {
 struct Moved {
     char* input;
     char* output;
-    char* far
-        [DRVFUSE_MAX_RANKS];  // by distance, where a kernel accesses them: the senders' inputs or the receivers' outputs
+    char*
+        far[DRVFUSE_MAX_RANKS];  // by distance, if accessed: the senders' inputs (pull) or the receivers' outputs (put)
     Move sent[DRVFUSE_MAX_RANKS];
     Move received[DRVFUSE_MAX_RANKS];
 };
@@ -30,12 +30,12 @@ struct Moved {
 struct MoveParams {
     Call call;
     Moved rows, scales;
-    i64 most;         // packs of the pair of ranks with most
-    i64 chunk_packs;  // of each pair: those of a round, or those that are staged at a time
+    i64 most;         // the most packs of a pair of ranks
+    i64 chunk_packs;  // packs of each pair that one round sends, or that are staged at a time
     Arrangement arrangement;
 };
 
-// By push: `chunk_packs` are those of a round, a multiple of the block's threads. Blocks have units of a pack per thread.
+// For push: `chunk_packs` is a multiple of the block's threads. A unit of work is one pack per thread of a block.
 struct MovePushParams : MoveParams {
     PushCall push;
     i64 root;  // root of a broadcast
@@ -44,7 +44,8 @@ struct MovePushParams : MoveParams {
 using Pushing = KeyedPush<RANKS>;
 
 // Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
-// [distance - 1][chunk_packs / 32]. Here those of a thread at distance 1, and from one distance to the next.
+// [distance - 1][chunk_packs / 32]. This struct has the offsets of a thread's slots at distance 1, and the strides from one
+// distance to the next.
 struct Slots {
     u32 offset, stride, key_offset, key_stride;
 
@@ -53,7 +54,7 @@ struct Slots {
           key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
 };
 
-// To the peer at that distance: the warp's packs, where they exist, and their key.
+// Sends the warp's packs that exist, and their key, to the peer at that distance.
 __device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
                                            const u32 (&sent)[4], const u32 (&key)[1]) {
     if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
@@ -75,11 +76,11 @@ __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64
     return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
 }
 
-// Where this rank stores a pack that it receives: a spot in its output or, of arranged scales, what they are.
+// Where this rank stores a pack that it receives: a spot in its output or, for arranged scales, their numbers.
 struct ArrangedSpot : Spot {
     const MoveParams& p;
     int distance;
-    i64 pack;  // its number among the scales of the rank from which it comes; less than 0: a pack of rows
+    i64 pack;  // its number among the sender's scales; negative for a pack of rows
 
     __device__ __forceinline__ ArrangedSpot(const MoveParams& params, int from, i64 index)
         : p(params), distance(from), pack(index - packs_of(params.rows.received[from].nbytes)) {
@@ -123,7 +124,8 @@ __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance,
                 index);
 }
 
-// Threads that share packs: pack j belongs to thread j mod `count` of them; `number` is this thread's, or -1 outside.
+// A team of `count` threads, of which pack j belongs to thread j mod `count`. `number` is this thread's, or -1 if it is in
+// another team.
 struct Team {
     i64 number, count;
 };
@@ -177,7 +179,7 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
     }
 }
 
-// How many packs stay on this rank, where they are not in their place already.
+// The number of packs that stay on this rank; 0 if they are in their place already.
 __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
     const Moved &rows = p.rows, &scales = p.scales;
     const auto away = [](const Moved& of) { return of.input + of.sent[0].source != of.output + of.received[0].target; };
@@ -185,14 +187,14 @@ __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
     return moves ? packs_of(rows.sent[0].nbytes) + packs_of(scales.sent[0].nbytes) : 0;
 }
 
-// The place of pack j of these; it has no bytes if the pack is already where it belongs.
+// The place of pack j of the packs that stay; it has no bytes if the pack is already where it belongs.
 __device__ __forceinline__ Spot own_source_of(const MoveParams& p, i64 j) {
     Spot source = source_of(p, 0, j);
     if (source.at == target_of(p, 0, j).at) source.left = 0;
     return source;
 }
 
-// The padding of arranged scales is written by each rank in its own output, where nobody else writes it.
+// Clears the padding of arranged scales. Each rank does so in its own output, and no other rank writes that padding.
 __device__ __forceinline__ void clear_padding(const MoveParams& p) {
     const Team team = whole_grid();
     if constexpr (ARRANGED) clear_rows_behind(p.scales.output, p.arrangement, u32(team.number), u32(team.count));

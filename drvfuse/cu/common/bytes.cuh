@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs of 16 bytes at addresses of any alignment, of which the last of an array may have fewer bytes.
+// Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
-// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. So do those at other
-// addresses where the packs of the warp's lanes lie one behind the other, 512 bytes in all: then each lane accesses the 16
-// aligned bytes that hold the beginning of its pack, and takes the rest from, or gives it to, the lane beside it. The ends
-// of the 512 bytes together are 16 bytes more; the first lane accesses these one by one. So a warp never touches a byte
-// that does not belong to its packs. All other packs are accessed by words of 4 bytes where they are aligned to that, and
-// byte by byte: those of the last warp of an array, and those of warps whose packs belong to two arrays.
+// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. Packs at other addresses do
+// too if the 32 packs of the warp are adjacent, 512 bytes in all. Then each lane accesses the 16 aligned bytes that hold the
+// beginning of its pack, and exchanges the rest with the lane beside it. The two ends of the 512 bytes are together 16 bytes
+// more, which the first lane accesses one by one; so a warp never accesses a byte outside its packs. All other packs, those
+// of the last warp of an array and of warps whose packs belong to two arrays, are accessed by words of 4 bytes if they are
+// aligned to these, else byte by byte.
 #pragma once
 #include "common/pack16.cuh"
 
@@ -21,14 +21,14 @@ __device__ __forceinline__ u32 misalignment(const char* at) { return u32(reinter
 // Whether one access reads or writes the pack.
 __device__ __forceinline__ bool is_whole(const Spot& spot) { return spot.left >= 16 && misalignment(spot.at) == 0; }
 
-// Whether the packs of all 32 lanes are whole and lie one behind the other.
+// Whether the packs of all 32 lanes are whole and adjacent, in the order of the lanes.
 __device__ __forceinline__ bool in_a_row(const Spot& spot) {
     const u64 at = reinterpret_cast<u64>(spot.at), first = __shfl_sync(0xffffffffu, at, 0);
     return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
 }
 
-// What a lane accesses of its pack, or of packs in a row: all 16 bytes at once, or only `bytes` of them, byte by byte or,
-// where `words`, by words. The first `behind` of these lie 512 bytes behind the others.
+// The access of a lane: all 16 bytes at once, or only `bytes` of them, by words if `words` is set, else byte by byte. The
+// first `behind` of these bytes lie 512 bytes behind the others.
 struct Access {
     char* at;
     i64 bytes;
@@ -47,7 +47,7 @@ struct Access {
     __device__ __forceinline__ char* byte(u32 i) const { return at + i + (i < behind ? 512 : 0); }
 };
 
-// The 16 bytes from byte `skip`, 0 to 15, of `low` and then `high`.
+// The 16 bytes from byte `skip`, 0 to 15, on of the 32 bytes `low`, `high`.
 __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4], const u32 (&high)[4], u32 skip) {
     u32 all[8];
 #pragma unroll
@@ -60,13 +60,13 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// The words of the lane that is `ahead` lanes ahead, in a circle.
+// The words of the lane that is `ahead` lanes ahead, modulo 32.
 __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 ahead) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);
 }
 
-// The pack of each lane of a warp, all 32 of which come to it. Bytes beyond the last become zero.
+// Loads the pack of each lane. Called by whole warps. Bytes beyond the end of the array become zero.
 __device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
     const bool row = in_a_row(from);
     const Access access(from, row);
@@ -112,8 +112,8 @@ __device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]
     }
 }
 
-// K packs of each lane of a warp, of which pack k lies at at(k). All 32 lanes come to it. Words of a pack that does not
-// exist are undefined. Where all packs of the warp are whole and aligned, all are in flight at once.
+// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are undefined.
+// If all packs of the warp are whole and aligned, all loads are in flight at once.
 template <int K, typename At>
 __device__ __forceinline__ bool all_whole(const At& at) {
     bool whole = true;

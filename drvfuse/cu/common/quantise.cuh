@@ -82,9 +82,9 @@ __device__ __forceinline__ u32 group_max(u32 maximum) {
 // results of cvt.rn.satfinite.e2m1x2.f32, which sm_90 lacks.
 //
 // Let 2^e be the power of two of the magnitude, but at least 1. Then codes are 2^(e - 1) apart, which is one unit in
-// the last place of 2^(e + 22). So the sum of 2^(e + 22) and the magnitude is rounded to a code. The sum exceeds 2^(e +
-// 22) by 0 to 4 units, and the code is the number of these units + 2 e. Bits 22 and above of 2^(e + 22) are 2 e + 298;
-// adding 6 more units makes the constant 0 modulo 8.
+// the last place of 2^(e + 22). So the sum of 2^(e + 22) and the magnitude is rounded to a code. The sum exceeds
+// 2^(e + 22) by 0 to 4 units, and the code is the number of these units + 2 e. Bits 22 and above of 2^(e + 22) are
+// 2 e + 298; adding 6 more units makes the constant 0 modulo 8.
 __device__ __forceinline__ u32 e2m1_of(float value) {
     const float magnitude = fminf(fabsf(value), 6.0f);
     const float power = fmaxf(__uint_as_float(__float_as_uint(magnitude) & 0x7f800000u), 1.0f);
