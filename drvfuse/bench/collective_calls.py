@@ -46,11 +46,21 @@ def repeated(values: Host, rows: int) -> Host:
 
 @dataclass
 class Result:
-    """An array of each local rank that a call writes, and what a call on the first set of inputs must leave there."""
+    """An array of each local rank that a call writes, and what a call on the first set of inputs must leave there.
+
+    `before`: what the arrays hold before the call; zeros if None.
+    """
 
     name: str
     arrays: Sequence[Array]
     expected: Callable[[], Sequence[Host]]
+    before: Sequence[Host] | None = None
+
+    def clear(self) -> None:
+        """Remove what earlier calls have left."""
+        before = self.before or [np.zeros(array.shape, array.dtype.numpy) for array in self.arrays]
+        for array, host in zip(self.arrays, before, strict=True):
+            array.copy_from(host)
 
 
 @dataclass
@@ -76,6 +86,9 @@ class CollectiveCalls:
         """Make a call on the first set of inputs. DrvfuseError unless its results are those of `drvfuse.reference`, bit
         for bit on every local rank. Sums whose order is not specified, by multimem or an engine, are not compared."""
         (call,) = self.prepared(algo, sets=1)
+        for result in self.results:
+            result.clear()
+        self.group.synchronize()
         call.launch()
         self.group.synchronize()
         link = self.group.link

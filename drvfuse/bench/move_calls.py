@@ -58,7 +58,8 @@ def moves(group: Group, op: str, nbytes: int, sets: int, private: bool = False) 
     def in_place(members: Any, **options: Any) -> Any:
         return prepare(members, outputs or members, **options)
 
-    return CollectiveCalls(group, in_place, inputs, [Result("the bytes", outputs or inputs[0], expected)])
+    before = None if outputs else [hosts[rank.index] for rank in group]
+    return CollectiveCalls(group, in_place, inputs, [Result("the bytes", outputs or inputs[0], expected, before)])
 
 
 def _private(rank: Rank, shape: tuple[int, ...]) -> Array:

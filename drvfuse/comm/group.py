@@ -513,6 +513,8 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
+        if link is not None:
+            link.stop()
         driver.abandoned.append((workspace, memory, budget, link))  # kernels of the other ranks may still use it
         transport.close()
         raise failure

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of an engine, which carries partial sums between the nodes of a group.
+"""The interface of an engine, which carries partial sums and other bytes between the nodes of a group.
 
-An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves and adds float32 numbers in
-the memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k of node 1,
-and so on. A process may drive one or more ranks of a group, so every method takes all local ranks at once.
+An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves bytes, and adds float32
+numbers, in the memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k
+of node 1, and so on. A process may drive one or more ranks of a group, so every method takes all local ranks at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from ..runtime.device import Device
@@ -48,6 +48,30 @@ class Part:
     stream: Stream
 
 
+class Piece(NamedTuple):
+    """`nbytes` >= 1 bytes at `address` in the memory of a local rank, which it sends to its peer of `node`, or where it
+    receives what that peer sends."""
+
+    node: int
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What the local rank `member` sends to its peers of other nodes, and what it receives from them.
+
+    Of each pair of ranks the first piece that one sends goes to the first piece that the other one receives, and so on;
+    these are equally large. Pieces that are received overlap no other piece. The work is queued on `stream`, or is
+    complete when the method returns.
+    """
+
+    member: Member
+    sent: Sequence[Piece]
+    received: Sequence[Piece]
+    stream: Stream
+
+
 class Exchange(Protocol):
     """An engine. One object serves one group; its methods are called by one thread at a time, but for `abort`.
 
@@ -74,6 +98,11 @@ class Exchange(Protocol):
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
         """See `Part`. The engine adds in float32, in an order that it chooses; all ranks get equal bits."""
+
+    def all_to_all(self, parts: Sequence[Pieces]) -> None:
+        """See `Pieces`. `parts` has an entry for every local rank, in local order. An engine may lack this method: then
+        its groups have `allreduce`, `allreduce_many` and `allreduce_rmsnorm_fp8`, and refuse the other collectives.
+        """
 
     def abort(self) -> None:
         """End queued and running work of all local ranks soon; the contents of their memory are then undefined. Called

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from ..errors import Unsupported
 from ..runtime.stream import Event
-from .exchange import Gather, Member, Part
+from .exchange import Gather, Member, Part, Piece, Pieces
 
 if TYPE_CHECKING:
     from .layout import Nodes
@@ -22,9 +22,9 @@ _FLOAT = 4
 class InProcess:
     """An engine for tests. It needs no library, but all ranks of the group must be in this process.
 
-    `all_gather` is ordered by streams, and can be captured if the streams of all ranks belong to one capture.
-    `all_reduce` copies through the host, blocks, and adds the nodes in descending order, so that tests can distinguish
-    its sums from those of the order "fixed".
+    `all_gather` and `all_to_all` are ordered by streams, and can be captured if the streams of all ranks belong to one
+    capture. `all_reduce` copies through the host, blocks, and adds the nodes in descending order, so that tests can
+    distinguish its sums from those of the order "fixed".
     """
 
     name = "in process"
@@ -56,7 +56,18 @@ class InProcess:
                         _copy(part, other)
             self._meet(rail, 1)  # so that no rank overwrites numbers that others still copy
 
-    def _meet(self, rail: Sequence[Part], which: int) -> None:
+    def all_to_all(self, parts: Sequence[Pieces]) -> None:
+        for rail in _rails(parts):
+            self._meet(rail, 0)
+            for to in rail:
+                for source in rail:
+                    sent = [piece for piece in source.sent if piece.node == to.member.node]
+                    received = [piece for piece in to.received if piece.node == source.member.node]
+                    for piece, place in zip(sent, received, strict=True):
+                        _copy_piece(to, place, source, piece)
+            self._meet(rail, 1)
+
+    def _meet(self, rail: Sequence[_Exchanged], which: int) -> None:
         """Make later work of each stream wait for the work that is queued now on all streams of the parts."""
         events = [self._events[part.member.rank][which] for part in rail]
         for event, part in zip(events, rail, strict=True):
@@ -91,7 +102,10 @@ class InProcess:
         self._events = {}
 
 
-def _rails(parts: Sequence[Part]) -> list[list[Part]]:
+_Exchanged = TypeVar("_Exchanged", Part, Pieces)
+
+
+def _rails(parts: Sequence[_Exchanged]) -> list[list[_Exchanged]]:
     """The lists of parts that are exchanged with one another, each in node order."""
     ordered = sorted(parts, key=lambda part: (part.member.place, part.member.node))
     return [list(rail) for _, rail in groupby(ordered, key=lambda part: part.member.place)]
@@ -100,11 +114,19 @@ def _rails(parts: Sequence[Part]) -> list[list[Part]]:
 def _copy(to: Part, source: Part) -> None:
     """Copy the numbers of the node of `source` to the same place in the memory of `to`."""
     offset = _FLOAT * source.count * source.member.node
-    device, holder, nbytes = to.member.device, source.member.device, _FLOAT * source.count
+    _copy_bytes(to, to.address + offset, source, source.address + offset, _FLOAT * source.count)
+
+
+def _copy_piece(to: Pieces, place: Piece, source: Pieces, piece: Piece) -> None:
+    assert place.nbytes == piece.nbytes, "the ranks of a pair differ in what they exchange"
+    _copy_bytes(to, place.address, source, piece.address, piece.nbytes)
+
+
+def _copy_bytes(to: Part | Pieces, target: int, source: Part | Pieces, address: int, nbytes: int) -> None:
+    """Copy on the stream of `to`."""
+    device, holder = to.member.device, source.member.device
     with device.use():
         if to.stream.capture_id() is None:
-            device.driver.cuMemcpyPeerAsync(
-                to.address + offset, device.context, source.address + offset, holder.context, nbytes, to.stream.handle
-            )
+            device.driver.cuMemcpyPeerAsync(target, device.context, address, holder.context, nbytes, to.stream.handle)
         else:  # where cuMemcpyPeerAsync is refused
-            device.driver.cuMemcpyDtoDAsync(to.address + offset, source.address + offset, nbytes, to.stream.handle)
+            device.driver.cuMemcpyDtoDAsync(target, address, nbytes, to.stream.handle)

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import config
-from ..errors import CaptureError, ExchangeTimeout
+from ..errors import CaptureError, ExchangeTimeout, Unsupported
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import Undo
-from .exchange import Exchange, Gather, Member, Part
+from .exchange import Exchange, Gather, Member, Part, Pieces
 from .layout import Nodes
 
 if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream
 
-PROGRESS_DTYPE = np.dtype([("begun", "<u8"), ("ended", "<u8")])
-"""`struct Progress` of cu/collectives/nodes.cuh, one for each local rank."""
+PROGRESS_FIELDS = ("begun", "ended", "sending", "received")
+PROGRESS_DTYPE = np.dtype([(name, "<u8") for name in PROGRESS_FIELDS])
+"""`struct Progress` of cu/collectives/progress.cuh, one for each local rank."""
 _POLLS_PER_TIMEOUT = 16
 
 
@@ -61,12 +62,31 @@ class NodeLink:
 
     def exchange(self, parts: Sequence[Part]) -> None:
         """Let the engine exchange `parts`, on their streams."""
-        self.bound = config.get("spin_timeout")
-        if self.engine.watched and self._watchdog is None:
-            self._watchdog = _Watchdog(self)
+        self._watch()
         parts = [part for part in parts if part.count]
         if parts:
             (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
+
+    def _watch(self) -> None:
+        """Watch the exchange that is queued next, if the engine's work is watched."""
+        self.bound = config.get("spin_timeout")
+        if self.engine.watched and self._watchdog is None:
+            self._watchdog = _Watchdog(self)
+
+    def require_all_to_all(self, op: str) -> None:
+        """Raise Unsupported where the engine cannot move the bytes of a call of `op`."""
+        if not hasattr(self.engine, "all_to_all"):
+            raise Unsupported(
+                f"{op} over several nodes needs an engine with the method all_to_all "
+                f"(drvfuse.nodes.exchange.Exchange), and {self.engine.name} has none: add it, name another engine by "
+                "exchange=, or call the op on the groups that group.split(group.node) makes"
+            )
+
+    def move(self, parts: Sequence[Pieces]) -> None:
+        """Let the engine move the pieces of all local ranks, on their streams. For a watched engine the caller queues
+        what counts `Progress.sending` in front of it and `Progress.received` behind it."""
+        self._watch()
+        self.engine.all_to_all(parts)
 
     def captured(self, graph: Graph) -> None:
         """Record that the graph holds an exchange. It cannot be launched any more after `reset` has connected the
@@ -96,7 +116,7 @@ class NodeLink:
 
     def reset(self) -> None:
         """Connect the engine again. Collective over the group; no work of the group may be queued."""
-        self._stop()
+        self.stop()
         self.engine.close()
         self._admit = self._admitting()
         self.words[:] = 0
@@ -105,11 +125,12 @@ class NodeLink:
 
     def close(self) -> None:
         """Close the engine's connections. Idempotent; no work of the group may be queued."""
-        self._stop()
+        self.stop()
         self.engine.close()
         self._pinned.close()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Watch no more until the next exchange: from here on the memory of the words may be gone."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None
@@ -131,16 +152,15 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[int, float]] = {}  # local rank -> its exchange's number, and when that was first seen
+        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and when that was first seen
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
-            for position, (ended, begun) in enumerate(
-                zip(words["ended"].tolist(), words["begun"].tolist(), strict=True)
-            ):
-                if begun <= ended:
+            for position, (begun, ended, sending, received) in enumerate(words.tolist()):
+                exchange = begun, sending
+                if begun <= ended and sending <= received:
                     since.pop(position, None)
-                elif since.setdefault(position, (begun, now))[0] != begun:
-                    since[position] = (begun, now)
+                elif since.setdefault(position, (exchange, now))[0] != exchange:
+                    since[position] = (exchange, now)
                 elif now - since[position][1] > bound:
                     self._link.give_up(position, bound)
                     return

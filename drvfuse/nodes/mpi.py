@@ -13,12 +13,13 @@ import numpy as np
 from .. import config
 from ..errors import ExchangeError, Unsupported
 from ..runtime.pinned import PinnedBuffer
-from .exchange import Gather, Member, Part
+from .exchange import Gather, Member, Part, Piece, Pieces
 
 if TYPE_CHECKING:
     from .layout import Nodes
 
 _FLOAT = 4
+_MESSAGE_BYTES = 1 << 30
 _POLL_SECONDS = 0.0001
 _abandoned: list[tuple[Any, PinnedBuffer | None]] = []
 """Requests whose wait was given up. They are kept since MPI may write to their memory as long as the process lives."""
@@ -87,6 +88,54 @@ class Mpi:
             self._wait(part, self._rail.Ibcast([total, self._mpi.FLOAT], 0))
         self._copy(part, total, part.address, to_host=False)
 
+    def all_to_all(self, parts: Sequence[Pieces]) -> None:
+        (part,) = parts
+        nodes = range(self._rail.Get_size())
+        sent = [[piece for piece in part.sent if piece.node == node] for node in nodes]
+        received = [[piece for piece in part.received if piece.node == node] for node in nodes]
+        sizes = np.array([sum(piece.nbytes for piece in of_node) for of_node in (*sent, *received)], np.int64)
+        self._compare_pieces(part, sizes[: len(nodes)], sizes[len(nodes) :])
+        memory = self._memory(part.member, int(sizes.sum()))
+        blocks = np.split(memory, np.cumsum(sizes)[:-1])
+        for pieces, block in zip(sent, blocks, strict=False):
+            self._copy_pieces(part, pieces, block, to_host=True)
+        part.stream.synchronize()
+        requests = []
+        with self._calls(part.member.rank):
+            for node in nodes:
+                for message in _messages(blocks[len(nodes) + node]):
+                    requests.append(self._rail.Irecv([message, self._mpi.BYTE], node))
+            for node in nodes:
+                for message in _messages(blocks[node]):
+                    requests.append(self._rail.Isend([message, self._mpi.BYTE], node))
+            for request in requests:
+                self._wait(part, request)
+        for pieces, block in zip(received, blocks[len(nodes) :], strict=True):
+            self._copy_pieces(part, pieces, block, to_host=False)
+        part.stream.synchronize()
+
+    def _compare_pieces(self, part: Pieces, sent: np.ndarray[Any, Any], received: np.ndarray[Any, Any]) -> None:
+        """Raise where a peer sends more or less than this rank receives from it: a message could be cut, or hang."""
+        told = np.empty_like(sent)
+        kind = self._mpi.INT64_T
+        with self._calls(part.member.rank):
+            self._wait(part, self._rail.Ialltoall([sent, kind], [told, kind]))
+        if (told != received).any():
+            pairs = zip(told, received, strict=True)
+            sizes = ", ".join(f"{theirs} on node {node} for {own} here" for node, (theirs, own) in enumerate(pairs))
+            raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (bytes)")
+
+    def _copy_pieces(self, part: Pieces, pieces: Sequence[Piece], host: np.ndarray[Any, Any], to_host: bool) -> None:
+        """Queue the copies between `pieces` and the host memory in which they lie one behind the other."""
+        driver, handle, begin = part.member.device.driver, part.stream.handle, host.ctypes.data
+        with part.member.device.use():
+            for piece in pieces:
+                if to_host:
+                    driver.cuMemcpyDtoHAsync(begin, piece.address, piece.nbytes, handle)
+                else:
+                    driver.cuMemcpyHtoDAsync(piece.address, begin, piece.nbytes, handle)
+                begin += piece.nbytes
+
     @contextmanager
     def _calls(self, rank: int) -> Iterator[None]:
         """A block in which an error of MPI becomes an ExchangeError."""
@@ -112,12 +161,15 @@ class Mpi:
 
     def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
         """Pinned memory for `part.count` numbers of each of `places` nodes."""
-        nbytes = _FLOAT * part.count * places
+        return self._memory(part.member, _FLOAT * part.count * places).view(np.float32).reshape(places, part.count)
+
+    def _memory(self, member: Member, nbytes: int) -> np.ndarray[Any, Any]:
+        """That many bytes of pinned memory, which the next call of this method uses again."""
         if self._buffer is None or self._buffer.nbytes < nbytes:
             if self._buffer is not None:
                 self._buffer.close()
-            self._buffer = PinnedBuffer(part.member.device.driver, nbytes)
-        return self._buffer.view(np.float32)[: part.count * places].reshape(places, part.count)
+            self._buffer = PinnedBuffer(member.device.driver, max(1, nbytes))
+        return self._buffer.view(np.uint8)[:nbytes]
 
     def _copy(self, part: Part, host: np.ndarray[Any, Any], address: int, to_host: bool) -> None:
         """Copy between host and device; the copy is complete on return."""
@@ -129,7 +181,7 @@ class Mpi:
                 driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream.handle)
         stream.synchronize()
 
-    def _wait(self, part: Part, request: Any) -> None:
+    def _wait(self, part: Part | Pieces, request: Any) -> None:
         bound = config.get("spin_timeout")
         deadline = time.monotonic() + bound
         while not request.Test():
@@ -148,3 +200,8 @@ class Mpi:
         if self._buffer is not None:
             self._buffer.close()
             self._buffer = None
+
+
+def _messages(block: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """The bytes as messages that every MPI library can count."""
+    return [block[begin : begin + _MESSAGE_BYTES] for begin in range(0, block.size, _MESSAGE_BYTES)]

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..bootstrap.host import host_identity
 from ..errors import ExchangeError, Unsupported
-from .exchange import Gather, Member, Part
+from .exchange import Gather, Member, Part, Pieces
 
 if TYPE_CHECKING:
     from .layout import Nodes
 
 _FLOAT = 4
-_FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
+_UINT8, _FLOAT32, _SUM = 1, 7, 0  # ncclDataType_t, ncclRedOp_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _POLL_SECONDS = 0.0002
 _ABORT_PATIENCE = 1.0  # seconds that `abort` waits for another thread's call to return
@@ -110,7 +110,16 @@ class Nccl:
 
         self._queue(parts, add)
 
-    def _queue(self, parts: Sequence[Part], call: Any) -> None:
+    def all_to_all(self, parts: Sequence[Pieces]) -> None:
+        def move(part: Pieces, communicator: Any) -> None:
+            for piece in part.sent:
+                self._nccl.send(piece.address, piece.nbytes, _UINT8, piece.node, communicator, part.stream.handle)
+            for piece in part.received:
+                self._nccl.recv(piece.address, piece.nbytes, _UINT8, piece.node, communicator, part.stream.handle)
+
+        self._queue(parts, move)
+
+    def _queue(self, parts: Sequence[Part] | Sequence[Pieces], call: Any) -> None:
         members = [part.member for part in parts]
         with self._lock, self._calls(members):
             with self._grouped():

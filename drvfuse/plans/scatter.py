@@ -37,6 +37,11 @@ class Parts:
         """The parts for the given number of rows of each rank."""
         return cls(tuple(itertools.accumulate((count * row_elements for count in rows), initial=0)), width)
 
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The elements [begin, end) of each rank's part."""
+        return list(itertools.pairwise(self.starts))
+
     def first(self, rank: int) -> int:
         """The index of the pack in which the part of a rank begins."""
         return self.starts[rank] // self.width

@@ -34,13 +34,15 @@ def reduce_scatter(
     splits: Sequence[int] | None = None,
     dtype: DTypeLike | None = None,
     epilogue: Callable[[Floats], NDArray] | None = None,
+    *,
+    nodes: int | Sequence[int] = 1,
 ) -> list[NDArray]:
-    """For each rank, its rows of `allreduce(inputs, dtype, epilogue)`.
+    """For each rank, its rows of `allreduce(inputs, dtype, epilogue, nodes=nodes)`.
 
     `splits` are the numbers of rows, along dimension 0, of the ranks. With None they are as equal as possible, and the
     first ranks have one row more.
     """
-    total = allreduce(inputs, dtype, epilogue)
+    total = allreduce(inputs, dtype, epilogue, nodes=nodes)
     if not total.ndim:
         raise ArgumentError("inputs[0]", "of shape ()", "of at least one dimension")
     return _parts(total, _rows(total.shape[0], len(inputs), splits))
@@ -61,6 +63,7 @@ def reduce_scatter_rmsnorm_fp8(
     beta: NDArray | None = None,
     head_columns: int | None = None,
     quantisation: Quantisation | None = None,
+    nodes: int | Sequence[int] = 1,
 ) -> list[Normalised]:
     """For each rank, its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns]; all leading dimensions count as
     rows.
@@ -72,6 +75,7 @@ def reduce_scatter_rmsnorm_fp8(
     by_rank = zip(*(_parts(np.asarray(values).reshape(-1, *shape[-1:]), counts) for values in inputs), strict=True)
     before, after = (gamma, epsilon, weight_offset, scale_ub), (out_dtype, scales_dtype)
     options: dict[str, Any] = {"norm": norm, "beta": beta, "head_columns": head_columns, "quantisation": quantisation}
+    options["nodes"] = nodes
     added = [None] * len(inputs) if residuals is None else residuals
     return [
         allreduce_rmsnorm_fp8(own, *before, residual, *after, **options)

@@ -44,7 +44,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
         with df.emu.Machine(devices=2, sm_count=8) as machine, monkeypatch.context() as patched:
             patched.setattr(bench, "device", lambda index, driver: df.device(index, driver=machine))
             local = partial(df.Group.local, max_blocks=4)
-            patched.setattr(bench.Group, "local", lambda gpus, driver: local(gpus, driver=machine))
+            patched.setattr(df.Group, "local", lambda gpus, driver: local(gpus, driver=machine))
             assert main(["bench", *arguments, "--out", str(out)]) == 0
             assert not machine.reports
         return json.loads(out.read_text()), capsys.readouterr().out

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,16 @@ def test_one_wrong_bit_on_one_rank_is_named(group, op):
     wrong[1].view(np.uint8).reshape(-1)[-1] ^= 1
     calls.results[-1].expected = lambda: wrong
     with pytest.raises(errors.DrvfuseError, match=f"^{op} .*{calls.results[-1].name} of rank 1 are wrong"):
+        calls.check("auto")
+
+
+@pytest.mark.parametrize("op", ["allreduce_rmsnorm_fp8", "broadcast"])
+def test_what_an_earlier_call_has_left_is_no_result(group, op):
+    calls = ops.calls_of(group, op, 5, 64, sets=1)
+    calls.check("auto")
+    (made,) = calls.prepared("auto")
+    calls.prepare = lambda inputs, **options: SimpleNamespace(launch=lambda: None, describe=made.describe)
+    with pytest.raises(errors.DrvfuseError, match="are wrong"):
         calls.check("auto")
 
 

@@ -15,6 +15,7 @@ import drvfuse as df
 from drvfuse.__main__ import main
 from drvfuse.bench import fp8_rmsnorm
 from drvfuse.bench.timing import copy_launch, microseconds_per_call
+from drvfuse.cli.bench_options import require
 from drvfuse.errors import ArgumentError
 from drvfuse.reference import coat_rmsnorm
 
@@ -86,11 +87,9 @@ def test_without_a_gpu_the_benchmark_refuses_and_never_times_the_emulated_driver
 
 
 def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    from drvfuse.cli import bench
-
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(df.errors.Unsupported, match="--plot needs the package matplotlib"):
-        bench._require("--plot", "matplotlib")
+        require("--plot", "matplotlib")
 
 
 def test_an_image_that_cannot_be_written_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:

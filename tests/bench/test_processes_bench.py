@@ -53,6 +53,6 @@ def test_without_a_shared_emulated_machine_the_benchmark_is_refused(monkeypatch,
 )
 def test_options_are_checked_before_any_work(options, message, monkeypatch, capsys):
     monkeypatch.setenv("DRVFUSE_EMU_MACHINE", "unix:@nobody")
-    monkeypatch.setattr("drvfuse.cli.bench._driver_of", None)
+    monkeypatch.setattr("drvfuse.cli.bench_groups._driver_of", None)
     assert main(["bench", "processes", "--driver", "emu", *options]) == 2
     assert message in capsys.readouterr().err

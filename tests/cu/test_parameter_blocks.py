@@ -22,9 +22,15 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
-from drvfuse.ops.collectives.allreduce_many import MOST_TENSORS, AllreduceManyParams, ManyCall
 from drvfuse.ops.collectives.arranged_copies import PlaceScalesParams
 from drvfuse.ops.collectives.fused_params import FormParams, params_of
+from drvfuse.ops.collectives.many_kernels import (
+    MOST_TENSORS,
+    AllreduceManyParams,
+    AllreduceNodesManyParams,
+    ManyCall,
+    NodeSumsManyParams,
+)
 from drvfuse.ops.collectives.move_kernels import Arrangement, Moved, MoveParams, MovePushParams
 from drvfuse.ops.collectives.norm_form import NormForm
 from drvfuse.ops.collectives.params import (
@@ -44,9 +50,11 @@ from drvfuse.ops.collectives.params import (
     PushCall,
 )
 from drvfuse.ops.collectives.scatter_kernels import (
+    FusedScatterNodesParams,
     FusedScatterParams,
     FusedScatterPushParams,
     RowParts,
+    ScatterNodesParams,
     ScatterParams,
     ScatterPushParams,
 )
@@ -80,6 +88,7 @@ _COLLECTIVE = {
 }
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
+_LOCAL = _defines(LOCAL=1, TWO_STAGE=0)
 _PUSH = _defines(TWO_SHOT=0, DEPTH=0, RELAYS=0, KERNEL="kernel", MOST_THREADS=128)
 _MANY = _defines(MANY=MOST_TENSORS)
 _FUSED = {
@@ -164,15 +173,19 @@ BLOCKS = [
         "Params",
         _FUSED | _NODES | _NORMED,
     ),
-    Block(PROGRESS_DTYPE, "collectives/nodes.cuh", "Progress", _COLLECTIVE),
+    Block(PROGRESS_DTYPE, "collectives/progress.cuh", "Progress", {}),
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
     Block(ManyCall, "collectives/many.cuh", "ManyCall", _COLLECTIVE | _MANY),
+    Block(NodeSumsManyParams, "collectives/node_sums.cu", "Params", _COLLECTIVE | _MANY),
+    Block(AllreduceNodesManyParams, "collectives/allreduce.cu", "Params", _COLLECTIVE | _NODES | _MANY),
     Block(AllreduceManyParams, "collectives/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
     Block(ScatterParams, "collectives/scatter_parts.cuh", "ScatterParams", _COLLECTIVE),
     Block(ScatterPushParams, "collectives/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
     Block(RowParts, "collectives/scatter_rows.cuh", "RowParts", _FUSED),
+    Block(ScatterNodesParams, "collectives/reduce_scatter.cu", "Params", _COLLECTIVE | _NODES | _LOCAL),
+    Block(FusedScatterNodesParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "Params", _FUSED | _NODES | _LOCAL),
     Block(FusedScatterParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "FusedScatterParams", _FUSED),
     Block(
         FusedScatterPushParams,

@@ -208,3 +208,78 @@ def test_calls_are_compared_first_inside_each_node(rng):
 
         found = outcomes([lambda group=group: call(group) for group in ranks.groups])
         assert any(isinstance(error, errors.CallMismatch) for error in found[:2])
+
+
+@pytest.mark.parametrize("domain", [None, [" a", " b", " a", " b"]])
+def test_bytes_move_between_processes_of_several_nodes(rng, domain):
+    """Also between nodes whose ranks are not consecutive."""
+    options = {"nodes": 2} if domain is None else {"domain": domain}
+    with connected(4, exchange=engines(4), machine={"race": True}, workspace_bytes=8192, **options) as ranks:
+        splits = [[3, 0, 7, 1], [2, 2, 0, 5], [0, 1, 4, 4], [6, 3, 1, 0]]
+        for row in ((16,), (333,)):
+            hosts = [rng.integers(0, 256, (sum(of_rank), *row), np.uint8) for of_rank in splits]
+            rows = [len(host) for host in hosts]
+
+            def call(group, hosts=hosts, rows=rows):
+                x = group[0].array(hosts[group[0].index])
+                return df.all_gather(group, x, splits=rows).numpy(), df.all_to_all(group, x, splits=splits).numpy()
+
+            expected = reference.all_to_all(hosts, splits)
+            for rank, (gathered, exchanged) in enumerate(ranks.each(call)):
+                assert (gathered == reference.all_gather(hosts)).all()
+                assert (exchanged == expected[rank]).all()
+            same = [rng.integers(0, 256, (40, *row), np.uint8) for _ in range(4)]
+
+            def send(group, same=same):
+                return df.broadcast(group, group[0].array(same[group[0].index]), root=3).numpy()
+
+            assert all((found == same[3]).all() for found in ranks.each(send))
+        assert not ranks.machine.reports
+
+
+@pytest.mark.parametrize("domain", [None, [" a", " b", " a", " b"]])
+def test_reduce_scatters_and_many_tensors_of_processes(rng, domain):
+    options = {"nodes": 2} if domain is None else {"domain": domain}
+    with connected(4, exchange=engines(4), machine={"race": True}, workspace_bytes=8192, **options) as ranks:
+        of, splits = ranks.groups[0].layout.of, [3, 0, 7, 1]
+        hosts, gamma = inputs(rng, 4, (11, 100)), inputs(rng, 1, 100)[0]
+
+        def call(group):
+            x = group[0].array(hosts[group[0].index])
+            found = [df.reduce_scatter(group, x, splits=splits, algo=algo).numpy() for algo in ("push", "pull")]
+            fused = df.reduce_scatter_rmsnorm_fp8(group, x, group[0].array(gamma), epsilon=1e-5, splits=splits)
+            return [*found, fused.output.numpy(), *(y.numpy() for y in df.allreduce_many(group, [x, x[:3]]))]
+
+        rows = reference.reduce_scatter(hosts, splits, nodes=of)
+        quantised = reference.reduce_scatter_rmsnorm_fp8(hosts, gamma, 1e-5, splits=splits, nodes=of)
+        total = reference.allreduce(hosts, nodes=of)
+        for rank, found in enumerate(ranks.each(call)):
+            expected = [rows[rank], rows[rank], quantised[rank].output, total, total[:3]]
+            assert all(equal(got, wanted) for got, wanted in zip(found, expected, strict=True))
+        assert not ranks.machine.reports
+
+
+def test_an_engine_that_moves_no_bytes_serves_sums_alone(rng):
+    class SumsAlone(ThreadExchange):
+        all_to_all = property()
+
+    table = Table()
+    with connected(2, nodes=2, exchange=[SumsAlone(table) for _ in range(2)]) as ranks:
+        check(ranks, inputs(rng, 2, 30))
+
+        def call(group):
+            df.all_gather(group, group[0].zeros((2, 4), "uint8"))
+
+        for error in outcomes([lambda group=group: call(group) for group in ranks.groups]):
+            assert isinstance(error, errors.Unsupported) and "all_gather over several nodes needs" in str(error)
+
+
+def test_calls_that_move_bytes_are_compared_inside_a_node():
+    with config.override(spin_timeout=1.0), connected(4, nodes=2, exchange=engines(4)) as ranks:
+
+        def call(group):
+            df.all_to_all(group, group[0].zeros((4 if group[0].index < 3 else 8, 64), "uint8"))
+            group.synchronize()
+
+        found = outcomes([lambda group=group: call(group) for group in ranks.groups])
+        assert any(isinstance(error, errors.CallMismatch) for error in found[2:])

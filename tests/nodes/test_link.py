@@ -179,3 +179,48 @@ def test_a_group_closes_its_engine():
     with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, nodes=2, exchange=engine) as group:
         df.allreduce(group, [rank.zeros(8, "float32") for rank in group])
     assert engine.closed == 1
+
+
+@pytest.mark.parametrize("op", [df.all_gather, df.reduce_scatter])
+def test_an_exchange_of_bytes_that_does_not_end_is_aborted_and_named(group, op):
+    xs = [rank.zeros((4, 64), "float32") for rank in group]
+    op(group, xs)
+    group.synchronize()
+    assert (group.link.words["sending"] == group.link.words["received"]).all()
+    assert (group.link.words["sending"] > 0).all()
+    group.link.words["sending"][2] += 1
+    deadline = time.monotonic() + 10
+    while group.link.failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(errors.ExchangeTimeout) as caught:
+        op(group, xs)
+    assert (caught.value.rank, caught.value.node, caught.value.peers) == (2, 1, (0,))
+    op(group, xs)
+    group.synchronize()
+
+
+def test_a_time_out_in_a_later_kernel_names_the_call(group):
+    """Of a broadcast's two kernels ranks are launched with the first one, and rank 2 with the second one too."""
+    xs = [rank.zeros(4096, "uint8") for rank in group]
+    df.broadcast(group, xs)
+    prepared = df.broadcast.prepare(group, xs, [rank.zeros(4096, "uint8") for rank in group])
+    group.begin(range(4), prepared)
+    for rank, launches in zip(group, prepared.launches, strict=True):
+        for launch in launches[: 1 + (rank.index == 2)]:
+            launch(rank.stream)
+    with pytest.raises(errors.BarrierTimeout, match="in call 2 of the group, broadcast auto of 4 x") as caught:
+        group.synchronize()
+    assert (caught.value.rank, caught.value.peer) == (2, 3)
+
+
+def test_the_watchdog_ends_with_a_group_whose_device_is_lost():
+    with df.emu.Machine(devices=2) as machine:
+        group = df.Group.local(2, driver=machine, nodes=2, exchange=Watched())
+        df.allreduce(group, [rank.zeros(8, "float32") for rank in group])
+        watchdog = group.link._watchdog._thread
+        broken = df.compile('extern "C" __global__ void broken(int* p) { *p = 1; }', driver=machine)
+        broken["broken"].prepare(1, 1, 16, device=group[0].device)(group[0].stream)
+        with pytest.raises(errors.DriverError, match="ILLEGAL_ADDRESS"):
+            group.close()
+        assert not watchdog.is_alive()

@@ -16,7 +16,7 @@ from drvfuse.nodes.layout import Nodes
 from drvfuse.nodes.nccl import Nccl, _refuse_multicast
 
 pytestmark = pytest.mark.emulated
-FLOAT32, BYTES = 7, 4
+UINT8, FLOAT32, BYTES = 1, 7, 4
 
 
 class NCCLError(Exception):
@@ -44,6 +44,7 @@ class Stand:
 
     def __init__(self, device):
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
+        self.messages: list = []  # (communicator, whether it is sent, address, bytes, peer, stream)
         self.states: dict[object, list[int]] = {}
         self.answers: list[int] = []  # of comm_get_async_error, before it says success
 
@@ -61,6 +62,34 @@ class Stand:
         self.depth -= 1
         with self.device.use():
             self.exchange()
+            self.deliver()
+
+    def send(self, address, count, kind, peer, communicator, stream):
+        assert kind == UINT8 and self.depth == 1
+        self.messages.append((communicator, True, address, count, peer, stream))
+
+    def recv(self, address, count, kind, peer, communicator, stream):
+        assert kind == UINT8 and self.depth == 1
+        self.messages.append((communicator, False, address, count, peer, stream))
+
+    def deliver(self):
+        """Copy what is sent, in the order of each pair of ranks, by way of the host."""
+        messages, self.messages = self.messages, []
+        for *_, stream in messages:
+            self.driver.cuStreamSynchronize(stream)
+        values = []
+        for (rail, node, _), sends, address, count, peer, _ in messages:
+            if sends:
+                host = np.empty(count, np.uint8)
+                self.driver.cuMemcpyDtoH(host.ctypes.data, address, count)
+                values.append((rail, node, peer, host))
+        for (rail, node, _), sends, address, count, peer, _ in messages:
+            if not sends:
+                found = next(value for value in values if value[:3] == (rail, peer, node))
+                values = [value for value in values if value is not found]
+                assert found[3].nbytes == count
+                self.driver.cuMemcpyHtoD(address, found[3].ctypes.data, count)
+        assert not values
 
     def exchange(self):
         rails: dict[bytes, list] = {}
@@ -152,6 +181,18 @@ def test_nccl_is_called_with_the_right_buffers_counts_and_peers(stand, rng):
         ys = df.allreduce(group, [rank.array(host) for rank, host in zip(group, hosts, strict=True)])
         for y in ys:
             assert (y.numpy() == reference.allreduce(hosts, nodes=2)).all()
+
+
+def test_bytes_are_sent_and_received_in_one_group(stand, rng):
+    with open_group(stand) as group:
+        splits = [[1, 0, 2, 3], [4, 1, 1, 0], [0, 0, 5, 1], [2, 2, 2, 2]]
+        hosts = [rng.integers(0, 256, (sum(of_rank), 37), np.uint8) for of_rank in splits]
+        xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
+        found = df.all_to_all(group, xs, splits=splits)
+        for y, expected in zip(found, reference.all_to_all(hosts, splits), strict=True):
+            assert (y.numpy() == expected).all()
+        for y in df.all_gather(group, xs, splits=[len(host) for host in hosts]):
+            assert (y.numpy() == reference.all_gather(hosts)).all()
 
 
 def test_asynchronous_steps_of_nccl_are_waited_for(stand):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from drvfuse.errors import ExchangeError, Unsupported
-from drvfuse.nodes.exchange import Gather, Member, Part
+from drvfuse.nodes.exchange import Gather, Member, Part, Pieces
 from drvfuse.nodes.layout import Nodes
 
 
@@ -18,7 +18,7 @@ class Table:
     """The table through which the ranks of a group exchange their numbers."""
 
     def __init__(self) -> None:
-        self.values: dict[tuple[Any, ...], np.ndarray] = {}
+        self.values: dict[tuple[Any, ...], Any] = {}
         self.changed = threading.Condition()
 
 
@@ -54,12 +54,31 @@ class ThreadExchange:
             total += each
         self._copy(part, total, part.address)
 
+    def all_to_all(self, parts: Sequence[Pieces]) -> None:
+        (part,) = parts
+        part.stream.synchronize()
+        own = [(piece.node, self._read(part, piece.address, piece.nbytes)) for piece in part.sent]
+        for node, sent in enumerate(self._tell(part, own)):
+            found = [values for to, values in sent if to == part.member.node]
+            places = [piece for piece in part.received if piece.node == node]
+            for values, place in zip(found, places, strict=True):
+                assert values.nbytes == place.nbytes
+                self._copy(part, values, place.address)
+
     def _meet(self, part: Part, address: int) -> list[np.ndarray]:
         """The numbers of every node, those of this one from `address`."""
-        own, member = np.empty(part.count, np.float32), part.member
         part.stream.synchronize()
-        with member.device.use():
-            member.device.driver.cuMemcpyDtoH(own.ctypes.data, address, own.nbytes)
+        return self._tell(part, self._read(part, address, 4 * part.count).view(np.float32))
+
+    def _read(self, part: Part | Pieces, address: int, nbytes: int) -> np.ndarray:
+        values = np.empty(nbytes, np.uint8)
+        with part.member.device.use():
+            part.member.device.driver.cuMemcpyDtoH(values.ctypes.data, address, nbytes)
+        return values
+
+    def _tell(self, part: Part | Pieces, own: Any) -> list[Any]:
+        """What the peers of all nodes tell one another."""
+        member = part.member
         self._number += 1
         keys = [(self._opened, self._number, member.place, node) for node in range(self._nodes.count)]
         with self._table.changed:
@@ -69,7 +88,7 @@ class ThreadExchange:
                 raise ExchangeError(member.rank, self.name, "found nobody")
             return [self._table.values[key] for key in keys]
 
-    def _copy(self, part: Part, numbers: np.ndarray, address: int) -> None:
+    def _copy(self, part: Part | Pieces, numbers: np.ndarray, address: int) -> None:
         with part.member.device.use():
             part.member.device.driver.cuMemcpyHtoD(address, numbers.ctypes.data, numbers.nbytes)
 

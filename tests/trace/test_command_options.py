@@ -28,7 +28,8 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("drvfuse.cli.trace.get_driver", refuse)
     monkeypatch.setattr("drvfuse.cli.bench.device", refuse)
-    monkeypatch.setattr("drvfuse.cli.bench.get_driver", refuse)
+    monkeypatch.setattr("drvfuse.cli.bench_groups.device", refuse)
+    monkeypatch.setattr("drvfuse.cli.bench_groups.get_driver", refuse)
 
 
 def refused(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], *options: str) -> str:

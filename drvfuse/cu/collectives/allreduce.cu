@@ -10,6 +10,7 @@
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
 //   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
 //              for this rank's part (nodes.cuh). There is one chunk, and results take one half.
+//   DRVFUSE_MANY (NODES) the packs are those of several tensors (many.cuh).
 // Payload, in chunks of `chunk_packs`:
 //   one_stage staged   two halves of chunk input packs, used in turn
 //   two_stage direct   two halves of chunk output packs, used in turn
@@ -40,6 +41,9 @@
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
+#ifdef DRVFUSE_MANY
+#include "collectives/many.cuh"
+#endif
 
 #if !DRVFUSE_TWO_STAGE
 
@@ -105,14 +109,25 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 #if DRVFUSE_NODES
 struct Params : AllreduceParams {
     NodeCall node;
+#ifdef DRVFUSE_MANY
+    ManyCall many;
+#endif
 };
 #else
 using Params = AllreduceParams;
 #endif
 
+__device__ __forceinline__ void store_result(const Params& p, i64 index, const OutPack& pack) {
+#ifdef DRVFUSE_MANY
+    store_of_many(p.many, index, pack);
+#else
+    store_output(p.output, index, p.count, pack);
+#endif
+}
+
 // Copy the chunk's results of all other ranks from their payloads at `results` to the output, beginning with the next
 // rank, so that the ranks do not all read from one.
-__device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& part, i64 results, i64 done) {
+__device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 results, i64 done) {
     const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
 #pragma unroll 1
     for (i64 j = thread_index(); j < part.in_chunk(0, done, p.chunk_packs); j += thread_count()) {
@@ -126,8 +141,7 @@ __device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& pa
 #pragma unroll
         for (int step = 1; step < RANKS; ++step) {
             const int owner = (p.call.rank + step) % RANKS;
-            if (j < common || owner < part.extra)
-                store_output(p.output, part.start(owner) + done + j, p.count, packs[step]);
+            if (j < common || owner < part.extra) store_result(p, part.start(owner) + done + j, packs[step]);
         }
     }
 }
@@ -173,7 +187,7 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
                 store_pack(own + results + j * OUT_BYTES, pack);
-                store_output(p.output, begin + j, p.count, pack);
+                store_result(p, begin + j, pack);
                 trace.lap(TraceRole::store);
             });
         const bool unordered = FAULT("flag-before-data") || (NODES && FAULT("node-results-before-barrier"));

@@ -53,8 +53,7 @@ using Params = AllreducePushParams;
 // Pack `index` of the own input.
 __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
 #ifdef DRVFUSE_MANY
-    const int tensor = tensor_of(p.many, index);
-    load_input(pack, p.many.inputs[tensor], index - p.many.first[tensor], p.many.counts[tensor]);
+    load_of_many(pack, p.many, index);
 #else
     load_input(pack, p.call.input, index, p.count);
 #endif
@@ -62,8 +61,7 @@ __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 inde
 
 __device__ __forceinline__ void store_result(const Params& p, i64 index, const OutPack& pack) {
 #ifdef DRVFUSE_MANY
-    const int tensor = tensor_of(p.many, index);
-    store_output(p.many.outputs[tensor], index - p.many.first[tensor], p.many.counts[tensor], pack);
+    store_of_many(p.many, index, pack);
 #else
     store_output(p.output, index, p.count, pack);
 #endif

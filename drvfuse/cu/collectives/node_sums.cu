@@ -9,6 +9,7 @@
 // Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
 //   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on, with
 //            as many packs for every owner as the largest range has.
+//   DRVFUSE_MANY (STAGED)  the items are the packs of several tensors (many.cuh), which only their own rank reads.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank of the node.
 //
@@ -29,6 +30,9 @@
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
+#ifdef DRVFUSE_MANY
+#include "collectives/many.cuh"
+#endif
 
 struct NodeSumsParams {
     Call call;
@@ -39,6 +43,14 @@ struct NodeSumsParams {
     i64 item_packs;
     i64 staging;
 };
+
+#ifdef DRVFUSE_MANY
+struct Params : NodeSumsParams {
+    ManyCall many;
+};
+#else
+using Params = NodeSumsParams;
+#endif
 
 // Pack `index` of the tensor.
 __device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, const NodeSumsParams& p, i64 index) {
@@ -55,7 +67,16 @@ __device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, co
     load_pack(pack, from);
 }
 
-__device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace) {
+// The same of this rank's input.
+__device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
+#ifdef DRVFUSE_MANY
+    load_of_many(pack, p.many, index);
+#else
+    load_tensor(pack, p.call.input, p, index);
+#endif
+}
+
+__device__ __forceinline__ void node_sums(const Params& p, Trace& trace) {
     const Partition<i64, RANKS> part(p.items);
     const i64 area = part.largest() * p.item_packs * IN_BYTES;
     const auto begin = [&](int owner) { return part.start(owner) * p.item_packs; };
@@ -69,7 +90,7 @@ __device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace)
 #pragma unroll 2
             for (i64 j = thread_index(); j < count(owner); j += thread_count()) {
                 InPack pack;
-                load_tensor(pack, p.call.input, p, begin(owner) + j);
+                load_own(pack, p, begin(owner) + j);
                 store_pack(own + owner * area + j * IN_BYTES, pack);
             }
         }
@@ -98,7 +119,7 @@ __device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace)
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    node_sums(const __grid_constant__ NodeSumsParams p DRVFUSE_TRACE_PARAMETER) {
+    node_sums(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two kernels of a call over several nodes share (docs/nodes.md): where the partial sums of the nodes lie, and
-// how the host learns that an exchange takes too long.
+// What the kernels in front of an exchange of partial sums and behind it share (docs/nodes.md): where the sums of the nodes
+// lie. progress.cuh describes what these kernels report to the host.
 //
 // Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds the partial
 // sums of the part that the rank owns, node by node, `stride` bytes apart. `node_sums` writes the sums of its own node, and
 // the exchange writes those of the other nodes. In the order "engine" there is one place, in which the exchange adds all.
-//
-// Progress. An exchange may wait without end, and no kernel of drvfuse runs meanwhile. So the last block of `node_sums`
-// stores the epoch that it leaves to `progress->begun`, in pinned host memory, and the kernel behind the exchange stores
-// the epoch that it finds, the same, to `progress->ended`. While `begun` is ahead of `ended`, the rank is in an exchange;
-// this holds in replays of a graph too.
 #pragma once
 #include "collectives/kernel.cuh"
-
-struct Progress {
-    u64 begun;
-    u64 ended;
-};
+#include "collectives/progress.cuh"
 
 struct NodeCall {
     char* sums;  // in node_sums those of the own node, else those of node 0
@@ -30,9 +21,9 @@ using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
 constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
 
-// total = +0.0f + node 0 + node 1 + ... of pack `index` of the own part.
-__device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
-    const char* from = call.sums + index * SUM_BYTES;
+// total = +0.0f + node 0 + node 1 + ... of packs that load(pack, address) reads, of node 0 at `from`.
+template <typename Load>
+__device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, const char* from, const Load& load) {
     float sum[W];
     clear(sum);
 #pragma unroll 1
@@ -40,7 +31,7 @@ __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, 
         SumPack packs[NODES_AT_ONCE];
 #pragma unroll
         for (int n = 0; n < NODES_AT_ONCE; ++n) {
-            if (first + n < call.nodes) load_pack(packs[n], from + (first + n) * call.stride);
+            if (first + n < call.nodes) load(packs[n], from + (first + n) * call.stride);
         }
 #pragma unroll
         for (int n = 0; n < NODES_AT_ONCE; ++n) {
@@ -53,6 +44,12 @@ __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, 
         }
     }
     from_float(total, sum);
+}
+
+// The same of pack `index` of the own part.
+__device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
+    add_nodes(total, call, call.sums + index * SUM_BYTES,
+              [](SumPack& pack, const char* from) { load_pack(pack, from); });
 }
 
 // Called with the value of Barrier::finish, which is the new epoch in one thread and 0 elsewhere.

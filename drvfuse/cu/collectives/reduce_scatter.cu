@@ -7,6 +7,9 @@
 //   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
 //           payload. The payload has two halves of ranks * chunk_packs packs, by owner, which are used in turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   NODES   (LOCAL) the sources are the partial sums of this rank's part, over the nodes (nodes.cuh): reduce-scatters inside
+//           the nodes have left them as float32, in packs as those of the tensor, and exchanges have brought them here.
+//           There is one part, and `call.rank` is the rank's number in the group, for the epilogue.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
 //
@@ -24,8 +27,17 @@
 //   an element of it is the thread that writes it.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/nodes.cuh"
 #include "collectives/scatter_parts.cuh"
 #include "sync/barrier.cuh"
+
+#if DRVFUSE_NODES
+struct Params : ScatterParams {
+    NodeCall node;
+};
+#else
+using Params = ScatterParams;
+#endif
 
 // Sums `count` packs of this rank's part from pack `done` on; load(pack, source, j) reads one of them from a rank.
 template <typename Load>
@@ -39,13 +51,18 @@ __device__ __forceinline__ void sum_part(const ScatterParams& p, const Part& par
     });
 }
 
-__device__ __forceinline__ void reduce_scatter(const ScatterParams& p, Trace& trace EPILOGUE_REFERENCE) {
-    const Part part(p, p.call.rank);
+__device__ __forceinline__ void reduce_scatter(const Params& p, Trace& trace EPILOGUE_REFERENCE) {
+    const Part part(p, NODES ? 0 : p.call.rank);
 #if !DRVFUSE_LOCAL
     Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #endif
-#if !DRVFUSE_STAGED
+#if DRVFUSE_NODES
+    sum_part(p, part, 0, part.packs(), trace, [&](SumPack& pack, int, i64 j) {
+        add_nodes(pack, p.node, p.node.sums + j * SUM_BYTES,
+                  [&](SumPack& of_node, const char* from) { part.read(of_node, from, j); });
+    } DRVFUSE_EPILOGUE_ARGUMENT);
+#elif !DRVFUSE_STAGED
     sum_part(p, part, 0, part.packs(), trace, [&](InPack& pack, int source, i64 j) {
         part.load(pack, p.call.sources[source], j);
     } DRVFUSE_EPILOGUE_ARGUMENT);
@@ -85,8 +102,8 @@ __device__ __forceinline__ void reduce_scatter(const ScatterParams& p, Trace& tr
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) reduce_scatter_one_stage(
-    const __grid_constant__ ScatterParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+extern "C" __global__ void __launch_bounds__(512, 1)
+    reduce_scatter_one_stage(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);

@@ -9,6 +9,8 @@
 //           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
 //           turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   NODES   (LOCAL) the sources are the partial sums of this rank's rows, over the nodes, as in reduce_scatter.cu. `sums` is
+//           where those of node 0 begin, and rows lie one behind the other.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
 // the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
@@ -21,6 +23,7 @@
 // the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/nodes.cuh"
 #include "collectives/scatter_rows.cuh"
 #include "sync/barrier.cuh"
 
@@ -28,8 +31,27 @@ struct FusedScatterParams : FusedParams {
     RowParts parts;
 };
 
-__device__ __forceinline__ void own_rows(Rows& rows, const FusedScatterParams& p, Trace& trace) {
-    const int first = p.parts.starts[p.call.rank];
+#if DRVFUSE_NODES
+struct Params : FusedScatterParams {
+    NodeCall node;
+};
+
+// Pack `at` of row `row` of the sums over the nodes.
+__device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row, int at) {
+    const i64 first = i64(row) * p.columns + at * W;
+    if constexpr (RAGGED) {
+        add_nodes(total, p.node, p.node.sums + first * i64(sizeof(float)),
+                  [&](SumPack& pack, const char* from) { load_elements(pack, from, p.columns - at * W); });
+    } else {
+        sum_nodes(total, p.node, first / W);
+    }
+}
+#else
+using Params = FusedScatterParams;
+#endif
+
+__device__ __forceinline__ void own_rows(Rows& rows, const Params& p, Trace& trace) {
+    [[maybe_unused]] const int first = p.parts.starts[p.call.rank];
 #if !DRVFUSE_LOCAL
     Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
@@ -37,9 +59,13 @@ __device__ __forceinline__ void own_rows(Rows& rows, const FusedScatterParams& p
 #if !DRVFUSE_STAGED
 #pragma unroll 1
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
+#if DRVFUSE_NODES
+        whole_row(rows, p, row, [&](SumPack& pack, int, int at) { sum_row(pack, p, row, at); });
+#else
         whole_row(rows, p, row, [&](InPack& pack, int source, int at) {
             load_of_row(pack, p.call.sources[source], first + row, at, p);
         });
+#endif
     }
 #if !DRVFUSE_LOCAL
     if (!FAULT("scatter-start-barrier-only") && !barrier.arrive_and_wait(true)) return;
@@ -81,7 +107,7 @@ __device__ __forceinline__ void own_rows(Rows& rows, const FusedScatterParams& p
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    reduce_scatter_rmsnorm_fp8_one_stage(const __grid_constant__ FusedScatterParams p DRVFUSE_TRACE_PARAMETER) {
+    reduce_scatter_rmsnorm_fp8_one_stage(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

@@ -7,19 +7,24 @@
 #pragma once
 #include "collectives/ranges.cuh"
 
+// Elements [begin, end) of a tensor.
+struct Range {
+    i64 begin, end;
+};
+
 struct ScatterParams {
     Call call;
-    void* output;                       // this rank's part of the output
-    i64 columns;                        // the tensor's last dimension, for the epilogue
-    i64 most_packs;                     // packs of the largest part
-    i64 chunk_packs;                    // of each part, see the kernels; unused where nothing is staged
-    i64 starts[DRVFUSE_MAX_RANKS + 1];  // index of the first element of each part, and of the end of the last part
+    void* output;                    // this rank's part of the output
+    i64 columns;                     // the tensor's last dimension, for the epilogue
+    i64 most_packs;                  // packs of the largest part
+    i64 chunk_packs;                 // of each part, see the kernels; unused where nothing is staged
+    Range parts[DRVFUSE_MAX_RANKS];  // by rank
 };
 
 class Part {
 public:
     __device__ __forceinline__ Part(const ScatterParams& p, int rank)
-        : begin_(p.starts[rank]), end_(p.starts[rank + 1]), first_(begin_ / W),
+        : begin_(p.parts[rank].begin), end_(p.parts[rank].end), first_(begin_ / W),
           packs_(begin_ < end_ ? (end_ + W - 1) / W - first_ : 0) {}
 
     __device__ __forceinline__ i64 packs() const { return packs_; }
@@ -37,8 +42,13 @@ public:
 
     // Pack j of the part, from a tensor with all parts.
     __device__ __forceinline__ void load(InPack& pack, const void* tensor, i64 j) const {
+        read(pack, static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES, j);
+    }
+
+    // Its own elements, from `address`, where those of the whole pack would begin, on 16 bytes.
+    template <typename T>
+    __device__ __forceinline__ void read(Pack<T, W>& pack, const char* address, i64 j) const {
         const i64 at = (first_ + j) * W;
-        const char* const address = static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES;
         if (RAGGED && !whole(at)) {
             load_elements(pack, address, end_ - at, begin_ - at);
         } else {

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack, overload
 
 from ... import dtypes
-from ...errors import ArgumentError, kind_of
-from ...plans import moves
+from ...errors import ArgumentError, Unsupported, kind_of
+from ...plans import moves, node_moves
+from ...plans.node_moves import NodeRanks
 from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -19,7 +20,7 @@ from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
-from . import moving
+from . import moving, node_moving
 from .moving import MovePart
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def all_gather(
     outputs or inputs, where the rows there are not aligned to 16 bytes, and by "put" with scales by column or tile.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
-    the order of the streams and the errors. A group of several nodes is Unsupported.
+    the order of the streams and the errors. Over several nodes (docs/nodes.md) `algo` is used inside each node, and
+    "naive" is refused, as are scales by column or tile.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if scales is None and gathered_scales is not None:
@@ -159,6 +161,11 @@ def all_gather(
             _check_scales(quantisation, factors, sources)
         found.append(_rows(group, "gathered_scales", gathered_scales, counts, factors, queues))
     elif scales is not None and quantisation is not None:
+        if group.link is not None:
+            raise Unsupported(
+                f"all_gather of scales of the layout {quantisation.layout!r} over several nodes: use the layout 'row', "
+                "or gather inside the groups that group.split(group.node) makes"
+            )
         found.append(_arranged(group, scales, gathered_scales, counts, sources[0], quantisation, queues))
     parts = [part for part, _ in found]
     read = [operand for part in parts for operand in _apart(group, part)]
@@ -168,7 +175,11 @@ def all_gather(
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
     result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
-    return moving.prepare(common, f"of rows of shape {text}, splits {list(counts)}", parts, queues, result, same=True)
+    described = f"of rows of shape {text}, splits {list(counts)}"
+    if group.link is not None:
+        steps = node_moves.all_gather([part.table for part in parts], NodeRanks(group.layout.of))
+        return node_moving.prepare(common, described, parts, steps, queues, result)
+    return moving.prepare(common, described, parts, queues, result, same=True)
 
 
 def _rows(

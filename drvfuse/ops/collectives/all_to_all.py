@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, kind_of
-from ...plans import moves
+from ...plans import moves, node_moves
+from ...plans.node_moves import NodeRanks
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
@@ -16,7 +17,7 @@ from ..call.op import op
 from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
-from . import moving
+from . import moving, node_moving
 from .moving import MovePart
 
 if TYPE_CHECKING:
@@ -72,15 +73,14 @@ def all_to_all(
         (i, j) = uneven
         operands.no_overlap(sources, targets, why=f", as splits[{i}][{j}] and splits[{j}][{i}] differ")
     table = moves.all_to_all(counts, math.prod(first.shape[1:]) * first.dtype.itemsize)
-    return moving.prepare(
-        common,
-        f"of rows of shape {first.shape[1:]} {first.dtype}, splits {[list(row) for row in counts]}",
-        [MovePart(sources, targets, table)],
-        queues,
-        values[0] if operands.is_bare(group, inputs) else values,
-        same=False,
-        in_place_hazard=any(s.ptr == t.ptr and s.ptr for s, t in zip(sources, targets, strict=True)),
-    )
+    described = f"of rows of shape {first.shape[1:]} {first.dtype}, splits {[list(row) for row in counts]}"
+    parts = [MovePart(sources, targets, table)]
+    result = values[0] if operands.is_bare(group, inputs) else values
+    in_place = any(s.ptr == t.ptr and s.ptr for s, t in zip(sources, targets, strict=True))
+    if group.link is not None:
+        steps = node_moves.all_to_all(table, NodeRanks(group.layout.of), group.workspace.payload_bytes)
+        return node_moving.prepare(common, described, parts, steps, queues, result, in_place)
+    return moving.prepare(common, described, parts, queues, result, same=False, in_place_hazard=in_place)
 
 
 def _table(splits: Any, ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,7 @@ from ...plans import push, traffic
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
 from . import multimem, naive, nodes, plan
+from .across_nodes import AcrossNodes, Stage, link
 from .call_options import CallOptions
 from .epilogue_binding import BoundEpilogue
 from .kernels import CollectiveKernel
@@ -93,20 +94,20 @@ class AllreduceCall:
 
     def _across_nodes(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
         group, size, width = self.options.group, self.dtype.itemsize, plans.PACK_BYTES // self.dtype.itemsize
-        share = shares.Share(1, width, plans.PACK_BYTES, group.layout.inside, nodes.link(group).places, self.staged)
-        steps, every = [], []
+        share = shares.Share(1, width, plans.PACK_BYTES, group.layout.inside, link(group).places, self.staged)
+        stages: list[Stage] = []
+        every: list[Ready] = []
         for chunk in shares.chunks(-(-count // width), share, group.workspace.payload_bytes):
             first = chunk.first * width
             elements = min(chunk.items * width, count - first)
             own = [address + first * size for address in inputs]
-            tensor = nodes.Tensor(self.dtype, elements, chunk.items)
-            before = nodes.sums(group, tensor, chunk, own, self.options.blocks, self.options.pdl, self.options.trace)
+            before = nodes.sums_of_rows(self.options, self.dtype, elements, chunk.items, chunk, own)
             to = [address + first * size for address in outputs]
             after = self._ready([[]] * len(own), own, to, first, elements)
             nodes.point(group, after, chunk)
-            steps.append(nodes.Step.of(group, chunk, before, after))
+            stages += nodes.stages(group, chunk, before, after)
             every += [*before, *after]
-        return nodes.AcrossNodes(group, steps), every
+        return AcrossNodes(group, stages), every
 
     def _ready(
         self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int

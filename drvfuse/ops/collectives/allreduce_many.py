@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, Unsupported, kind_of
+from ...errors import ArgumentError, kind_of
 from ...plans import collectives as plans
 from ...plans import push, traffic, tuning
+from ...plans.limits import ceil_div
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
@@ -22,14 +22,13 @@ from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
 from ..call.results import of_ranks
-from ..call.specialisation import Specialisation
 from ..call.streams import Streams, resolve_streams
-from . import plan
+from . import node_many, nodes, plan
 from .allreduce_call import AllreduceCall
 from .call_options import CallOptions
 from .collective_call import prepare
-from .kernels import INPUT_DTYPES, PUSH, CollectiveKernel
-from .params import AllreducePushParams
+from .kernels import INPUT_DTYPES, PUSH
+from .many_kernels import MOST_TENSORS, AllreduceManyParams, ManyCall, ManyKernel
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
     from ...runtime.stream import Stream
     from ...trace.buffer import Trace
 
-MOST_TENSORS = 64
 ALGORITHMS = ("auto", *PUSH, "naive")
-_BEYOND = 1 << 62  # a number of packs that no call reaches
 
 
 @op
@@ -64,12 +61,13 @@ def allreduce_many(
     arrays for each local rank. With one local rank a list of arrays is accepted in place of a list of lists, and a list
     of arrays comes back.
 
-    One launch per rank reduces all tensors, and the bits are those of `allreduce` of each tensor alone. A tensor is
-    sent in whole packs of 16 bytes, so a smaller tensor costs as much as one of 16 bytes.
+    One launch per rank reduces all tensors; over several nodes it takes two launches and an exchange (docs/nodes.md).
+    The bits are those of `allreduce` of each tensor alone. A tensor is sent in whole packs of 16 bytes, so a smaller
+    tensor costs as much as one of 16 bytes.
 
     `algo` is "push_one_shot", "push_two_shot", "naive" (which has a launch for each tensor) or "auto", as for
-    `allreduce` of all bytes together. `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors are as for
-    `allreduce`. Raises Unsupported for a group over several nodes.
+    `allreduce` of all bytes together; over several nodes it is "auto". `pdl_level`, `max_num_blocks`, `streams`,
+    `trace` and errors are as for `allreduce`.
     """
     common = CallOptions.of("allreduce_many", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
 
@@ -147,44 +145,16 @@ def _addresses(of_tensors: Sequence[Sequence[Operand]]) -> list[list[int]]:
 
 def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
     """The algorithms to try in turn: the workspace may be too small for the first one."""
-    if group.nodes > 1:
-        raise Unsupported("allreduce_many over several nodes: use allreduce")
+    if group.link is not None:
+        if algo != "auto":
+            raise ArgumentError("algo", f'"{algo}"', '"auto" for a group over several nodes')
+        return [nodes.algorithm(group, algo, False)]
     if algo != "auto":
         plan.require_peers(group, algo)
         return [algo]
     if not group.peers_readable:
         return ["naive"]
     return [tuning.allreduce_algorithm(group.part(Tuned).costs, group.size, nbytes), "push_one_shot"]
-
-
-class ManyCall(ctypes.Structure):
-    """`struct ManyCall` of cu/collectives/many.cuh."""
-
-    _fields_ = (
-        ("inputs", ctypes.c_uint64 * MOST_TENSORS),
-        ("outputs", ctypes.c_uint64 * MOST_TENSORS),
-        ("counts", ctypes.c_int64 * MOST_TENSORS),
-        ("first", ctypes.c_int64 * MOST_TENSORS),
-    )
-
-
-class AllreduceManyParams(AllreducePushParams):
-    """`struct Params` of cu/collectives/allreduce_push.cu with DRVFUSE_MANY."""
-
-    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # behind those of the base
-
-
-class ManyKernel(CollectiveKernel):
-    """The kernel of an all-reduce by push of the packs of several tensors."""
-
-    @property
-    def name(self) -> str:
-        return super().name.replace("allreduce", "allreduce_many")
-
-    @property
-    def specialisation(self) -> Specialisation:
-        found = super().specialisation
-        return replace(found, defines=(*found.defines, ("DRVFUSE_MANY", MOST_TENSORS)))
 
 
 class InTurn:
@@ -226,9 +196,11 @@ class _Call:
         return f"allreduce_many {self.algo} of {list(self.shapes)} {self.dtype}"
 
     def traffic(self) -> traffic.Traffic:
-        ranks, nbytes = self.options.group.size, sum(map(math.prod, self.shapes)) * self.dtype.itemsize
-        read = traffic.reading_sources(self.algo, ranks, nbytes, False)
-        return read + traffic.writing_results(self.algo, ranks, nbytes)
+        group, elements = self.options.group, sum(map(math.prod, self.shapes))
+        ranks, nbytes = group.layout.inside, elements * self.dtype.itemsize
+        moved = traffic.reading_sources(self.algo, ranks, nbytes, group.link is not None)
+        moved += traffic.writing_results(self.algo, ranks, nbytes)
+        return moved if group.link is None else traffic.of_nodes(group.nodes, moved, elements, group.link.places)
 
     def schedule(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[Schedule, list[Ready]]:
         """The launches for tensors at these addresses, by tensor and local rank, with at least one element."""
@@ -239,6 +211,9 @@ class _Call:
             calls = [self._naive(count, inputs[t], outputs[t]) for t, count in zip(some, counts, strict=True)]
             return InTurn([schedule for schedule, _ in calls]), [one for _, ready in calls for one in ready]
         group, common = self.options.group, self.options
+        if group.link is not None:
+            own, to = [inputs[t] for t in some], [outputs[t] for t in some]
+            return node_many.schedule(common, self.dtype, counts, own, to)
         key = ("allreduce_many", self.algo, self.dtype.name, tuple(counts), common.blocks, common.alone)
         none: list[list[int]] = [[] for _ in group]
         ready = plan.take(group, key, lambda: self._plan(counts), none, [0] * len(none), common.pdl, common.trace)
@@ -253,7 +228,6 @@ class _Call:
     def _plan(self, counts: Sequence[int]) -> plan.Plan:
         group, itemsize = self.options.group, self.dtype.itemsize
         width = plans.PACK_BYTES // itemsize
-        first = list(itertools.accumulate((-(-count // width) for count in counts), initial=0))
         spec = ManyKernel(
             op="allreduce",
             algo=self.algo,
@@ -263,10 +237,9 @@ class _Call:
             ragged=any(plans.ragged(count, itemsize) for count in counts),
             compares=plan.compares(group),
         )
-        total = first.pop() * width
+        total = sum(ceil_div(count, width) for count in counts) * width
         shape = push.allreduce_shape(spec.work, total, group.workspace.payload_bytes)
         spec = replace(spec, threads=shape.threads, exact=shape.exact, depth=shape.depth, relays=shape.relays)
-        parameters = AllreduceManyParams(count=total, columns=1, chunk_packs=shape.chunk)
-        parameters.many.counts[: len(counts)] = counts
-        parameters.many.first[:] = [*first, *[_BEYOND] * (MOST_TENSORS - len(first))]
+        many = ManyCall.of(counts, width)
+        parameters = AllreduceManyParams(count=total, columns=1, chunk_packs=shape.chunk, many=many)
         return plan.push(group, spec, shape, self.options.blocks, self.options.alone, parameters)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError
-from ...plans import moves
+from ...plans import moves, node_moves
+from ...plans.node_moves import NodeRanks
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
@@ -15,7 +16,7 @@ from ..call.op import op
 from ..call.options import PDLLevel
 from ..call.prepared import Prepared
 from ..call.streams import Streams, resolve_streams
-from . import moving
+from . import moving, node_moving
 from .move_kernels import RELAY
 from .moving import MovePart
 
@@ -59,4 +60,8 @@ def broadcast(
     table = moves.broadcast(group.size, int(root), first.array.nbytes)
     text = f"of {first.shape} {first.dtype} from rank {int(root)}"
     result = values[0] if operands.is_bare(group, inputs) else values
-    return moving.prepare(common, text, [MovePart(sources, targets, table)], queues, result, same=True, root=int(root))
+    parts = [MovePart(sources, targets, table)]
+    if group.link is not None:
+        steps = node_moves.broadcast(first.array.nbytes, int(root), NodeRanks(group.layout.of))
+        return node_moving.prepare(common, text, parts, steps, queues, result)
+    return moving.prepare(common, text, parts, queues, result, same=True, root=int(root))

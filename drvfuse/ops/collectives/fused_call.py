@@ -17,6 +17,7 @@ from ...plans.quantisation import Quantisation
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
 from . import multimem, naive, nodes, plan
+from .across_nodes import AcrossNodes, Stage, link
 from .call_options import CallOptions
 from .fused_params import params_of
 from .kernels import CollectiveKernel
@@ -171,18 +172,18 @@ class FusedCall:
         group, width = self.options.group, plans.PACK_BYTES // self.dtype.itemsize
         row_packs = -(-self.columns // width)
         result = plans.left_bytes(self._kernel().work, self.columns)
-        share = shares.Share(row_packs, width, result, group.layout.inside, nodes.link(group).places, self.staged)
-        steps, every = [], []
+        share = shares.Share(row_packs, width, result, group.layout.inside, link(group).places, self.staged)
+        stages: list[Stage] = []
+        every: list[Ready] = []
         for chunk in shares.chunks(self.rows, share, group.workspace.payload_bytes):
             part = [self._from_row(of_rank, chunk.first) for of_rank in arrays]
-            tensor = nodes.Tensor(self.dtype, self.columns, row_packs)
             inputs = [of_rank.input for of_rank in part]
-            before = nodes.sums(group, tensor, chunk, inputs, self.options.blocks, self.options.pdl, self.options.trace)
+            before = nodes.sums_of_rows(self.options, self.dtype, self.columns, row_packs, chunk, inputs)
             after = self._ready([[]] * len(part), part, chunk.items, chunk.first)
             nodes.point(group, after, chunk)
-            steps.append(nodes.Step.of(group, chunk, before, after))
+            stages += nodes.stages(group, chunk, before, after)
             every += [*before, *after]
-        return nodes.AcrossNodes(group, steps), every
+        return AcrossNodes(group, stages), every
 
     def _from_row(self, arrays: Addresses, row: int) -> Addresses:
         elements = row * self.columns

@@ -9,15 +9,24 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...plans import collectives as plans
+from ...plans import node_scatter as shares
 from ...plans import push, scatter, traffic
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
-from . import naive, plan
+from . import naive, node_scatter, plan
+from .across_nodes import AcrossNodes, Kernels, Stage
 from .fused_call import Addresses, FusedCall
 from .fused_params import params_of
 from .kernels import CollectiveKernel
 from .params import FusedParams
-from .scatter_kernels import ROW_FORMS, FusedScatterParams, FusedScatterPushParams, RowParts, ScatterKernel
+from .scatter_kernels import (
+    ROW_FORMS,
+    FusedScatterNodesParams,
+    FusedScatterParams,
+    FusedScatterPushParams,
+    RowParts,
+    ScatterKernel,
+)
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,21 @@ class FusedScatterCall(FusedCall):
         written = rows * (self.output_bytes + self.scale_bytes)
         written += nbytes if self.form.normed else 0
         written += 2 * elements * self.residual_dtype.itemsize if self.residual else 0
-        return scatter.traffic(self.name, self.options.group.size, nbytes, self.staged) + traffic.Traffic(written, 0)
+        layout = self.options.group.layout
+        if self.options.group.link is None:
+            summed = scatter.traffic(self.name, layout.inside, nbytes, self.staged)
+        else:
+            size = self.dtype.itemsize
+            summed = shares.traffic(self.name, layout.count, layout.inside, elements, size, self.staged)
+        return summed + traffic.Traffic(written, 0)
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
         """The launches for at least one row, by local rank."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
+        if self.options.group.link is not None:
+            return self._across_nodes(arrays)
         table = plan.sources(self.options.group, inputs, False)
         ready = self._ready([table] * len(arrays), arrays, self.rows)
         self._have_rows(ready, [self.counts[rank.index] for rank in self.options.group])
@@ -84,6 +101,33 @@ class FusedScatterCall(FusedCall):
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
+    def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+        group, inputs = self.options.group, [of_rank.input for of_rank in arrays]
+        sums = node_scatter.PartialSums(self.options, self.dtype, self.algo, self.staged)
+        stages: list[Stage] = []
+        every: list[Ready] = []
+        width, nbytes = plans.PACK_BYTES // self.dtype.itemsize, group.workspace.payload_bytes
+        area = node_scatter.area(group, self.staged)
+        chunks = shares.row_chunks(self.counts, self.columns, width, group.nodes, area, nbytes)
+        for first, chunk in chunks:
+            before, launches = sums.stages(chunk, inputs)
+            part = [self._from_row(of_rank, first) for of_rank in arrays]
+            rows = [(end - begin) // self.columns for begin, end in chunk.parts]
+            ready = self._ready([[]] * len(part), part, max(rows), first)
+            self._have_rows(ready, [rows[rank.index] for rank in group])
+            node_scatter.point(ready, group, chunk, skewed=True)
+            stages += [*before, Kernels(ready)]
+            every += [*launches, *ready]
+        return AcrossNodes(group, stages), every
+
+    def _kernel(self) -> CollectiveKernel:
+        """The kernel, without the fields that follow from the number of rows; over several nodes the one that adds the
+        nodes' partial sums."""
+        if self.options.group.link is None:
+            return super()._kernel()
+        finishing = replace(self, algo="naive", staged=False)
+        return replace(FusedCall._kernel(finishing), ranks=1)
+
     def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
         """Write to the launches how many rows each rank has: in this launch, and in all launches together."""
         for rank, one, count in zip(self.options.group, ready, counts, strict=True):
@@ -98,12 +142,17 @@ class FusedScatterCall(FusedCall):
     def _plan(self, rows: int) -> plan.Plan:
         common, spec = self.options, self._kernel()
         parts = RowParts(most=rows)
-        parts.starts[: len(self.counts) + 1] = self.starts
+        if not spec.nodes:
+            parts.starts[: len(self.counts) + 1] = self.starts
 
         def parameters(kind: type[FusedParams], chunk: int) -> FusedParams:
             return params_of(kind, self.form)(chunk_rows=chunk, columns=self.columns, parts=parts)
 
         nbytes = common.group.workspace.payload_bytes
+        if spec.nodes:
+            shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, 1, spec.algo, common.blocks)
+            made = parameters(FusedScatterNodesParams, 1)
+            return plan.pull(replace(spec, packs=shape.packs), shape, rows, 1, made)
         if spec.pushes:
             pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, self.clusters)
             packs, threads, cluster = pushed.packs, pushed.threads, pushed.cluster

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...comm import workspace
@@ -91,11 +92,12 @@ class Moved(ctypes.Structure):
         ("received", Move * workspace.MAX_RANKS),
     )
 
-    def tailor(self, table: moves.Moves, rank: int) -> None:
-        """Write the moves of a rank, by distance."""
-        for distance in range(len(table)):
-            self.sent[distance] = Move(*table[rank][(rank + distance) % len(table)])
-            self.received[distance] = Move(*table[rank - distance][rank])
+    def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
+        """Write the moves of rank `ranks[place]` to and from these ranks, by distance; the table is of all ranks."""
+        own = ranks[place]
+        for distance in range(len(ranks)):
+            self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
+            self.received[distance] = Move(*table[ranks[place - distance]][own])
 
 
 class Arrangement(ctypes.Structure):

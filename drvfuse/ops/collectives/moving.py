@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import ArgumentError, Unsupported, kind_of
+from ...errors import ArgumentError, kind_of
 from ...plans import moves
 from ...plans.traffic import Traffic
 from ..call import operands, results
@@ -16,6 +16,7 @@ from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
 from . import collective_call, plan
+from .across_nodes import require_moves
 from .call_options import CallOptions
 from .copies import Copies
 from .move_kernels import ALGORITHMS, RELAY, MoveKernel, MoveParams, MovePushParams
@@ -40,6 +41,17 @@ class MovePart:
     arrangement: moves.Arrangement | None = None
     """Of scales that do not arrive as they lie."""
 
+    def reachable(self, group: Group, targets: bool) -> bool:
+        """Whether the kernels of a rank's peers can access its target, or else its source, where it lies."""
+        return plan.readable_by_peers(group, self.targets if targets else self.sources)
+
+    def far(self, group: Group, rank: int, targets: bool) -> list[int]:
+        """The addresses, by distance from 1 on, of the targets of the ranks to which a rank sends, or of the sources of
+        those from which it receives."""
+        peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
+        step, found = (1, self.targets) if targets else (-1, self.sources)
+        return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
+
 
 def options(
     op: str,
@@ -50,14 +62,14 @@ def options(
     trace: Trace | None,
     more: Sequence[str] = (),
 ) -> CallOptions:
-    """The checked options of `op`, whose group is on one node. `more` are its algorithms besides `ALGORITHMS`.
+    """The checked options of `op`. `more` are its algorithms besides `ALGORITHMS`.
 
-    Raises Unsupported for a group over several nodes, and for an algorithm that the devices cannot run.
+    Raises Unsupported for an algorithm that the devices cannot run, and what `require_moves` raises.
     """
     checked = CallOptions.of(op, group, algo, (*ALGORITHMS, *more), pdl_level, max_num_blocks, trace)
     if group.link is not None:
-        raise Unsupported(f"{op} moves bytes within a node, and the group spans {group.nodes} nodes: split it by node")
-    if algo != "auto":
+        require_moves(group, op, algo)
+    elif algo != "auto":
         plan.require_peers(group, algo)
     return checked
 
@@ -129,7 +141,11 @@ def prepare(
 
 @dataclass(frozen=True)
 class MoveCall:
-    """A call by one algorithm; `described` is what must be equal on all ranks besides op and algorithm."""
+    """A kernel of each rank that moves bytes to the ranks of its node: a whole call on one node, or a step of a call
+    over several. `work` is that of the parts' tables, on every node.
+
+    `described` is what must be equal on all ranks besides op and algorithm.
+    """
 
     described: str
     common: CallOptions
@@ -156,7 +172,7 @@ class MoveCall:
     def algorithms(self) -> list[str]:
         """The algorithms to try in turn, where the workspace is too small for the first."""
         group, algo = self.common.group, self.common.algo
-        if algo == RELAY and group.size < 3:
+        if algo == RELAY and self.work.ranks < 3:
             return ["push"]
         if algo != "auto":
             return [algo]
@@ -175,32 +191,32 @@ class MoveCall:
             return True
         far = [operand for part in self.parts for operand in (part.targets if algo == "put" else part.sources)]
         aligned = self.work.aligned(algo) and all(operand.ptr % 16 == 0 for operand in far)
-        return aligned and plan.readable_by_peers(self.common.group, far)
+        return aligned and all(part.reachable(self.common.group, algo == "put") for part in self.parts)
 
     def schedule(self) -> tuple[Schedule, list[Ready]]:
-        group, common = self.common.group, self.common
         if self.algo == "naive":
-            return Copies(group, self.parts, self.staged), []
+            return Copies(self.common.group, self.parts, self.staged), []
+        ready = self.ready()
+        return Direct([one.launch for one in ready]), ready
+
+    def ready(self) -> list[Ready]:
+        """The launches of all local ranks, by another algorithm than "naive"."""
+        group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        key = ("move", self.work, self.algo, self.staged, common.blocks, common.alone)
+        tables = () if group.link is None else tuple(part.table for part in self.parts)  # else those of `work`
+        key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
         for field, part in zip(("rows", "scales"), self.parts, strict=False):
             self._point(ready, field, part)
-        return Direct([one.launch for one in ready]), ready
+        return ready
 
     def _point(self, ready: Sequence[Ready], field: str, part: MovePart) -> None:
-        inputs, written = ([operand.ptr for operand in of] for of in (part.sources, part.targets))
-        for position, one in enumerate(ready):
-            one.point(f"{field}.input", inputs[position])
-            one.point(f"{field}.output", written[position])
-            if self.algo in moves.PUSH or self.staged:
-                continue
-            ranks = len(inputs)
-            if self.algo == "put":
-                far = [written[(position + distance) % ranks] for distance in range(1, ranks)]
-            else:
-                far = [inputs[position - distance] for distance in range(1, ranks)]
-            one.point(f"{field}.far", 0, *far)
+        group = self.common.group
+        for one, rank, source, target in zip(ready, group, part.sources, part.targets, strict=True):
+            one.point(f"{field}.input", source.ptr)
+            one.point(f"{field}.output", target.ptr)
+            if self.algo not in moves.PUSH and not self.staged:
+                one.point(f"{field}.far", 0, *part.far(group, rank.index, self.algo == "put"))
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
@@ -208,11 +224,12 @@ class MoveCall:
             self.algo == "push" or (self.algo == "pull" and self.staged)
         )  # only where kernels differ by it
         arrangement = work.arrangement
-        kernel = MoveKernel(self.algo, group.size, same, self.staged, arrangement is not None, plan.compares(group))
+        kernel = MoveKernel(self.algo, work.ranks, same, self.staged, arrangement is not None, plan.compares(group))
 
         def tailor(parameters: Any, rank: int) -> None:
-            for target, table in zip((parameters.rows, parameters.scales), work.tables, strict=False):
-                target.tailor(table, rank)
+            peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
+            for target, part in zip((parameters.rows, parameters.scales), self.parts, strict=False):
+                target.tailor(part.table, peers, place)
             if arrangement is not None:
                 parameters.arrangement.tailor(arrangement, rank)
 

@@ -1,37 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a group over several nodes: chunk by chunk a kernel, an exchange between the nodes, and a kernel.
+"""All-reduces of a group over several nodes: chunk by chunk a kernel, an exchange of partial sums, and a kernel.
 
-docs/nodes.md says what each does, the `.cu` files why that is in order. On each rank's stream they follow one another.
-With dependent launch the first kernel is a dependent of what precedes the call, and what follows the call is one of the
-last kernel. An engine's work takes no part in that: `node_sums` always triggers at its end.
+docs/nodes.md says what each does, the `.cu` files why that is in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from ...comm.workspace import PAYLOAD_OFFSET
 from ...errors import ArgumentError, Unsupported
-from ...nodes.exchange import Part
 from ...plans import collectives as plans
 from ...plans.nodes import Chunk
-from ...runtime.graph import capturing
-from ..call.options import PDLLevel
 from ..call.planned import Ready
-from ..call.prepared import require_one_side
-from ..call.tracing import CallTrace
 from . import plan
+from .across_nodes import Kernels, Stage, Sums, level_inside, link, sources_inside
+from .call_options import CallOptions
 from .kernels import CollectiveKernel
 from .params import NodeSumsParams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...dtypes import DType
-    from ...nodes.link import NodeLink
-    from ...runtime.kernel import Launch
-    from ...runtime.stream import Stream
 
 ALGORITHM = "two_stage"
 
@@ -49,65 +40,67 @@ def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
     return ALGORITHM
 
 
-def link(group: Group) -> NodeLink:
-    """What exchanges between the group's nodes, of which there are several."""
-    assert group.link is not None
-    return group.link
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """What `node_sums` sees of a chunk: rows of `columns` elements and `row_packs` packs."""
-
-    dtype: DType
-    columns: int
-    row_packs: int
-
-
 def sums(
-    group: Group,
-    tensor: Tensor,
+    options: CallOptions,
+    dtype: DType,
+    ragged: bool,
     chunk: Chunk,
     inputs: Sequence[int],
-    blocks: int,
-    pdl: PDLLevel,
-    trace: CallTrace | None,
+    parameters: NodeSumsParams,
+    key: Hashable,
+    kind: type[CollectiveKernel] = CollectiveKernel,
 ) -> list[Ready]:
-    """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i."""
-    layout = group.layout
-    table: list[Sequence[int]] = [[]] * len(inputs)
-    if layout.inside == 1:
-        table = [[own] for own in inputs]
-    elif group.together:
-        table = [[inputs[peer] for peer in layout.ranks(layout.of[rank.index])] for rank in group]
-    level = PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
-    key = ("node_sums", tensor.dtype.name, tensor.columns, tensor.row_packs, chunk.items, chunk.share, blocks)
-    found = plan.take(group, key, lambda: _plan(group, tensor, chunk, blocks), table, inputs, level, trace)
+    """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i.
+
+    `parameters` say how items lie in the input, and `key` has all that they depend on. `ragged`: an item may have a
+    partial pack.
+    """
+    group = options.group
+    level = level_inside(options.pdl)
+    found = plan.take(
+        group,
+        ("node_sums", key),
+        lambda: _plan(options, dtype, ragged, chunk, parameters, kind),
+        sources_inside(group, inputs),
+        inputs,
+        level,
+        options.trace,
+    )
     point(group, found, chunk, own=True)
     return found
 
 
-def _plan(group: Group, tensor: Tensor, chunk: Chunk, blocks: int) -> plan.Plan:
-    share, itemsize = chunk.share, tensor.dtype.itemsize
-    shape = plans.allreduce_launch(chunk.items * share.packs * share.width, itemsize, share.inside, ALGORITHM, blocks)
-    spec = CollectiveKernel(
+def sums_of_rows(
+    options: CallOptions, dtype: DType, columns: int, row_packs: int, chunk: Chunk, inputs: Sequence[int]
+) -> list[Ready]:
+    """The same for rows of `columns` elements, which have `row_packs` packs."""
+    parameters = NodeSumsParams(columns=columns, row_packs=row_packs)
+    key = (dtype.name, columns, row_packs, chunk.items, chunk.share, options.blocks)
+    return sums(options, dtype, plans.ragged(columns, dtype.itemsize), chunk, inputs, parameters, key)
+
+
+def _plan(
+    options: CallOptions,
+    dtype: DType,
+    ragged: bool,
+    chunk: Chunk,
+    parameters: NodeSumsParams,
+    kind: type[CollectiveKernel],
+) -> plan.Plan:
+    share, elements = chunk.share, chunk.items * chunk.share.packs * chunk.share.width
+    shape = plans.allreduce_launch(elements, dtype.itemsize, share.inside, ALGORITHM, options.blocks)
+    spec = kind(
         op="node_sums",
         algo=ALGORITHM,
-        dtype=tensor.dtype,
+        dtype=dtype,
         ranks=share.inside,
-        out_dtype=tensor.dtype,
+        out_dtype=dtype,
         packs=shape.packs,
-        ragged=plans.ragged(tensor.columns, itemsize),
+        ragged=ragged,
         staged=share.staged,
-        compares=plan.compares(group),
+        compares=plan.compares(options.group),
     )
-    parameters = NodeSumsParams(
-        columns=tensor.columns,
-        row_packs=tensor.row_packs,
-        items=chunk.items,
-        item_packs=share.packs,
-        staging=chunk.staging,
-    )
+    parameters.items, parameters.item_packs, parameters.staging = chunk.items, share.packs, chunk.staging
     largest = chunk.largest * share.packs
     return plan.pull(spec, shape, largest * share.inside, largest, parameters)
 
@@ -128,56 +121,7 @@ def _sums_of(group: Group, rank: int, chunk: Chunk) -> int:
     return group.workspace.pointers[rank] + PAYLOAD_OFFSET + chunk.sums
 
 
-@dataclass(frozen=True)
-class Step:
-    """A chunk: by local rank the launches before and after the exchange, and the address and count of its numbers."""
-
-    before: Sequence[Launch]
-    after: Sequence[Launch]
-    memory: Sequence[tuple[int, int]]
-
-    @classmethod
-    def of(cls, group: Group, chunk: Chunk, before: Sequence[Ready], after: Sequence[Ready]) -> Step:
-        """For these launches of every local rank."""
-        memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
-        return cls([ready.launch for ready in before], [ready.launch for ready in after], memory)
-
-
-class AcrossNodes:
-    """The schedule of a call over several nodes."""
-
-    repeatable = True
-
-    def __init__(self, group: Group, steps: Sequence[Step]) -> None:
-        self._link, self._steps = link(group), steps
-        self.launches = [
-            [launch for step in steps for launch in (step.before[position], step.after[position])]
-            for position in range(len(group))
-        ]
-
-    def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All local ranks together; in captures only as the engine's work can be captured."""
-        if alone and len(self.launches) > 1:
-            raise Unsupported(
-                "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "
-                "once; call launch() without rank="
-            )
-        require_one_side(captures)
-        self._link.engine.check_captures(captures)
-
-    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        for step in self._steps:
-            for launch, stream in zip(step.before, streams, strict=True):
-                launch(stream)
-            self._link.exchange(
-                [
-                    Part(member, address, count, stream)
-                    for member, (address, count), stream in zip(self._link.members, step.memory, streams, strict=True)
-                ]
-            )
-            for launch, stream in zip(step.after, streams, strict=True):
-                launch(stream)
-        for stream in streams:
-            graph = capturing(stream)
-            if graph is not None:
-                self._link.captured(graph)
+def stages(group: Group, chunk: Chunk, before: Sequence[Ready], after: Sequence[Ready]) -> list[Stage]:
+    """A chunk: the kernels before the exchange, the exchange, and the kernels after it, on every local rank."""
+    memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
+    return [Kernels(before), Sums(memory), Kernels(after)]

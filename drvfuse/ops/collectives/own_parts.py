@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, Unsupported
+from ...errors import ArgumentError
 from ...plans.scatter import pulls, split_rows
 from ..call.operands import VECTOR, Operand
 from . import plan
+from .across_nodes import require_moves
 from .moving import lengths
 from .scatter_kernels import FORMS
 from .tuned import Tuned
@@ -30,14 +31,17 @@ def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
     return found
 
 
-def algorithms(group: Group, algo: str, received: int, sources: Sequence[Operand]) -> list[str]:
-    """What to try in turn, where the workspace is too small for the first; the rank with the largest part receives so
-    many bytes from the inputs `sources` of its peers.
+def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequence[Operand]) -> list[str]:
+    """The algorithms that `op` tries in turn, where the workspace is too small for the first. The rank with the largest
+    part receives so many bytes from the inputs `sources` of the peers of its node.
 
-    Raises Unsupported for an algorithm that the group's devices cannot run, and for a group over several nodes.
+    Raises Unsupported for an algorithm that the group's devices cannot run, and over several nodes what `require_moves`
+    raises.
     """
-    if group.nodes > 1:
-        raise Unsupported("a reduce-scatter over several nodes: use allreduce, or a group inside each node")
+    if group.link is not None:
+        require_moves(group, op, algo)
+        if algo == "auto" and not plan.readable_by_peers(group, sources):
+            return ["push"]
     if algo != "auto":
         plan.require_peers(group, "naive" if algo == "naive" else FORMS[algo])
         return [algo]

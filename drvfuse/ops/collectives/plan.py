@@ -153,8 +153,9 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
         template.call = call_of_rank(group, position)
         template.call.early_trigger = int(early)
         if plan.kernel.pushes:
-            slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
-            template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
+            peers, place = group.layout.ranks(group.layout.of[rank.index]), group.layout.place(rank.index)
+            slots = [workspace.pointers[peer] + workspace.slots_offset for peer in peers]
+            template.push.slots[: len(peers)] = slots[place:] + slots[:place]
         if plan.tailor is not None:
             plan.tailor(template, rank.index)
         if plan.kernel.uses_staging:

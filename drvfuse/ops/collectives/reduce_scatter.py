@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, CompileError
 from ...plans import collectives as plans
+from ...plans import node_scatter as shares
 from ...plans import push, scatter, traffic
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -22,13 +23,22 @@ from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule
 from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
-from . import naive, plan
+from . import naive, node_scatter, plan
+from .across_nodes import AcrossNodes, Kernels, Stage
 from .call_options import CallOptions
 from .collective_call import prepare
 from .epilogue_binding import BoundEpilogue, bind, read_by
 from .kernels import INPUT_DTYPES
 from .own_parts import algorithms, in_place, owned_rows
-from .scatter_kernels import ALGORITHMS, FORMS, ScatterKernel, ScatterParams, ScatterPushParams
+from .scatter_kernels import (
+    ALGORITHMS,
+    FORMS,
+    Range,
+    ScatterKernel,
+    ScatterNodesParams,
+    ScatterParams,
+    ScatterPushParams,
+)
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -65,7 +75,8 @@ def reduce_scatter(
     `algo` is "push" (each rank sends the others' parts to them, and sums what it receives), "pull" (each rank loads its
     part of the inputs of the others, behind a barrier), "naive" (copies between devices, which in a graph capture need
     access to the inputs, and else need none) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors
-    are as for `allreduce`. Raises Unsupported for a group over several nodes.
+    are as for `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the partial sums
+    of the nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
     """
     common = CallOptions.of("reduce_scatter", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
 
@@ -88,8 +99,8 @@ def reduce_scatter(
         )
         starts = [parts.starts[rank.index] * dtype.itemsize for rank in group]
         operands.no_overlap(read_by(sources, bound), targets, in_place(sources, targets, starts))
-    received = (group.size - 1) * parts.largest * plans.PACK_BYTES
-    algos = algorithms(group, algo, received, sources)
+    received = (group.layout.inside - 1) * parts.largest * plans.PACK_BYTES
+    algos = algorithms(common.op, group, algo, received, sources)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shapes, dtype, queues)
     addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
@@ -140,13 +151,20 @@ class _Call:
         return ", ".join(options)
 
     def traffic(self) -> traffic.Traffic:
-        nbytes = math.prod(self.shape) * self.dtype.itemsize
-        return scatter.traffic(self.algo, self.options.group.size, nbytes, self.staged) + traffic.Traffic(nbytes, 0)
+        group, elements = self.options.group, math.prod(self.shape)
+        itemsize, layout = self.dtype.itemsize, group.layout
+        if group.link is None:
+            summed = scatter.traffic(self.algo, group.size, elements * itemsize, self.staged)
+        else:
+            summed = shares.traffic(self.algo, layout.count, layout.inside, elements, itemsize, self.staged)
+        return summed + traffic.Traffic(elements * itemsize, 0)
 
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         """The launches for arrays of at least one element at these addresses, by local rank."""
         if self.algo == "naive":
             return self._naive(inputs, outputs)
+        if self.options.group.link is not None:
+            return self._across_nodes(inputs, outputs)
         table = plan.sources(self.options.group, inputs, False)
         ready = self._ready([table] * len(inputs), inputs, outputs)
         return Direct([one.launch for one in ready]), ready
@@ -179,22 +197,49 @@ class _Call:
             ]
             ready = self._ready(table, inputs, to)
             for rank, one, (begin, end) in zip(group, ready, bounds, strict=True):
-                one.parameters.starts[rank.index], one.parameters.starts[rank.index + 1] = begin, end
+                one.parameters.parts[rank.index] = Range(begin, end)
             chunks.append(naive.Chunk(copies, [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
-    def _ready(self, table: Sequence[Sequence[int]], inputs: Sequence[int], outputs: Sequence[int]) -> list[Ready]:
-        """Launches of all ranks; rank i sums what lies at the addresses `table[i]`."""
+    def _across_nodes(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
+        group, parts = self.options.group, self.parts
+        sums = node_scatter.PartialSums(self.options, self.dtype, FORMS[self.algo], self.staged)
+        stages: list[Stage] = []
+        every: list[Ready] = []
+        area = node_scatter.area(group, self.staged)
+        for chunk in shares.pack_chunks(parts, group.nodes, area, group.workspace.payload_bytes):
+            before, launches = sums.stages(chunk, inputs)
+            to = [
+                address + (chunk.parts[rank.index][0] - parts.starts[rank.index]) * self.dtype.itemsize
+                for rank, address in zip(group, outputs, strict=True)
+            ]
+            ready = self._ready([[]] * len(inputs), inputs, to, chunk)
+            node_scatter.point(ready, group, chunk)
+            stages += [*before, Kernels(ready)]
+            every += [*launches, *ready]
+        return AcrossNodes(group, stages), every
+
+    def _ready(
+        self,
+        table: Sequence[Sequence[int]],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        chunk: shares.ScatterChunk | None = None,
+    ) -> list[Ready]:
+        """Launches of all ranks; rank i sums what lies at the addresses `table[i]`. With `chunk`, in a group over several
+        nodes, they add the nodes' partial sums of that chunk instead."""
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         columns = self.shape[-1]
         common = self.options
         options = (self.staged, common.blocks, common.alone, text)
-        key = ("reduce_scatter", self.algo, self.dtype.name, columns, self.parts.starts, *options)
+        key = ("reduce_scatter", self.algo, self.dtype.name, columns, chunk or self.parts.starts, *options)
+
+        def planned() -> plan.Plan:
+            return self._plan(columns, text) if chunk is None else self._finishing(columns, text, chunk)
+
         try:
-            found = plan.take(
-                common.group, key, lambda: self._plan(columns, text), table, inputs, common.pdl, common.trace, more
-            )
+            found = plan.take(common.group, key, planned, table, inputs, common.pdl, common.trace, more)
         except CompileError as error:
             if self.epilogue is None:
                 raise
@@ -225,11 +270,35 @@ class _Call:
             pushed = replace(pushed, depth=scatter.depth(most))
             spec = replace(spec, threads=pushed.threads, depth=pushed.depth)
             parameters = ScatterPushParams(**common, chunk_packs=pushed.chunk)
-            parameters.starts[: len(parts.starts)] = parts.starts
+            parameters.own(parts.ranges)
             return plan.push(group, spec, pushed, self.options.blocks, self.options.alone, parameters)
         shape = plans.allreduce_launch(count, itemsize, spec.ranks, spec.algo, self.options.blocks)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes // group.size)
         pulled = ScatterParams(**common, chunk_packs=chunk)
-        pulled.starts[: len(parts.starts)] = parts.starts
+        pulled.own(parts.ranges)
         return plan.pull(spec, shape, count, chunk, pulled)
+
+    def _finishing(self, columns: int, text: str, chunk: shares.ScatterChunk) -> plan.Plan:
+        """The plan of the kernel that adds the nodes' partial sums of a chunk."""
+        count = chunk.largest * chunk.width
+        shape = plans.allreduce_launch(count, self.dtype.itemsize, 1, "one_stage", self.options.blocks)
+        spec = ScatterKernel(
+            op="allreduce",
+            algo="one_stage",
+            dtype=self.dtype,
+            ranks=1,
+            out_dtype=self.dtype,
+            packs=shape.packs,
+            ragged=chunk.ragged,
+            local=True,
+            nodes=True,
+            epilogue=text,
+        )
+
+        def tailor(parameters: Any, rank: int) -> None:
+            parameters.call.rank = rank
+            parameters.own([chunk.parts[rank]])
+
+        made = plan.pull(spec, shape, count, 1, ScatterNodesParams(columns=columns, most_packs=chunk.largest))
+        return replace(made, tailor=tailor)

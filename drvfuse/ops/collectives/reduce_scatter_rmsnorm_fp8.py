@@ -64,8 +64,7 @@ def reduce_scatter_rmsnorm_fp8(
     `allreduce_rmsnorm_fp8` gives it, and the other arguments are those of that op. Residuals are not replicated: the
     `residual_outputs` of one call are the residuals of the next.
 
-    `algo` is "push", "pull", "naive" or "auto", as for `reduce_scatter`. Raises Unsupported for a group over several
-    nodes.
+    `algo` is "push", "pull", "naive" or "auto", as for `reduce_scatter`, over several nodes too.
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """
@@ -74,7 +73,7 @@ def reduce_scatter_rmsnorm_fp8(
     normed = NormArguments.of(group, rows, norm, gammas, betas, residuals, epsilon, weight_offset)
     quantised = quantisation_of(rows, quantisation, out_dtype, scales_dtype, scale_ub)
     results = FusedResults.of(group, rows, normed, quantised, outputs, scales, normed_outputs, residual_outputs)
-    received = (group.size - 1) * max(rows.counts) * rows.input_bytes
-    algos = [ROW_FORMS[name] for name in own_parts.algorithms(group, algo, received, rows.inputs)]
+    received = (group.layout.inside - 1) * max(rows.counts) * rows.input_bytes
+    algos = [ROW_FORMS[name] for name in own_parts.algorithms(common.op, group, algo, received, rows.inputs)]
     bare = operands.is_bare(group, inputs)
     return prepare(FusedScatterCall, common, rows, normed, quantised, results, algos, streams, bare)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...comm import workspace
 from ..call.specialisation import Specialisation
 from .kernels import CollectiveKernel
-from .params import Call, FusedParams, PushCall
+from .params import Call, FusedParams, NodeCall, PushCall
 
 ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
@@ -22,8 +23,12 @@ class ScatterKernel(CollectiveKernel):
     """The kernel of a reduce-scatter. It differs from the kernel of an all-reduce with the same fields in file and
     name.
 
-    `work` describes the summing of the largest part, which is that of an all-reduce.
+    `work` describes the summing of the largest part, which is that of an all-reduce. With `nodes` the kernel adds the
+    partial sums of nodes, by one stage on this device alone (`local`).
     """
+
+    def _may_add_nodes(self) -> bool:
+        return self.local
 
     @property
     def name(self) -> str:
@@ -39,6 +44,12 @@ def _renamed(name: str) -> str:
     return name.replace("allreduce", "reduce_scatter")
 
 
+class Range(ctypes.Structure):
+    """`struct Range` of cu/collectives/scatter_parts.cuh."""
+
+    _fields_ = (("begin", ctypes.c_int64), ("end", ctypes.c_int64))
+
+
 class ScatterParams(ctypes.Structure):
     """`struct ScatterParams` of cu/collectives/scatter_parts.cuh."""
 
@@ -48,8 +59,19 @@ class ScatterParams(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("most_packs", ctypes.c_int64),
         ("chunk_packs", ctypes.c_int64),
-        ("starts", ctypes.c_int64 * (workspace.MAX_RANKS + 1)),
+        ("parts", Range * workspace.MAX_RANKS),
     )
+
+    def own(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Write the elements [begin, end) of each rank's part."""
+        for rank, part in enumerate(parts):
+            self.parts[rank] = Range(*part)
+
+
+class ScatterNodesParams(ScatterParams):
+    """`struct Params` of cu/collectives/reduce_scatter.cu with DRVFUSE_NODES."""
+
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
 
 
 class ScatterPushParams(ScatterParams):
@@ -68,6 +90,12 @@ class FusedScatterParams(FusedParams):
     """`struct FusedScatterParams` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu."""
 
     _fields_ = (("parts", RowParts),)  # behind those of the base
+
+
+class FusedScatterNodesParams(FusedParams):
+    """`struct Params` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu with DRVFUSE_NODES."""
+
+    _fields_ = (("parts", RowParts), ("node", NodeCall))  # behind those of the base
 
 
 class FusedScatterPushParams(FusedParams):

@@ -117,15 +117,6 @@ def test_nothing_is_allocated_in_a_capture(group):
 
 
 @pytest.mark.emulated
-def test_groups_over_nodes_are_unsupported():
-    with df.emu.Machine(devices=4) as machine, df.Group.local(4, driver=machine, nodes=2) as group:
-        xs = [rank.zeros(4, "uint8") for rank in group]
-        for op in (df.all_gather, df.broadcast, df.all_to_all):
-            with pytest.raises(Unsupported, match="within a node"):
-                op(group, xs)
-
-
-@pytest.mark.emulated
 def test_without_peer_access_only_the_copying_algorithm_is_allowed():
     with df.emu.Machine(devices=2, peers=False) as machine, df.Group.local(2, driver=machine) as group:
         hosts = [np.arange(6, dtype=np.int16) + 10 * i for i in range(2)]

@@ -9,7 +9,7 @@ from connected import connected, outcomes
 
 import drvfuse as df
 from drvfuse import reference
-from drvfuse.errors import CallMismatch, GroupError, Unsupported
+from drvfuse.errors import CallMismatch, GroupError
 
 CALLS = (
     ("reduce_scatter", "push"),
@@ -53,19 +53,6 @@ def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo
         for array, expected in zip(*results(call.launch()), strict=True):
             assert_bits([array], expected)
     group.synchronize()
-
-
-@pytest.mark.emulated
-def test_a_group_over_several_nodes_is_refused():
-    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, nodes=2) as group:
-        xs, gammas = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((4, 8), 8))
-        for call in (
-            lambda: df.reduce_scatter(group, xs),
-            lambda: df.reduce_scatter_rmsnorm_fp8(group, xs, gammas, epsilon=1e-6),
-            lambda: df.allreduce_many(group, [[x] for x in xs]),
-        ):
-            with pytest.raises(Unsupported, match="over several nodes"):
-                call()
 
 
 @pytest.fixture(scope="module")

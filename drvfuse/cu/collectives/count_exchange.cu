@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adds one to a word of `Progress` (progress.cuh), which no other kernel writes. One thread; a plain launch, so everything
+// in front of it in the stream is complete.
+#include "collectives/progress.cuh"
+
+struct CountParams {
+    u64* word;
+};
+
+extern "C" __global__ void count_exchange(const __grid_constant__ CountParams p) {
+    ptx::store_relaxed_sys(p.word, ptx::load_relaxed_sys(p.word) + 1);
+}

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedule of a call over several nodes: kernels, and exchanges between the nodes, one after another.
+
+On each rank's stream the stages follow one another. With dependent launch the first kernel is a dependent of what
+precedes the call, and what follows the call is a dependent of its last kernel. An engine's work takes no part in that:
+the kernel in front of it triggers at its end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ...errors import ArgumentError, Unsupported
+from ...nodes.exchange import Part, Piece, Pieces
+from ...nodes.link import PROGRESS_FIELDS
+from ...runtime.graph import capturing
+from ..call.options import PDLLevel
+from ..call.planned import PlanCache, Planned, Ready
+from ..call.prepared import require_one_side
+from ..call.specialisation import Specialisation
+from . import plan
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...nodes.link import NodeLink
+    from ...runtime.kernel import Launch
+    from ...runtime.stream import Stream
+
+
+def link(group: Group) -> NodeLink:
+    """What exchanges between the group's nodes, of which there are several."""
+    assert group.link is not None
+    return group.link
+
+
+def require_moves(group: Group, op: str, algo: str) -> None:
+    """Raise unless `op` can be called on a group over several nodes by `algo`: ArgumentError for "naive", Unsupported
+    without peer access inside a node, or for an engine that moves no bytes.
+    """
+    if algo == "naive":
+        raise ArgumentError("algo", '"naive"', "another algorithm, as the group is over several nodes")
+    plan.require_peers(group, algo)
+    link(group).require_all_to_all(op)
+
+
+def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
+    """For each local rank the addresses that it sums, of `inputs` by local rank: those of its node's ranks. None where
+    they are in other processes."""
+    layout = group.layout
+    if layout.inside == 1:
+        return [[own] for own in inputs]
+    if not group.together:
+        return [[]] * len(inputs)
+    return [[inputs[peer] for peer in layout.ranks(layout.of[rank.index])] for rank in group]
+
+
+def level_inside(pdl: PDLLevel) -> PDLLevel:
+    """The level of a call's kernels but the last one, which trigger at their end."""
+    return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
+
+
+class Stage(Protocol):
+    """A part of a call on all local ranks. `launches` are its kernels, by local rank."""
+
+    @property
+    def launches(self) -> Sequence[Launch]: ...
+
+    def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
+        """Queue the work on the stream of each local rank."""
+
+
+class Kernels:
+    """A kernel per local rank."""
+
+    def __init__(self, ready: Sequence[Ready]) -> None:
+        self.launches = [one.launch for one in ready]
+
+    def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
+        for launch, stream in zip(self.launches, streams, strict=True):
+            launch(stream)
+
+
+class Sums:
+    """An exchange of partial sums, which all ranks of a number get: `memory` has the address and the count of the
+    float32 numbers of each local rank."""
+
+    def __init__(self, memory: Sequence[tuple[int, int]]) -> None:
+        self.launches: Sequence[Launch] = []
+        self._memory = memory
+
+    def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
+        each = zip(link.members, self._memory, streams, strict=True)
+        link.exchange([Part(member, address, count, stream) for member, (address, count), stream in each])
+
+
+class Bytes:
+    """An exchange of bytes: what each local rank sends and receives. `counters` are the kernels before and behind it
+    by which the host watches it, where the engine's waits are not bounded."""
+
+    def __init__(self, group: Group, sent: Sequence[Sequence[Piece]], received: Sequence[Sequence[Piece]]) -> None:
+        self.launches: Sequence[Launch] = []
+        self._pieces = list(zip(sent, received, strict=True))
+        self._before, self._behind = _counters(group) if link(group).engine.watched else ([], [])
+
+    def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
+        for launch, stream in zip(self._before, streams, strict=False):
+            launch(stream)
+        each = zip(link.members, self._pieces, streams, strict=True)
+        link.move([Pieces(member, sent, received, stream) for member, (sent, received), stream in each])
+        for launch, stream in zip(self._behind, streams, strict=False):
+            launch(stream)
+
+
+class _CountParams(ctypes.Structure):
+    """`struct CountParams` of cu/collectives/count_exchange.cu."""
+
+    _fields_ = (("word", ctypes.c_uint64),)
+
+
+def _counters(group: Group) -> tuple[list[Launch], list[Launch]]:
+    """Launches on every local rank that add one to `Progress.sending`, and to `Progress.received`."""
+
+    def counting(field: str) -> list[Launch]:
+        spec, found = Specialisation("collectives", "count_exchange", ()), []
+        for rank, progress in zip(group, link(group).progress, strict=True):
+            word = progress + 8 * PROGRESS_FIELDS.index(field)
+            found.append(Planned(rank.device, spec, 1, 1, _CountParams(word=word)).take().launch)
+        return found
+
+    made: tuple[list[Launch], list[Launch]] = group.part(PlanCache).get(
+        ("count_exchange",), lambda: (counting("sending"), counting("received"))
+    )
+    return made
+
+
+class AcrossNodes:
+    """The stages of a call. `repeatable`: no exchange has addresses of the call's arrays (`ops.call.repeat`)."""
+
+    def __init__(self, group: Group, stages: Sequence[Stage], repeatable: bool = True) -> None:
+        self._link, self._stages = link(group), stages  # not the group, which keeps repeated calls
+        self.repeatable = repeatable
+        kernels = [stage.launches for stage in stages if stage.launches]
+        self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
+
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        """All local ranks together; in captures only as the engine's work can be captured."""
+        if alone and len(self.launches) > 1:
+            raise Unsupported(
+                "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "
+                "once; call launch() without rank="
+            )
+        require_one_side(captures)
+        self._link.engine.check_captures(captures)
+
+    def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        for stage in self._stages:
+            stage.queue(self._link, streams)
+        for stream in streams:
+            graph = capturing(stream)
+            if graph is not None:
+                self._link.captured(graph)

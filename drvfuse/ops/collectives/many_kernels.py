@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels of `allreduce_many` are compiled for, and their parameters, byte for byte as in the `.cu` files."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...plans.limits import ceil_div
+from ..call.specialisation import Specialisation
+from .kernels import CollectiveKernel
+from .params import AllreduceNodesParams, AllreducePushParams, NodeSumsParams
+
+MOST_TENSORS = 64
+_BEYOND = 1 << 62  # packs that no call has
+
+
+class ManyCall(ctypes.Structure):
+    """`struct ManyCall` of cu/collectives/many.cuh."""
+
+    _fields_ = (
+        ("inputs", ctypes.c_uint64 * MOST_TENSORS),
+        ("outputs", ctypes.c_uint64 * MOST_TENSORS),
+        ("counts", ctypes.c_int64 * MOST_TENSORS),
+        ("first", ctypes.c_int64 * MOST_TENSORS),
+    )
+
+    @classmethod
+    def of(cls, counts: Sequence[int], width: int, begin: int = 0) -> ManyCall:
+        """For tensors of these numbers of elements, in packs of `width`. Pack 0 is the pack `begin` of all tensors'."""
+        made = cls()
+        made.counts[: len(counts)] = counts
+        first = [at - begin for at in itertools.accumulate((0, *(ceil_div(count, width) for count in counts[:-1])))]
+        made.first[:] = [*first, *[_BEYOND] * (MOST_TENSORS - len(first))]
+        return made
+
+
+class AllreduceManyParams(AllreducePushParams):
+    """`struct Params` of cu/collectives/allreduce_push.cu with DRVFUSE_MANY."""
+
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class NodeSumsManyParams(NodeSumsParams):
+    """`struct Params` of cu/collectives/node_sums.cu with DRVFUSE_MANY."""
+
+    _fields_ = (("many", ManyCall),)  # behind those of the base
+
+
+class AllreduceNodesManyParams(AllreduceNodesParams):
+    """`struct Params` of cu/collectives/allreduce.cu with DRVFUSE_NODES and DRVFUSE_MANY."""
+
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class ManyKernel(CollectiveKernel):
+    """A kernel whose packs are those of several tensors: an all-reduce by push, or one of those over several nodes."""
+
+    @property
+    def name(self) -> str:
+        found = super().name
+        return found.replace("allreduce", "allreduce_many") if self.pushes else found
+
+    @property
+    def specialisation(self) -> Specialisation:
+        found = super().specialisation
+        return replace(found, defines=(*found.defines, ("DRVFUSE_MANY", MOST_TENSORS)))

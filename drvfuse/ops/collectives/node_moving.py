@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather, broadcast and all-to-all over several nodes.
+
+`plans.node_moves` has the steps. A step inside the nodes is a kernel as on one node, by the algorithm that the caller
+asked for. A step between the nodes is an exchange by the engine, from where the bytes lie to their place in outputs.
+
+Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the exchange in front of
+it has received, and an exchange sends what the kernel in front of it has left in this rank's memory. What peers store
+there by a kernel is complete when this rank's kernel of the same step is complete, and they begin to store when that
+kernel has begun (move.cu, move_push.cu). So a payload is written again only after the exchange that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ...comm.workspace import PAYLOAD_OFFSET
+from ...nodes.exchange import Piece
+from ...plans import moves, node_moves
+from ...plans.node_moves import Crossing, Inside, NodeRanks, Place
+from ...plans.traffic import NONE, Traffic
+from ...runtime.array import view
+from ..call import operands
+from ..call.planned import Ready
+from ..call.prepared import Prepared, Schedule
+from . import collective_call
+from .across_nodes import AcrossNodes, Bytes, Kernels, Stage, level_inside
+from .call_options import CallOptions
+from .move_kernels import RELAY
+from .moving import MoveCall, MovePart
+from .tuned import Tuned
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...runtime.stream import Stream
+    from ..call.operands import Operand
+
+R = TypeVar("R")
+
+
+class PayloadPart(MovePart):
+    """What is moved into payloads, which all ranks of a node can access."""
+
+    def reachable(self, group: Group, targets: bool) -> bool:
+        return targets
+
+    def far(self, group: Group, rank: int, targets: bool) -> list[int]:
+        peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
+        behind = [peers[(place + distance) % len(peers)] for distance in range(1, len(peers))]
+        return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in behind]
+
+
+def prepare(
+    common: CallOptions,
+    text: str,
+    parts: Sequence[MovePart],
+    steps: Sequence[node_moves.Step],
+    queues: Sequence[Stream],
+    result: R,
+    in_place_hazard: bool = False,
+) -> Prepared[R]:
+    """The call that consists of `steps`; the other arguments are those of `moving.prepare`."""
+    call = NodeMoveCall(common, text, parts, steps, in_place_hazard)
+    return collective_call.prepare(
+        common,
+        [common.algo],
+        lambda algo: call,
+        NodeMoveCall.schedule if steps else None,
+        result,
+        [[part.sources[position] for part in parts] for position in range(len(common.group))],
+        [[part.targets[position] for part in parts] for position in range(len(common.group))],
+        queues,
+    )
+
+
+@dataclass(frozen=True)
+class NodeMoveCall:
+    """A call over several nodes; `described` is what must be equal on all ranks besides op and algorithm."""
+
+    common: CallOptions
+    described: str
+    parts: Sequence[MovePart]
+    steps: Sequence[node_moves.Step]
+    in_place_hazard: bool
+
+    @property
+    def ranks(self) -> NodeRanks:
+        return NodeRanks(self.common.group.layout.of)
+
+    @property
+    def name(self) -> str:
+        """The name of the algorithm in `Prepared.algo`."""
+        return self.common.algo
+
+    @property
+    def text(self) -> str:
+        """A description of everything that must be equal on all ranks."""
+        return f"{self.common.op} {self.name} {self.described}"
+
+    def traffic(self) -> Traffic:
+        total = NONE
+        for step in self.steps:
+            if isinstance(step, Inside):
+                kernel = self._kernel(step)
+                for node in range(self.ranks.count):
+                    tables = tuple(self.ranks.of_node(table, node) for table in step.tables)
+                    total += moves.traffic(moves.MoveWork(tables, step.same, step.root), kernel.algo, kernel.staged)
+            else:
+                total += node_moves.crossing_traffic(step)
+        return total
+
+    def schedule(self) -> tuple[Schedule, list[Ready]]:
+        stages: list[Stage] = []
+        every: list[Ready] = []
+        last = max(number for number, step in enumerate(self.steps) if isinstance(step, Inside))
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Inside):
+                kernel = self._kernel(step)
+                if number != last:
+                    kernel = replace(kernel, common=replace(kernel.common, pdl=level_inside(self.common.pdl)))
+                ready = kernel.ready()
+                stages.append(Kernels(ready))
+                every += ready
+            else:
+                stages.append(self._exchange(step))
+        return AcrossNodes(self.common.group, stages, repeatable=False), every
+
+    def _kernel(self, step: Inside) -> MoveCall:
+        """The kernel of a step, by an algorithm for which the workspace is large enough."""
+        group = self.common.group
+        found: list[MovePart] = []
+        for table, part in zip(step.tables, self.parts, strict=True):
+            sources = part.sources if step.source is Place.INPUT else part.targets
+            if step.target is Place.PAYLOAD:
+                found.append(PayloadPart(sources, _payloads(group), table))
+            else:
+                found.append(MovePart(sources, part.targets, table))
+        hazard = self.in_place_hazard and step.target is Place.OUTPUT
+        common = self.common
+        if common.algo == RELAY and step.root is None:  # relays serve one source
+            common = replace(common, algo="push")
+        call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
+        if step.target is not Place.PAYLOAD:
+            algo = call.algorithms()[0]
+            return replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
+        puts = call.direct("put") and self.common.algo != "push"
+        if puts and self.common.algo == "auto":
+            puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
+        return replace(call, algo="put" if puts else "push")  # what is staged by "put" takes the payload itself
+
+    def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:
+        group = self.common.group
+        memory = {
+            Place.INPUT: [[source.ptr for source in part.sources] for part in self.parts],
+            Place.OUTPUT: [[target.ptr for target in part.targets] for part in self.parts],
+            Place.PAYLOAD: [[group.workspace.pointers[rank.index] + PAYLOAD_OFFSET for rank in group]],
+        }
+        position = {rank.index: number for number, rank in enumerate(group)}
+        sent: list[list[Piece]] = [[] for _ in position]
+        received: list[list[Piece]] = [[] for _ in position]
+        for one in crossings:
+            sender, receiver = position.get(one.sender), position.get(one.receiver)
+            if sender is not None:
+                at = memory[one.source][one.part][sender] + one.source_offset
+                sent[sender].append(Piece(group.layout.of[one.receiver], at, one.nbytes))
+            if receiver is not None:
+                to = memory[Place.OUTPUT][one.part][receiver] + one.target_offset
+                received[receiver].append(Piece(group.layout.of[one.sender], to, one.nbytes))
+        return Bytes(group, sent, received)
+
+
+def _payloads(group: Group) -> list[Operand]:
+    """The payloads of the local ranks."""
+    nbytes = group.workspace.payload_bytes
+    begins = [group.workspace.pointers[rank.index] + PAYLOAD_OFFSET for rank in group]
+    return [
+        operands.made("payload", view(begin, nbytes, "uint8", rank.device))
+        for begin, rank in zip(begins, group, strict=True)
+    ]

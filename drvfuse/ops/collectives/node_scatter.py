@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The partial sums of a reduce-scatter over several nodes: kernels inside the nodes, and the exchange between them.
+
+`plans.node_scatter` says which rank sums what, and where the sums lie. For the parts of each node's ranks a launch of
+the one-node reduce-scatter leaves float32 sums in the payload. The exchange sends the sums of a part to its owner. The
+owner's next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
+
+Memory ordering. All sums of a rank are written and read on its device, by kernels and exchanges in the order of its
+stream. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them.
+In place a rank's own rows are read by its own kernels alone, all of whose chunks come before what overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ... import dtypes
+from ...comm.workspace import PAYLOAD_OFFSET
+from ...nodes.exchange import Piece
+from ...plans import collectives as plans
+from ...plans import push, scatter
+from ...plans.node_moves import NodeRanks
+from ...plans.node_scatter import ScatterChunk
+from ..call.planned import Ready
+from . import plan
+from .across_nodes import Bytes, Kernels, Stage, level_inside, sources_inside
+from .call_options import CallOptions
+from .scatter_kernels import ScatterKernel, ScatterParams, ScatterPushParams
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...dtypes import DType
+
+
+def payload(group: Group, rank: int) -> int:
+    """The address of a rank's payload."""
+    return group.workspace.pointers[rank] + PAYLOAD_OFFSET
+
+
+def area(group: Group, staged: bool) -> int:
+    """Where partial sums begin in a payload: behind the half in which inputs are staged."""
+    return group.workspace.payload_bytes // 2 // plans.PACK_BYTES * plans.PACK_BYTES if staged else 0
+
+
+def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: bool = False) -> None:
+    """Write to the parameters where the sums of all nodes lie: their first pack, or if `skewed` their first element."""
+    for one, rank in zip(ready, group, strict=True):
+        call = one.parameters.node
+        call.sums = payload(group, rank.index) + chunk.received(0) + (chunk.skew(rank.index) if skewed else 0)
+        call.stride, call.nodes = chunk.stride, chunk.nodes
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """How the ranks of each node sum inputs of `dtype`: by `form`, an algorithm of the all-reduce of one node."""
+
+    options: CallOptions
+    dtype: DType
+    form: str
+    staged: bool
+
+    def stages(self, chunk: ScatterChunk, inputs: Sequence[int]) -> tuple[list[Stage], list[Ready]]:
+        """The stages up to the exchange for a chunk of whole tensors at `inputs`, and their launches."""
+        group, ranks = self.options.group, NodeRanks(self.options.group.layout.of)
+        found: list[Stage] = []
+        every: list[Ready] = []
+        for step in range(ranks.count):
+            ready = self._ready(chunk, ranks, step, inputs)
+            found.append(Kernels(ready))
+            every += ready
+        sent, received = [], []
+        for rank in group:
+            base, others = payload(group, rank.index), range(1, ranks.count)
+            owners = [(ranks.peer(rank.index, step), step) for step in others]
+            sent.append(
+                [
+                    Piece(ranks.of[owner], base + chunk.sent(at) + chunk.skew(owner), chunk.sum_bytes(owner))
+                    for owner, at in owners
+                    if chunk.sum_bytes(owner)
+                ]
+            )
+            own, base = chunk.sum_bytes(rank.index), base + chunk.skew(rank.index)
+            nodes = [ranks.of[owner] for owner, _ in owners] if own else []
+            received.append([Piece(node, base + chunk.received(node), own) for node in nodes])
+        found.append(Bytes(group, sent, received))
+        return found, every
+
+    def _ready(self, chunk: ScatterChunk, ranks: NodeRanks, step: int, inputs: Sequence[int]) -> list[Ready]:
+        """Launches that sum the parts of the ranks `step` nodes further on."""
+        common = self.options
+        key = ("node_scatter", self.form, self.dtype.name, chunk, step, self.staged, common.blocks, common.alone)
+        table = sources_inside(common.group, inputs)
+        level = level_inside(common.pdl)
+        return plan.take(common.group, key, lambda: self._plan(chunk, ranks, step), table, inputs, level, common.trace)
+
+    def _plan(self, chunk: ScatterChunk, ranks: NodeRanks, step: int) -> plan.Plan:
+        common, group, largest = self.options, self.options.group, chunk.largest
+        count = largest * chunk.width
+        spec = ScatterKernel(
+            op="allreduce",
+            algo=self.form,
+            dtype=self.dtype,
+            ranks=ranks.inside,
+            out_dtype=dtypes.get("float32"),
+            ragged=chunk.ragged,
+            staged=self.staged,
+            compares=plan.compares(group),
+        )
+
+        def tailor(parameters: Any, rank: int) -> None:
+            node, own = ranks.of[rank], ranks.peer(rank, step)
+            parameters.own([chunk.parts[owner] for owner in ranks.nodes[ranks.of[own]]])
+            place = chunk.received(node) if step == 0 else chunk.sent(step)
+            parameters.output = payload(group, rank) + place + chunk.skew(own)
+
+        if spec.pushes:
+            pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
+            pushed = replace(pushed, depth=scatter.depth(largest))
+            spec = replace(spec, threads=pushed.threads, depth=pushed.depth)
+            parameters = ScatterPushParams(columns=1, most_packs=largest, chunk_packs=pushed.chunk)
+            made = plan.push(group, spec, pushed, common.blocks, common.alone, parameters)
+            return replace(made, tailor=tailor)
+        shape = plans.allreduce_launch(count, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
+        spec = replace(spec, packs=shape.packs)
+        staging = area(group, self.staged) or group.workspace.payload_bytes
+        chunk_packs = plans.allreduce_chunk(spec.work, count, staging // ranks.inside)
+        pulled = ScatterParams(columns=1, most_packs=largest, chunk_packs=chunk_packs)
+        return replace(plan.pull(spec, shape, count, chunk_packs, pulled), tailor=tailor)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How bytes reach the ranks of a group over several nodes: steps inside the nodes and between them.
+
+Inside a node each rank may give bytes to each other one, by a kernel of all its ranks. Between nodes only ranks of the
+same number inside their nodes exchange bytes, by the engine. So what goes to another node and another number there
+takes a step of each kind. No byte crosses between two nodes twice, and every rank sends about as many as the others do.
+
+Steps are tables over all ranks of the group, and the same on all of them: each rank does its own part of every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import ArgumentError
+from .collectives import PACK_BYTES
+from .limits import ceil_div
+from .moves import Move, Moves, MoveWork
+from .scatter import split_rows
+from .traffic import Traffic
+
+
+class Place(Enum):
+    """Where the bytes of a step lie: a rank's input, its output, or the payload of its workspace."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    PAYLOAD = "payload"
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the ranks of each node give to one another by one kernel: a table over all ranks for each part of the call.
+
+    With `same` a rank's bytes are the same for all ranks of its node, itself included. `root`: of a broadcast inside
+    nodes, the number of the rank that has the bytes.
+    """
+
+    tables: tuple[Moves, ...]
+    source: Place
+    target: Place
+    same: bool = False
+    root: int | None = None
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """`nbytes` >= 1 bytes of part `part` that rank `sender` sends to rank `receiver` of another node."""
+
+    sender: int
+    receiver: int
+    part: int
+    source: Place
+    source_offset: int
+    target_offset: int  # in the output
+    nbytes: int
+
+
+Step = Inside | tuple[Crossing, ...]
+
+
+class NodeRanks:
+    """The ranks of equally large nodes; `of[rank]` is the node of each rank."""
+
+    def __init__(self, of: Sequence[int]) -> None:
+        self.of = tuple(of)
+        self.nodes = [[rank for rank, node in enumerate(of) if node == number] for number in range(max(of) + 1)]
+        self.count, self.inside = len(self.nodes), len(self.nodes[0])
+
+    def place(self, rank: int) -> int:
+        """The number of a rank inside its node."""
+        return self.nodes[self.of[rank]].index(rank)
+
+    def peer(self, rank: int, step: int) -> int:
+        """The rank of the same number `step` nodes further on."""
+        return self.nodes[(self.of[rank] + step) % self.count][self.place(rank)]
+
+    def table(self, moves: dict[tuple[int, int], Move]) -> Moves:
+        """A table over all ranks with these moves between pairs of ranks of one node."""
+        ranks, none = range(len(self.of)), Move(0, 0, 0)
+        return tuple(tuple(moves.get((i, j), none) for j in ranks) for i in ranks)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs of ranks of one node, each rank with itself included."""
+        return [(i, j) for ranks in self.nodes for i in ranks for j in ranks]
+
+    def of_node(self, table: Moves, node: int) -> Moves:
+        """The table of one node's ranks alone."""
+        return tuple(tuple(table[i][j] for j in self.nodes[node]) for i in self.nodes[node])
+
+
+def all_gather(tables: Sequence[Moves], ranks: NodeRanks) -> list[Step]:
+    """The steps of an all-gather with these tables: each rank sends its input to its peers of other nodes. Inside every
+    node the ranks give one another their own inputs, and then, node by node, what they have received.
+    """
+
+    def own(part: Moves, rank: int) -> Move:
+        return part[rank][rank]
+
+    crossings = tuple(
+        Crossing(rank, ranks.peer(rank, step), number, Place.INPUT, *own(part, rank))
+        for rank in range(len(ranks.of))
+        for step in range(1, ranks.count)
+        for number, part in enumerate(tables)
+        if own(part, rank).nbytes
+    )
+    steps: list[Step] = [_inside(ranks, tables, Place.INPUT, same=True), crossings]
+    for step in range(1, ranks.count):
+        received = []
+        for part in tables:
+            found = {}
+            for i, j in ranks.pairs():
+                _, at, nbytes = own(part, ranks.peer(i, step))
+                found[i, j] = Move(at, at, nbytes)
+            received.append(ranks.table(found))
+        steps.append(Inside(tuple(received), Place.OUTPUT, Place.OUTPUT, same=True))
+    return _with_work(steps)
+
+
+def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
+    """The steps of a broadcast of `nbytes` from rank `root`: to the ranks of its node, each of which then sends a piece
+    to its peers; the ranks of other nodes give one another their pieces.
+    """
+    home = ranks.of[root]
+    first = ranks.table({(root, rank): Move(0, 0, nbytes) for rank in ranks.nodes[home]})
+    pieces, begin = [], 0
+    for packs in split_rows(ceil_div(nbytes, PACK_BYTES), ranks.inside):
+        end = min(nbytes, begin + packs * PACK_BYTES)
+        pieces.append(Move(begin, begin, end - begin))
+        begin = end
+    crossings = tuple(
+        Crossing(rank, ranks.peer(rank, step), 0, Place.OUTPUT, *piece)
+        for rank, piece in zip(ranks.nodes[home], pieces, strict=True)
+        for step in range(1, ranks.count)
+        if piece.nbytes
+    )
+    last = ranks.table({(i, j): pieces[ranks.place(i)] for i, j in ranks.pairs() if ranks.of[i] != home})
+    return _with_work(
+        [
+            Inside((first,), Place.INPUT, Place.OUTPUT, same=True, root=ranks.place(root)),
+            crossings,
+            Inside((last,), Place.OUTPUT, Place.OUTPUT, same=True),
+        ]
+    )
+
+
+def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
+    """The steps of an all-to-all. What goes to number k of another node is first copied to number k of the own node,
+    into its payload, and crosses from there, in chunks for which `payload_bytes` are enough. The rows that stay inside
+    a node are moved last.
+
+    What a rank sends to its own peers is copied to its payload too. In place received bytes replace bytes that are
+    sent, so all of a chunk must be in payloads before any of it is received.
+    """
+    slots = (ranks.count - 1) * ranks.inside
+    away = [move.nbytes for i, row in enumerate(table) for j, move in enumerate(row) if ranks.of[i] != ranks.of[j]]
+    chunk = min(payload_bytes // slots, max(away) + PACK_BYTES - 1) // PACK_BYTES * PACK_BYTES
+    if not chunk and any(away):
+        needed = f"at least {slots * PACK_BYTES} in the group's constructor for this call over several nodes"
+        raise ArgumentError("workspace_bytes", payload_bytes, needed)
+    steps: list[Step] = []
+    for begin in range(0, max(away), max(1, chunk)):
+        crossings = []
+        for step in range(1, ranks.count):
+            staged = {}
+            for i, j in ranks.pairs():
+                at, to, nbytes = table[i][ranks.peer(j, step)]
+                count = min(chunk, nbytes - begin)
+                if count <= 0:
+                    continue
+                slot = ((step - 1) * ranks.inside + ranks.place(i)) * chunk
+                staged[i, j] = Move(at + begin, slot, count)
+                crossings.append(Crossing(j, ranks.peer(j, step), 0, Place.PAYLOAD, slot, to + begin, count))
+            steps.append(Inside((ranks.table(staged),), Place.INPUT, Place.PAYLOAD))
+        steps.append(tuple(crossings))
+    steps.append(_inside(ranks, [table], Place.INPUT))
+    return _with_work(steps)
+
+
+def _inside(ranks: NodeRanks, tables: Sequence[Moves], source: Place, same: bool = False) -> Inside:
+    """What of the tables stays inside nodes, for the output."""
+    kept = [ranks.table({(i, j): part[i][j] for i, j in ranks.pairs()}) for part in tables]
+    return Inside(tuple(kept), source, Place.OUTPUT, same)
+
+
+def _with_work(steps: Sequence[Step]) -> list[Step]:
+    """The steps without those in which no rank moves anything."""
+    return [step for step in steps if (_moves_any(step) if isinstance(step, Inside) else step)]
+
+
+def _moves_any(step: Inside) -> bool:
+    stays = step.source is step.target
+    every = ((i, j, move) for table in step.tables for i, row in enumerate(table) for j, move in enumerate(row))
+    return any(move.nbytes and not (stays and i == j and move.source == move.target) for i, j, move in every)
+
+
+def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
+    """The work for which the step's kernel is planned, so that all nodes have one plan: for each pair of numbers inside
+    a node, the most that ranks of these numbers move on any node.
+    """
+    found = []
+    for table in step.tables:
+        nodes = [ranks.of_node(table, node) for node in range(ranks.count)]
+        found.append(tuple(tuple(map(_largest, zip(*rows, strict=True))) for rows in zip(*nodes, strict=True)))
+    return MoveWork(tuple(found), step.same, step.root)
+
+
+def _largest(moves: tuple[Move, ...]) -> Move:
+    """As large as the largest of the moves, and aligned if all of them are."""
+    some = [move for move in moves if move.nbytes] or [Move(0, 0, 0)]
+    source, target = (max(move[end] % PACK_BYTES for move in some) for end in range(2))
+    return Move(source, target, max(move.nbytes for move in some))
+
+
+def crossing_traffic(crossings: Sequence[Crossing]) -> Traffic:
+    """Bytes that are read on one device and cross to another."""
+    nbytes = sum(crossing.nbytes for crossing in crossings)
+    return Traffic(nbytes, nbytes)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a reduce-scatter over several nodes divides its work and the payload of the workspace.
+
+Rank k of a node adds, over the ranks of its node, the parts that belong to the ranks k of all nodes: these are its
+partial sums. Those of its own part stay, and the others are sent to the ranks that own them. So a rank receives the
+partial sums of its own part alone, from every node, and they are added in the order of the nodes.
+
+Parts larger than the payload are taken in chunks, of equally many packs or rows of every part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from .collectives import PACK_BYTES
+from .limits import ceil_div
+from .scatter import Parts, naive_chunks
+from .scatter import traffic as scatter_traffic
+from .traffic import Traffic
+
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class ScatterChunk:
+    """The elements [begin, end) of each rank's part, and where partial sums lie in every payload. From `area` on there
+    is a place for each node's sums of the own part, and then one for the sums that are sent to each other node.
+
+    A place has float32 packs of `width` elements, as many as the largest part of the chunk has packs of the tensor. The
+    sums lie in it as their elements do in packs of the tensor, so the first and the last pack may be used in part.
+    `ragged`: a part, of which this is a chunk, begins or ends within a pack.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    width: int
+    nodes: int
+    area: int
+    ragged: bool
+
+    def packs(self, rank: int) -> int:
+        """The packs that the rank's part has, in whole or in part."""
+        begin, end = self.parts[rank]
+        return ceil_div(end, self.width) - begin // self.width if begin < end else 0
+
+    @property
+    def largest(self) -> int:
+        """Packs of the largest part."""
+        return max(map(self.packs, range(len(self.parts))))
+
+    @property
+    def stride(self) -> int:
+        """The bytes of a place."""
+        return self.largest * self.width * _FLOAT
+
+    @property
+    def end(self) -> int:
+        """The bytes of the payload that are used."""
+        return self.area + (2 * self.nodes - 1) * self.stride
+
+    def received(self, node: int) -> int:
+        """Where that node's sums of the own part begin."""
+        return self.area + node * self.stride
+
+    def sent(self, step: int) -> int:
+        """Where the sums begin that are sent to the node `step` >= 1 nodes further on."""
+        return self.area + (self.nodes + step - 1) * self.stride
+
+    def skew(self, rank: int) -> int:
+        """The bytes in front of the first sum of the rank's part, in its first pack."""
+        return self.parts[rank][0] % self.width * _FLOAT
+
+    def sum_bytes(self, rank: int) -> int:
+        """The bytes of a node's sums of the rank's part."""
+        begin, end = self.parts[rank]
+        return (end - begin) * _FLOAT
+
+
+def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list[ScatterChunk]:
+    """Chunks of whole packs, of which at least one element exists. ArgumentError for a payload that cannot hold a pack.
+
+    What lies in front of `area` in the payload is left alone.
+    """
+    fits = _packs_that_fit(parts.width, nodes, area, payload_bytes, 1)
+    chunks = ceil_div(parts.largest, fits)
+    packs = ceil_div(parts.largest, chunks)
+    ranges = [naive_chunks(parts, rank, packs, chunks) for rank in range(len(parts.starts) - 1)]
+    return [ScatterChunk(of_chunk, parts.width, nodes, area, parts.ragged) for of_chunk in zip(*ranges, strict=True)]
+
+
+def row_chunks(
+    counts: Sequence[int], columns: int, width: int, nodes: int, area: int, payload_bytes: int
+) -> list[tuple[int, ScatterChunk]]:
+    """The same for parts of whole rows, of which rank r has `counts[r]`. With each chunk comes the number of rows of a
+    part in front of it."""
+    least = ceil_div(columns, width) + (columns % width != 0)  # packs that a row may touch
+    fits = _packs_that_fit(width, nodes, area, payload_bytes, least)
+    if columns % width:
+        fits -= 1  # as rows begin within packs
+    rows = max(1, min(max(counts), fits * width // columns))
+    starts = [sum(counts[:rank]) for rank in range(len(counts))]
+    found = []
+    for first in range(0, max(counts), rows):
+        bounds = [
+            tuple((start + min(count, at)) * columns for at in (first, first + rows))
+            for start, count in zip(starts, counts, strict=True)
+        ]
+        parts = tuple((low, high) for low, high in bounds)
+        found.append((first, ScatterChunk(parts, width, nodes, area, columns % width != 0)))
+    return found
+
+
+def _packs_that_fit(width: int, nodes: int, area: int, payload_bytes: int, least: int) -> int:
+    """Packs of a place; ArgumentError if they are fewer than `least`."""
+    each = (2 * nodes - 1) * width * _FLOAT
+    fits = (payload_bytes - area) // each
+    if fits < least:
+        times = 2 if area else 1
+        needed = f"at least {times * least * each + PACK_BYTES} in the group's constructor for this call"
+        raise ArgumentError("workspace_bytes", payload_bytes, f"{needed} over several nodes")
+    return fits
+
+
+def traffic(algo: str, nodes: int, inside: int, elements: int, itemsize: int, staged: bool) -> Traffic:
+    """Traffic of summing inputs of so many elements, up to the sums over the ranks of all nodes.
+
+    Every node writes partial sums of the whole tensor; those of the other nodes' parts are read and cross.
+    """
+    of_node = scatter_traffic(algo, inside, elements * itemsize, staged)
+    sums = _FLOAT * elements
+    local = nodes * (of_node.local + 2 * sums) + (nodes - 1) * sums
+    return Traffic(local, nodes * of_node.remote + (nodes - 1) * sums)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather, broadcast and all-to-all over several nodes, all in one process: every byte arrives as it was."""
+
+from __future__ import annotations
+
+import pytest
+from collective_support import assert_bits, garbage, place, private_array
+from test_moves import exchange_table, off, words
+
+import drvfuse as df
+from drvfuse import errors, reference
+from drvfuse.nodes.in_process import InProcess
+
+pytestmark = pytest.mark.emulated
+FORMS = [(4, 2), (3, 3), (6, 2)]  # ranks, nodes
+
+
+class Watched(InProcess):
+    """Watched as if its exchanges might not end."""
+
+    watched = True
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with df.emu.Machine(devices=6, race=True) as machine:
+        yield machine
+        assert not machine.reports
+
+
+@pytest.fixture
+def open_nodes(machine):
+    groups = []
+
+    def make(n=4, nodes=2, **options):
+        options = {"max_blocks": 4, "workspace_bytes": 1 << 16, **options}
+        groups.append(df.Group.local(n, driver=machine, nodes=nodes, **options))
+        return groups[-1]
+
+    yield make
+    for group in reversed(groups):
+        group.synchronize()
+        assert (group.link.words["sending"] == group.link.words["received"]).all()
+        group.close()
+
+
+def check_gather(group, rng, splits, row=(3, 8), **options):
+    hosts = [words(rng, (rows, *row)) for rows in splits]
+    outputs = garbage(group, (sum(splits), *row), "uint8")
+    df.all_gather(group, place(group, hosts), outputs, splits=splits, **options)
+    assert_bits(outputs, reference.all_gather(hosts), f"{splits}")
+
+
+def check_exchange(group, rng, splits, row=(3, 8), **options):
+    hosts = [words(rng, (sum(of_rank), *row)) for of_rank in splits]
+    found = df.all_to_all(group, place(group, hosts), splits=splits, **options)
+    for array, expected in zip(found, reference.all_to_all(hosts, splits), strict=True):
+        assert_bits([array], expected, f"{splits}")
+
+
+def check_broadcast(group, rng, root, shape, **options):
+    hosts = [words(rng, shape) for _ in range(group.size)]
+    outputs = garbage(group, shape, "uint8")
+    df.broadcast(group, place(group, hosts), outputs, root=root, **options)
+    assert_bits(outputs, hosts[root], f"{shape} from {root}")
+
+
+@pytest.mark.parametrize("n,nodes", FORMS)
+def test_every_form_of_nodes(open_nodes, rng, n, nodes):
+    group = open_nodes(n, nodes)
+    check_gather(group, rng, [4] * n)
+    check_gather(group, rng, rng.integers(0, 5, n).tolist(), (5,))
+    check_exchange(group, rng, [[2] * n] * n)
+    check_exchange(group, rng, exchange_table(rng, n), (5,))
+    check_broadcast(group, rng, n - 1, (900,))
+    check_broadcast(group, rng, 1, (3,))
+
+
+@pytest.mark.parametrize("algo", ["push", "put", "pull"])
+def test_every_algorithm_inside_the_nodes(open_nodes, rng, algo):
+    group = open_nodes()
+    for row in ((3, 16), (5,)):
+        check_gather(group, rng, [7, 0, 3, 11], row, algo=algo)
+        check_exchange(group, rng, exchange_table(rng, 4), row, algo=algo)
+        check_broadcast(group, rng, 2, (70, *row), algo=algo)
+
+
+def test_a_broadcast_with_relays(open_nodes, rng):
+    group = open_nodes(6, 2)
+    for nbytes in (16, 5000):
+        check_broadcast(group, rng, 4, (nbytes,), algo="relay")
+
+
+def test_scales_travel_with_their_rows(open_nodes, rng):
+    group, splits = open_nodes(), [3, 0, 5, 1]
+    hosts = [words(rng, (rows, 64), "float8_e4m3fn") for rows in splits]
+    scales = [words(rng, (rows, 3), "float32") for rows in splits]
+    found = df.all_gather(group, place(group, hosts), splits=splits, scales=place(group, scales))
+    assert_bits(found.output, reference.all_gather(hosts))
+    assert_bits(found.scales, reference.all_gather(scales))
+
+
+def test_a_small_workspace_takes_rounds_and_chunks(open_nodes, rng):
+    group = open_nodes(workspace_bytes=4096)
+    for row in ((40, 16), (333,)):
+        check_exchange(group, rng, exchange_table(rng, 4, 12), row)
+        check_gather(group, rng, [9, 1, 0, 30], row)
+        check_broadcast(group, rng, 3, (31, *row))
+
+
+def test_calls_in_place(open_nodes, rng):
+    group = open_nodes(workspace_bytes=4096)
+    hosts = [words(rng, (8, 600)) for _ in range(4)]
+    xs = place(group, hosts)
+    df.all_to_all(group, xs, xs)
+    for x, expected in zip(xs, reference.all_to_all(hosts), strict=True):
+        assert_bits([x], expected)
+    outputs = garbage(group, (32, 600), "uint8")
+    parts = [df.view(y.ptr + 4800 * i, (8, 600), "uint8", y.device, owner=y) for i, y in enumerate(outputs)]
+    for part, host in zip(parts, hosts, strict=True):
+        part.copy_from(host)
+    df.all_gather(group, parts, outputs)
+    assert_bits(outputs, reference.all_gather(hosts))
+    df.broadcast(group, outputs, outputs, root=1)
+
+
+def test_any_address_and_memory_that_peers_cannot_access(open_nodes, rng):
+    group, hosts = open_nodes(), [words(rng, (6, 37)) for _ in range(4)]
+    xs = [off(rank, host, 3) for rank, host in zip(group, hosts, strict=True)]
+    pairs = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
+    for inputs in (xs, [array for array, _ in pairs]):
+        assert_bits(df.all_gather(group, inputs), reference.all_gather(hosts))
+        assert_bits(df.broadcast(group, inputs, root=2), hosts[2])
+        splits = [[2, 1, 3, 0]] * 4
+        found = df.all_to_all(group, inputs, splits=splits)
+        for array, expected in zip(found, reference.all_to_all(hosts, splits), strict=True):
+            assert_bits([array], expected)
+        group.synchronize()
+
+
+def test_arrays_without_rows(open_nodes):
+    group = open_nodes()
+    xs = [rank.zeros((0, 8), "uint8") for rank in group]
+    for found in (df.all_gather(group, xs), df.all_to_all(group, xs), df.broadcast(group, xs)):
+        assert [array.shape for array in found] == [(0, 8)] * 4
+
+
+@pytest.mark.parametrize("level", list(df.PDLLevel)[1:3])
+def test_a_graph_replays_calls_of_a_watched_engine(open_nodes, rng, level):
+    group = open_nodes(exchange=Watched(), workspace_bytes=4096)
+    xs, ys = garbage(group, (8, 96), "uint8"), garbage(group, (32, 96), "uint8")
+    zs, ws = garbage(group, (8, 96), "uint8"), garbage(group, (32, 96), "uint8")
+    calls = [
+        df.all_gather.prepare(group, xs, ys, pdl_level=level),
+        df.all_to_all.prepare(group, xs, zs, pdl_level=level),
+        df.broadcast.prepare(group, ys, ws, root=1, pdl_level=level),
+    ]
+    with df.Graph.capture([rank.stream for rank in group]) as graph:
+        for call in calls:
+            call.launch()
+    for _ in range(2):
+        hosts = [words(rng, (8, 96)) for _ in range(4)]
+        for x, host in zip(xs, hosts, strict=True):
+            x.copy_from(host)
+        group.synchronize()
+        graph.launch(group[0].stream)
+        group.synchronize()
+        assert_bits(ys, reference.all_gather(hosts))
+        assert_bits(ws, reference.all_gather(hosts))
+        for z, expected in zip(zs, reference.all_to_all(hosts), strict=True):
+            assert_bits([z], expected)
+    assert group.link.words["sending"].tolist() == [6] * 4
+
+
+def test_what_cannot_be_done_says_what_to_use(open_nodes, refused):
+    group = open_nodes()
+    xs = [rank.zeros(4, "uint8") for rank in group]
+    for op in (df.all_gather, df.broadcast, df.all_to_all):
+        refused(lambda op=op: op(group, xs, algo="naive"), "algo", "another algorithm, as the group is over several")
+        with pytest.raises(errors.Unsupported, match="launches all local ranks together"):
+            op.prepare(group, xs).launch(rank=0)
+
+    class SumsAlone(InProcess):
+        all_to_all = property()
+
+    for op in (df.all_gather, df.broadcast, df.all_to_all):
+        with pytest.raises(errors.Unsupported, match=r"needs an engine with the method all_to_all .* group\.split"):
+            op(open_nodes(exchange=SumsAlone()), xs)
+
+
+def test_a_workspace_without_room_for_a_pack_of_every_pair_is_refused(open_nodes, refused, monkeypatch):
+    group = open_nodes()
+    monkeypatch.setattr(group.workspace, "payload_bytes", 31)
+    xs = [rank.zeros((4, 8), "uint8") for rank in group]
+    refused(lambda: df.all_to_all(group, xs), "workspace_bytes", "at least 32")
+
+
+def test_traffic_counts_kernels_and_exchanges(open_nodes):
+    group = open_nodes()
+    xs = [rank.zeros((4, 1024), "uint8") for rank in group]
+    gathered, exchanged = df.all_gather.prepare(group, xs), df.all_to_all.prepare(group, xs)
+    assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows once to each other rank
+    assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)  # inside, between, and on the way to another number
+
+
+def test_scales_by_column_or_tile_are_refused(open_nodes):
+    group, quantisation = open_nodes(), df.Quantisation.mxfp8(layout="tiles")
+    xs = [rank.zeros((4, 64), "float8_e4m3fn") for rank in group]
+    scales = [rank.zeros(512, "float8_e8m0fnu") for rank in group]
+    with pytest.raises(errors.Unsupported, match="'tiles' over several nodes: use the layout 'row'"):
+        df.all_gather(group, xs, scales=scales, quantisation=quantisation)
