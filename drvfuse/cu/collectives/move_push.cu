@@ -10,10 +10,10 @@
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
 //
-// Memory ordering. keys.cuh and push.cuh. Only the own rank reads an input, so it is free when the rank's kernel completes.
-// In place: the input of an all-gather lies where it stays in the output; the root of a broadcast writes no output; and in an
-// all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that writes a pack has loaded the pack
-// that was there.
+// Memory ordering. keys.cuh and push.cuh. Only the own rank reads an input, so it is free when the rank's kernel
+// completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast writes no
+// output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that writes a
+// pack has loaded the pack that was there.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/moves.cuh"

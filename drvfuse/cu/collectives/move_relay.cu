@@ -13,8 +13,8 @@
 // relay waits for the root and for such keys, and the others wait for the relay. A relay computes its own key from the
 // words that it sends.
 //
-// Failure. push.cuh. A wait for a relay is reported as leg GATHER, since the relay may itself wait for the root. Outputs are
-// then undefined.
+// Failure. push.cuh. A wait for a relay is reported as leg GATHER, since the relay may itself wait for the root.
+// Outputs are then undefined.
 #include "collectives/moves.cuh"
 
 // A thread's pack of a unit, the unit's relay, and the slots of the pack.

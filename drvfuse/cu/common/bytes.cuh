@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
-// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. Packs at other addresses do
-// too if the 32 packs of the warp are adjacent, 512 bytes in all. Then each lane accesses the 16 aligned bytes that hold the
-// beginning of its pack, and exchanges the rest with the lane beside it. The two ends of the 512 bytes are together 16 bytes
-// more, which the first lane accesses one by one; so a warp never accesses a byte outside its packs. All other packs, those
-// of the last warp of an array and of warps whose packs belong to two arrays, are accessed by words of 4 bytes if they are
-// aligned to these, else byte by byte.
+// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. Packs at other
+// addresses do too if the 32 packs of the warp are adjacent, 512 bytes in all. Then each lane accesses the 16 aligned
+// bytes that hold the beginning of its pack, and exchanges the rest with the lane beside it. The two ends of the 512
+// bytes are together 16 bytes more, which the first lane accesses one by one; so a warp never accesses a byte outside
+// its packs. All other packs, those of the last warp of an array and of warps whose packs belong to two arrays, are
+// accessed by words of 4 bytes if they are aligned to these, else byte by byte.
 #pragma once
 #include "common/pack16.cuh"
 
@@ -112,8 +112,8 @@ __device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]
     }
 }
 
-// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are undefined.
-// If all packs of the warp are whole and aligned, all loads are in flight at once.
+// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
+// undefined. If all packs of the warp are whole and aligned, all loads are in flight at once.
 template <int K, typename At>
 __device__ __forceinline__ bool all_whole(const At& at) {
     bool whole = true;

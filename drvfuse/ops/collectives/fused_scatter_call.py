@@ -43,7 +43,7 @@ class FusedScatterCall(FusedCall):
 
     @property
     def starts(self) -> list[int]:
-        """The index of each rank's first row, and behind them the number of all rows."""
+        """The index of each rank's first row, followed by the number of all rows."""
         return list(itertools.accumulate(self.counts, initial=0))
 
     @property
