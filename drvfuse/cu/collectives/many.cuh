@@ -26,13 +26,13 @@ __device__ __forceinline__ int tensor_of(const ManyCall& many, i64 index) {
     return found;
 }
 
-// Pack `index` of the row, of this rank's inputs.
+// Loads pack `index` of the sequence, from this rank's inputs.
 __device__ __forceinline__ void load_of_many(InPack& pack, const ManyCall& many, i64 index) {
     const int tensor = tensor_of(many, index);
     load_input(pack, many.inputs[tensor], index - many.first[tensor], many.counts[tensor]);
 }
 
-// The same of the outputs.
+// Stores pack `index` of the sequence to this rank's outputs.
 __device__ __forceinline__ void store_of_many(const ManyCall& many, i64 index, const OutPack& pack) {
     const int tensor = tensor_of(many, index);
     store_output(many.outputs[tensor], index - many.first[tensor], many.counts[tensor], pack);

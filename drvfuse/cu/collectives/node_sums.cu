@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, co
     load_pack(pack, from);
 }
 
-// The same of this rank's input.
+// Loads pack `index` of this rank's input.
 __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
 #ifdef DRVFUSE_MANY
     load_of_many(pack, p.many, index);

@@ -21,7 +21,7 @@ using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
 constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
 
-// total = +0.0f + node 0 + node 1 + ... of packs that load(pack, address) reads, of node 0 at `from`.
+// total = +0.0f + node 0 + node 1 + ...; load(pack, address) loads the pack of a node, that of node 0 at `from`.
 template <typename Load>
 __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, const char* from, const Load& load) {
     float sum[W];
@@ -46,7 +46,7 @@ __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, 
     from_float(total, sum);
 }
 
-// The same of pack `index` of the own part.
+// The total of pack `index` of the own part.
 __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
     add_nodes(total, call, call.sums + index * SUM_BYTES,
               [](SumPack& pack, const char* from) { load_pack(pack, from); });

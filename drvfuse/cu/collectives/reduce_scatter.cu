@@ -7,8 +7,8 @@
 //   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
 //           payload. The payload has two halves of ranks * chunk_packs packs, by owner, which are used in turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES   (LOCAL) the sources are the partial sums of this rank's part, over the nodes (nodes.cuh): reduce-scatters inside
-//           the nodes have left them as float32, in packs as those of the tensor, and exchanges have brought them here.
+//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's part (nodes.cuh). Reduce-scatters inside
+//           the nodes have written them as float32, in packs like those of the tensor, and exchanges have sent them here.
 //           There is one part, and `call.rank` is the rank's number in the group, for the epilogue.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.

@@ -9,8 +9,8 @@
 //           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
 //           turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES   (LOCAL) the sources are the partial sums of this rank's rows, over the nodes, as in reduce_scatter.cu. `sums` is
-//           where those of node 0 begin, and rows lie one behind the other.
+//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's rows, as in reduce_scatter.cu. The sums of
+//           node 0 begin at `sums`, and rows follow one another without gaps.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
 // the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
@@ -36,7 +36,7 @@ struct Params : FusedScatterParams {
     NodeCall node;
 };
 
-// Pack `at` of row `row` of the sums over the nodes.
+// Pack `at` of row `row`, summed over the nodes.
 __device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row, int at) {
     const i64 first = i64(row) * p.columns + at * W;
     if constexpr (RAGGED) {

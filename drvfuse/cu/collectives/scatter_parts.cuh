@@ -17,7 +17,7 @@ struct ScatterParams {
     void* output;                    // this rank's part of the output
     i64 columns;                     // the tensor's last dimension, for the epilogue
     i64 most_packs;                  // packs of the largest part
-    i64 chunk_packs;                 // of each part, see the kernels; unused where nothing is staged
+    i64 chunk_packs;                 // packs of each part in a chunk or round; unused where nothing is staged
     Range parts[DRVFUSE_MAX_RANKS];  // by rank
 };
 
@@ -45,7 +45,7 @@ public:
         read(pack, static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES, j);
     }
 
-    // Its own elements, from `address`, where those of the whole pack would begin, on 16 bytes.
+    // Loads the part's own elements of pack j. `address` is that of the whole pack, a multiple of 16.
     template <typename T>
     __device__ __forceinline__ void read(Pack<T, W>& pack, const char* address, i64 j) const {
         const i64 at = (first_ + j) * W;
