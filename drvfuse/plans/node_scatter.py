@@ -28,9 +28,9 @@ class ScatterChunk:
     """The elements [begin, end) of each rank's part, and the layout of partial sums in every payload. From offset
     `area` on there is a place for each node's sums of the own part, and then a place for the sums to each other node.
 
-    A place has float32 packs of `width` elements, as many as the largest part of the chunk has packs of the tensor. The
+    A place has float32 packs of `width` elements, one for each pack of the largest part of the chunk. The
     sums lie in it as their elements do in packs of the tensor, so the first and the last pack may be used in part.
-    `ragged`: a part, of which this is a chunk, begins or ends within a pack.
+    `ragged`: a whole part begins or ends within a pack.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -78,7 +78,7 @@ class ScatterChunk:
 
 
 def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list[ScatterChunk]:
-    """Chunks of whole packs, of which at least one element exists. ArgumentError for a payload that cannot hold a pack.
+    """Chunks of whole packs, for parts with at least one element. ArgumentError for a payload that cannot hold a pack.
 
     The chunks do not use the payload in front of `area`.
     """

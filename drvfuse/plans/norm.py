@@ -58,7 +58,7 @@ class NormShape(NamedTuple):
         return cls(0, threads, packs, cluster, row_packs == cluster * threads * packs)
 
     def grid(self, rows: int, resident: int) -> int:
-        """Blocks, of which at most `resident` run at once."""
+        """The number of blocks. At most `resident` blocks run at once."""
         if self.lanes:
             return max(1, min(ceil_div(rows * self.lanes, self.threads), resident))
         return max(1, min(rows, resident // self.cluster)) * self.cluster

@@ -20,8 +20,9 @@
 //
 // Numerics. +0.0f, then ranks 0..n-1 (NODES: nodes) in fp32, then the epilogue, then one rounding, whatever the algorithm.
 //
-// Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
-// before that peer's kernel began; so the barrier between blocks of equal index (barrier.cuh) orders all these reads.
+// Memory ordering. Thread t of block b reads from a peer only data that thread t of block b there wrote, or that was
+// complete before that peer's kernel began; so the barrier between blocks of equal index (barrier.cuh) orders all these
+// reads.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
 //   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), and this
 //   rank waits for them there; so its input is free when its kernel completes. Staged: no other rank reads the input.

@@ -33,12 +33,12 @@
 // x - sum(x) / columns, which takes a reduction of its own. BETA: beta is added to y, and the maximum of the result takes a
 // third reduction. NORMED: y is also rounded to the input's type. Warps find the maxima of groups from y.
 //
-// Memory ordering. As in allreduce.cu, with rows in place of packs and blocks in place of threads: block b reads of a peer
-// only what block b there wrote, or what was complete before that peer's kernel began, and the barrier covers all threads
-// of a block. For the same reasons inputs are free when the kernel completes, and halves of the payload two chunks later.
-// NODES: as in allreduce.cu. residual_output may be residual: a rank reads the residual of a row (two_stage: only the row's
-// owner does) before residual_out of that row is written by the same thread, or by the same block after a barrier. gamma is
-// fetched before the wait for the producer.
+// Memory ordering. As in allreduce.cu, with rows in place of packs and blocks in place of threads: block b reads from a
+// peer only data that block b there wrote, or that was complete before that peer's kernel began, and the barrier covers
+// all threads of a block. For the same reasons inputs are free when the kernel completes, and halves of the payload two
+// chunks later. NODES: as in allreduce.cu. residual_output may be residual: a rank reads the residual of a row
+// (two_stage: only the row's owner does) before residual_out of that row is written by the same thread, or by the same
+// block after a barrier. gamma is fetched before the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

@@ -41,7 +41,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
     }
 }
 
-// The same pack by pack, for rows that are not aligned in the tensor or whose packs have fewer bytes there.
+// Copies rows pack by pack, if they are not aligned in the tensor or their packs have fewer bytes there.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Packs packs;
     if (RANKS > 1 && first_index < p.chunk_packs)  // before start(), as everything behind it waits for the state
         load_unit(packs, p, first_index);
-    clear_padding(p);  // while the packs are on their way
+    clear_padding(p);  // while the packs are loaded
     push.start();
     bool first = true;
 #pragma unroll 1

@@ -124,7 +124,7 @@ __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance,
                 index);
 }
 
-// A team of `count` threads, of which pack j belongs to thread j mod `count`. `number` is this thread's, or -1 if it is in
+// A team of `count` threads; pack j belongs to its thread j mod `count`. `number` is this thread's, or -1 if it is in
 // another team.
 struct Team {
     i64 number, count;
@@ -135,7 +135,7 @@ __device__ __forceinline__ Team whole_grid() {
 }
 
 // Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs per thread are
-// loaded at once where all of the warp's are whole and aligned. Whole warps come to it.
+// loaded at once where all of the warp's are whole and aligned. Called by whole warps.
 template <int B, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;

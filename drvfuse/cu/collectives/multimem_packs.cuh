@@ -50,7 +50,7 @@ __device__ __forceinline__ void reduce_pack(Pack<T, W>& pack, const char* from) 
     }
 }
 
-// The same for the first `valid` elements of a pack, which are whole words; the other elements become +0.
+// The sums of the first `valid` elements of a pack, which are whole words; the other elements become +0.
 template <typename T, int W>
 __device__ __forceinline__ void reduce_elements(Pack<T, W>& pack, const char* from, i64 valid) {
 #pragma unroll

@@ -4,7 +4,7 @@
 //
 // Layout. The tensor is `items` items of `item_packs` packs of 16 bytes; rank k of the node owns a range of items
 // (partition.cuh). For the all-reduce an item is a pack of the flat tensor, whose one row has `columns` elements and
-// `row_packs` packs, of which the last may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
+// `row_packs` packs; the last pack may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
 // begin at any element and end in a partial pack; elements behind the end count as +0, and take part in the exchange.
 // Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
 //   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on, with
@@ -15,8 +15,9 @@
 //
 // Numerics. +0.0f, then the ranks of the node in their order, in fp32, which is not rounded.
 //
-// Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
-// before that peer's kernel began, so the barrier between blocks of equal index (barrier.cuh) orders all these reads.
+// Memory ordering. Thread t of block b reads from a peer only data that thread t of block b there wrote, or that was
+// complete before that peer's kernel began, so the barrier between blocks of equal index (barrier.cuh) orders all these
+// reads.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. There is no barrier after them: the
 //   barrier of the call's second kernel, at which a rank arrives when this kernel is complete, frees the inputs. Until
 //   then a rank writes only its own part of its output, and no other rank reads that part of its input; so a call may be

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs of 16 bytes on their way between ranks by the push protocol (sync/push.cuh), and their sum in rank order.
+// Sends packs of 16 bytes by the push protocol (sync/push.cuh), and sums received packs in the order of the ranks.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "sync/push.cuh"

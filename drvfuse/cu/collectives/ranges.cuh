@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of a tensor's packs, of which pack j belongs to thread j mod (blocks * threads) of the grid, on every rank.
+// Loops over a range of a tensor's packs. Pack j of the range belongs to thread j mod (blocks * threads) of the grid, on
+// every rank.
 #pragma once
 #include "collectives/allreduce_packs.cuh"
 #include "common/partition.cuh"

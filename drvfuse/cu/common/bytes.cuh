@@ -2,10 +2,10 @@
 // Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
 // A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. Packs at other
-// addresses do too if the 32 packs of the warp are adjacent, 512 bytes in all. Then each lane accesses the 16 aligned
-// bytes that hold the beginning of its pack, and exchanges the rest with the lane beside it. The two ends of the 512
-// bytes are together 16 bytes more, which the first lane accesses one by one; so a warp never accesses a byte outside
-// its packs. All other packs, those of the last warp of an array and of warps whose packs belong to two arrays, are
+// addresses do too if the 32 packs of the warp are adjacent, 512 bytes in all. Then every lane but the first accesses
+// the 16 aligned bytes in which its pack begins, and exchanges a part of them with the lane beside it. The first lane
+// accesses the bytes that are left at the two ends of the 512, 16 in all, one by one. So a warp never accesses a byte
+// outside its packs. All other packs, those of the last warp of an array and of warps whose packs belong to two arrays, are
 // accessed by words of 4 bytes if they are aligned to these, else byte by byte.
 #pragma once
 #include "common/pack16.cuh"

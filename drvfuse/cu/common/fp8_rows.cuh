@@ -6,7 +6,7 @@
 
 constexpr int PACK = 16;  // elements of one 16-byte access; every group size is a multiple
 
-// Loads W bytes, of which the first `valid` exist; the others are 0. `aligned`: all exist, and one access loads them.
+// Loads W bytes. Only the first `valid` exist, and the others are 0. `aligned`: all exist, and one access loads them.
 template <int W>
 __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address, int valid, bool aligned) {
     if (aligned) {

@@ -73,7 +73,7 @@ __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch
     return {butterfly_sum<lanes / 2>(sum), __uint_as_float(ptx::warp_max(maximum))};
 }
 
-// For rows of at most 32 packs, each of which an aligned group of `Lanes` lanes, a power of two, holds.
+// For rows of at most 32 packs. An aligned group of `Lanes` lanes, a power of two, holds a row.
 template <int Lanes>
 struct LaneScratch {
     __device__ __forceinline__ void init() {}

@@ -57,7 +57,7 @@ def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
 
 
 def level_inside(pdl: PDLLevel) -> PDLLevel:
-    """The PDL level of all kernels of a call but the last: they trigger at their end."""
+    """The PDL level of all kernels of a call except the last: they trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
 
 

@@ -125,7 +125,7 @@ def _is_bare(group: Group, tensors: Any) -> bool:
 
 
 def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]:
-    """For each tensor a list with an array per local rank or, if the value is `bare`, the array of the one rank."""
+    """For each tensor a list with an array per local rank or, if the value is `bare`, just the array."""
     of_ranks = [value] if bare else operands.per_rank(group, argument, value)
     for position, arrays in enumerate(of_ranks):
         name = argument if bare else f"{argument}[{position}]"

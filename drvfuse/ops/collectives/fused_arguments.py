@@ -50,8 +50,8 @@ class FusedRows:
 
     @classmethod
     def of(cls, inputs: list[Operand], head_columns: Any) -> FusedRows:
-        """These inputs, of which every rank gets all rows. Raises ArgumentError for a dtype, a shape or a length of
-        heads that no kernel can have."""
+        """The rows of these inputs, where every rank gets all rows. Raises ArgumentError for a dtype, a shape or a
+        length of heads that no kernel can have."""
         first = inputs[0]
         options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
         each, normed = _rows(first, head_columns)
@@ -62,8 +62,8 @@ class FusedRows:
         return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
 
     def split(self, group: Group, splits: Any) -> FusedRows:
-        """The same inputs, of which rank r gets `splits[r]` rows, or all ranks as equal numbers of rows as possible.
-        Raises ArgumentError for splits whose sum is not the number of rows."""
+        """The same rows, where rank r gets `splits[r]` of them; None: all ranks get as equal numbers of rows as
+        possible. Raises ArgumentError for splits whose sum is not the number of rows."""
         assert isinstance(self.each, tuple)
         shape = self.inputs[0].shape
         heads = self.each[len(shape) - 1 :]  # () without heads

@@ -13,7 +13,7 @@ from .params import FusedParams
 class FormParams(FusedParams):
     """`struct FusedParams` for forms with beta, normed outputs, or scales in the layouts "column" and "tiles"."""
 
-    _fields_ = (  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (  # type: ignore[assignment]  # follow the fields of the base
         ("beta", ctypes.c_uint64),
         ("normed_output", ctypes.c_uint64),
         ("all_rows", ctypes.c_int32),

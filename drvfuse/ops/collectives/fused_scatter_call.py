@@ -121,8 +121,8 @@ class FusedScatterCall(FusedCall):
         return AcrossNodes(group, stages), every
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, without the fields that follow from the number of rows; over several nodes the one that adds the
-        nodes' partial sums."""
+        """The kernel, with the defaults for all fields that depend on the number of rows. Over several nodes it is the
+        kernel that adds the nodes' partial sums."""
         if self.options.group.link is None:
             return super()._kernel()
         finishing = replace(self, algo="naive", staged=False)

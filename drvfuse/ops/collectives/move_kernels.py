@@ -137,4 +137,4 @@ class MoveParams(ctypes.Structure):
 class MovePushParams(MoveParams):
     """`struct MovePushParams`."""
 
-    _fields_ = (("push", PushCall), ("root", ctypes.c_int64))  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall), ("root", ctypes.c_int64))  # type: ignore[assignment]  # follow the fields of the base

@@ -55,8 +55,8 @@ def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: boo
 
 @dataclass(frozen=True)
 class PartialSums:
-    """How the ranks of a node sum inputs of `dtype`: by the one-node reduce-scatter whose all-reduce algorithm is
-    `form`."""
+    """How the ranks of a node sum inputs of `dtype`, namely by the one-node reduce-scatter whose all-reduce algorithm
+    is `form`."""
 
     options: CallOptions
     dtype: DType

@@ -77,13 +77,13 @@ class PushCall(ctypes.Structure):
 class AllreducePushParams(AllreduceParams):
     """`struct AllreducePushParams` of cu/collectives/allreduce_push.cu."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedPushParams(FusedParams):
     """`struct FusedPushParams` of cu/collectives/allreduce_rmsnorm_fp8_push.cu."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class MultimemCall(ctypes.Structure):
@@ -100,13 +100,13 @@ class MultimemCall(ctypes.Structure):
 class AllreduceMultimemParams(AllreduceParams):
     """`struct AllreduceMultimemParams` of cu/collectives/allreduce_multimem.cu."""
 
-    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedMultimemParams(FusedParams):
     """`struct FusedMultimemParams` of cu/collectives/allreduce_rmsnorm_fp8_multimem.cu."""
 
-    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class NodeCall(ctypes.Structure):
@@ -134,13 +134,13 @@ class NodeSumsParams(ctypes.Structure):
 class AllreduceNodesParams(AllreduceParams):
     """`struct Params` of cu/collectives/allreduce.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedNodesParams(FusedParams):
     """`struct Params` of cu/collectives/allreduce_rmsnorm_fp8.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 def parameters(op: str, algo: str, multimem: bool = False) -> type[AllreduceParams] | type[FusedParams]:

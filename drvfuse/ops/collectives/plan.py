@@ -108,8 +108,8 @@ def take(
     """A launch per local rank, of the plan that is kept under `key`, or of `plan()` if there is none.
 
     The key holds everything that `plan()` depends on besides the group. `more[i]` is the second argument of rank i's
-    kernel. Of the addresses only those are written that every collective has: `table[i]` are the addresses from which
-    rank i sums, and `inputs[i]` is the address of its input.
+    kernel. The function writes the addresses that every collective has: `table[i]` are the addresses from which rank i
+    sums, and `inputs[i]` is the address of its input.
     """
     behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reduce_scatter`: the sum of one array per rank, of which each rank gets its rows."""
+"""`reduce_scatter`: each rank gets its rows of the sum of one array per rank."""
 
 from __future__ import annotations
 

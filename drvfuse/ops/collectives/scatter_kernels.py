@@ -16,7 +16,7 @@ ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
 """The algorithm of an all-reduce that sums a whole tensor as a reduce-scatter by this algorithm sums a part."""
 ROW_FORMS = FORMS | {"naive": "naive"}
-"""The same for the fused ops, whose calls name "naive" themselves."""
+"""`FORMS` of the fused ops, in which "naive" keeps its name."""
 
 
 class ScatterKernel(CollectiveKernel):
@@ -71,13 +71,13 @@ class ScatterParams(ctypes.Structure):
 class ScatterNodesParams(ScatterParams):
     """`struct Params` of cu/collectives/reduce_scatter.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class ScatterPushParams(ScatterParams):
     """`struct ScatterPushParams` of cu/collectives/reduce_scatter_push.cu."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class RowParts(ctypes.Structure):
@@ -89,16 +89,16 @@ class RowParts(ctypes.Structure):
 class FusedScatterParams(FusedParams):
     """`struct FusedScatterParams` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu."""
 
-    _fields_ = (("parts", RowParts),)  # behind those of the base
+    _fields_ = (("parts", RowParts),)  # follow the fields of the base
 
 
 class FusedScatterNodesParams(FusedParams):
     """`struct Params` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("parts", RowParts), ("node", NodeCall))  # behind those of the base
+    _fields_ = (("parts", RowParts), ("node", NodeCall))  # follow the fields of the base
 
 
 class FusedScatterPushParams(FusedParams):
     """`struct FusedScatterPushParams` of cu/collectives/reduce_scatter_rmsnorm_fp8_push.cu."""
 
-    _fields_ = (("parts", RowParts), ("push", PushCall))  # behind those of the base
+    _fields_ = (("parts", RowParts), ("push", PushCall))  # follow the fields of the base
