@@ -168,7 +168,7 @@ class HeldTiles(_Plan):
             0 < self.resident * self.threads <= 512
             and self.grid <= MAX_WORD_BLOCKS
             and self.strips * _STRIP_WORDS <= MAX_WORD_ROWS
-            and 4 * self.strips * self.pairs <= MAX_WORD_SUMS  # LayerNorm's two rounds
+            and 4 * self.strips * self.pairs <= MAX_WORD_SUMS  # LayerNorm exchanges sums twice
         )
 
     def defines(self, aligned: bool) -> Defines:

@@ -22,11 +22,11 @@
 // +0.0f is added to it, then the epilogue, then one rounding, which without an epilogue changes NaNs alone. In two_stage
 // each element is summed once, so all ranks have the same bits; in one_stage the bits of two ranks may differ.
 //
-// Memory ordering. Thread t of block b accesses of a peer's memory only what thread t of block b there accesses, or what
-// no kernel accesses at the time; so the barrier between blocks of equal index (barrier.cuh) orders all these accesses.
-// Memory is accessed by its own address (copies to and from staging memory, and the kernels before and after this one) and
-// by a multicast address (sums, stores to all ranks). Where two accesses by different addresses must be ordered, there is
-// a barrier between them, and its fence.proxy.alias orders them:
+// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that thread t of block b there
+// accesses, or that no kernel accesses at the time; so the barrier between blocks of equal index (barrier.cuh) orders
+// all these accesses. Memory is accessed by its own address (copies to and from staging memory, and the kernels before
+// and after this one) and by a multicast address (sums, stores to all ranks). Where two accesses by different addresses
+// must be ordered, there is a barrier between them, and its fence.proxy.alias orders them:
 //   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
 //   fence is needed there too: this kernel may be resident already when a kernel writes (on another device, or under
 //   programmatic dependent launch), and the end of a writing kernel makes its writes known by other addresses only to

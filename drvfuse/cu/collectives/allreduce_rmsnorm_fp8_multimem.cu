@@ -23,13 +23,13 @@
 // summed once, so all ranks have the same bits.
 //
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
-// place of threads: block b accesses of a peer's memory only what block b there accesses, or what no kernel accesses at the
-// time, and the barrier covers all threads of a block. Results that overwrite a staged row must follow all loads of its
-// sums: a row's results are stored behind the block barrier of its reduction (reduce.cuh), those of heads behind a block
-// barrier of their own, and residual_out by the thread that has loaded the same place. The next chunk's rows are staged in
-// slots from which any thread of the block may have copied results, so a block barrier comes first. residual_output may be
-// residual: a row's owner reads its residual before the barrier, and residual_output is written after it, from staging
-// memory. gamma is fetched after the wait for the producer.
+// place of threads: block b accesses only those bytes of a peer's memory that block b there accesses, or that no kernel
+// accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must follow
+// all loads of its sums: a row's results are stored behind the block barrier of its reduction (reduce.cuh), those of
+// heads behind a block barrier of their own, and residual_out by the thread that has loaded the same place. The next
+// chunk's rows are staged in slots from which any thread of the block may have copied results, so a block barrier comes
+// first. residual_output may be residual: a row's owner reads its residual before the barrier, and residual_output is
+// written after it, from staging memory. gamma is fetched after the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

@@ -14,8 +14,9 @@
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, moves and chunk on every rank.
 //
-// Memory ordering. Thread t of block b accesses of a peer's memory only what thread t of block b there accesses, or what
-// no kernel writes between the barriers; so the barrier between blocks of equal index (barrier.cuh) orders all of this.
+// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that thread t of block b there
+// accesses, or that no kernel writes between the barriers; so the barrier between blocks of equal index (barrier.cuh)
+// orders all of this.
 //   Direct: at the start barrier all peers have completed the earlier work of their streams, so inputs are written and
 //   outputs are free. At the end barrier a rank's peers have read all of its input (pull) or written all of its output
 //   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that

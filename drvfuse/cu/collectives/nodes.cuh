@@ -10,7 +10,7 @@
 #include "collectives/progress.cuh"
 
 struct NodeCall {
-    char* sums;  // in node_sums those of the own node, else those of node 0
+    char* sums;  // address of the partial sums: in node_sums those of the own node, else those of node 0
     Progress* progress;
     i64 stride;
     int nodes;  // number of places: 1 in the order "engine"

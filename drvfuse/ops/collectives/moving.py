@@ -42,12 +42,13 @@ class MovePart:
     """The layout of scales that are rearranged when they arrive; None for bytes that arrive as they are."""
 
     def reachable(self, group: Group, targets: bool) -> bool:
-        """Whether the kernels of a rank's peers can access its target, or else its source, where it lies."""
+        """Whether the kernels of a rank's peers can access its target where it lies or, without `targets`, its
+        source."""
         return plan.readable_by_peers(group, self.targets if targets else self.sources)
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        """The addresses, by distance from 1 on, of the targets of the ranks to which a rank sends, or of the sources of
-        those from which it receives."""
+        """The addresses of peers' arrays, by distance from 1 on: the targets of the ranks to which a rank sends or,
+        without `targets`, the sources of the ranks from which it receives."""
         peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
         step, found = (1, self.targets) if targets else (-1, self.sources)
         return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
