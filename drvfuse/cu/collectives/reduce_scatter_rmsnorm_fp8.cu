@@ -9,8 +9,8 @@
 //           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
 //           turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's rows, as in reduce_scatter.cu. The sums of
-//           node 0 begin at `sums`, and rows follow one another without gaps.
+//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's rows, as in reduce_scatter.cu. The
+//           sums of node 0 begin at `sums`, and rows follow one another without gaps.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
 // the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.

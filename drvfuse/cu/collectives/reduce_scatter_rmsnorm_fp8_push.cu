@@ -2,11 +2,11 @@
 // Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, by pushing: one kernel per rank,
 // without a barrier.
 //
-// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says who owns which rows. A row is in the registers
-// of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are cut into
-// rounds of `chunk_rows` rows of each; cluster c does rows c, c + clusters, ... of every round: it sends that row of
-// each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the greetings, in
-// rows of whole packs: [distance - 1][chunk_rows].
+// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A row is in the
+// registers of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are
+// cut into rounds of `chunk_rows` rows of each; cluster c does rows c, c + clusters, ... of every round: it sends that
+// row of each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the
+// greetings, in rows of whole packs: [distance - 1][chunk_rows].
 //
 // What is sent. As in reduce_scatter_push.cu, with rows in place of packs: for an empty part one row of zeros is sent, and
 // where a call has several rounds, each sends chunk_rows rows to every peer.

@@ -51,7 +51,8 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const uint2(&groups)[MAX_GROUPS] = scratch.pairs[turn];
     const u32 count = PACKS * Cluster * warps;
     if (count <= 32) {
-        // In the tree a lane has one group at most. Here it loads four, and adds them as the steps 16 and 8 would.
+        // In the tree a lane has one group at most. Here it loads four, and adds them as the butterfly's steps 16 and 8
+        // would.
         float sums[4];
         maximum = 0;
 #pragma unroll
