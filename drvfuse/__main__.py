@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -117,7 +118,9 @@ def _add_benchmarks(benchmarks: Any) -> None:
     every.add_argument("--op", nargs="+", metavar="NAME", help="collectives, by the names of their benchmarks")
     every.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     forms = benchmarks.add_parser(
-        "fused-forms", parents=[gpus, shapes, every, out], help="the fused norms in every form, beside the plain one"
+        "fused-forms",
+        parents=[gpus, shapes, every, out],
+        help="fused norms, and gathers of rows with scales, in every form",
     )
     forms.add_argument("--form", nargs="+", metavar="NAME", help="such as static, mxfp8-tiles, layer (default: all)")
     forms.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
@@ -281,7 +284,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow: answered, and the process ends
+        importlib.import_module("argcomplete").autocomplete(parser)
+    arguments = parser.parse_args(argv)
     try:
         check_files(arguments)
         module = importlib.import_module(f".cli.{arguments.command}", __package__)  # one command needs no other's

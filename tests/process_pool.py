@@ -63,7 +63,7 @@ class _Worker:
         theirs.close()
 
     def end(self) -> None:
-        self.pipe.close()  # it ends when it notices
+        self.pipe.close()  # the process ends when it notices the closed pipe
         try:
             self.process.wait(2)
         except subprocess.TimeoutExpired:

@@ -16,7 +16,8 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 GPUS = {"decode_step": 2, "sequence_parallel": 4, "fp8_training_step": 1, "multicast_kernel": 0, "test_own_program": 0}
-"""Examples that run without a framework, and on how many devices of the driver under test; 0: always emulated ones."""
+"""Examples without a framework, and the number of devices of the driver under test that each needs; 0: emulated devices
+only."""
 FRAMEWORKS = {"torch_decode": "torch", "jax_arrays": "jax", "cupy_arrays": "cupy"}
 
 
@@ -59,5 +60,6 @@ def test_an_example_of_a_framework_prints_what_its_header_says(name: str, gpus: 
     path = EXAMPLES / f"{name}.py"
     command = ("-m", "torch.distributed.run", "--nproc-per-node", str(gpus)) if name.startswith("torch") else ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")[:gpus]
-    text = printed(path, driver, *command, CUDA_VISIBLE_DEVICES=",".join(visible))
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(visible), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    text = printed(path, driver, *command, **variables)
     assert text.strip() == shown(path).strip()

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 INTERRUPTIBLE = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Of a program: Ctrl-C interrupts it also where the suite runs in the background of a shell, which ignores SIGINT."""
+"""The first lines of a program that make Ctrl-C interrupt it even if the test suite runs in the background of a shell,
+where SIGINT is ignored."""
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 

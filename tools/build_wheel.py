@@ -17,6 +17,8 @@ from pathlib import Path
 from drvfuse.emu import abi
 from drvfuse.emu.native.loader import RUNTIME, compile_native
 
+from . import long_description
+
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = "drvfuse/emu/native"
 
@@ -29,6 +31,7 @@ def build(folder: Path) -> None:
         for file in ROOT.iterdir():
             if file.is_file():
                 shutil.copy(file, tree)
+        long_description.rewrite(tree)
         for name in (RUNTIME, *abi.LIBRARIES):
             (tree / NATIVE / f"{name}.ptx").write_text(compile_native(name))
         options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index")

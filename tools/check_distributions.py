@@ -2,9 +2,9 @@
 """Build the source distribution, and the wheel from it, and use the wheel: `python -m tools.check_distributions`.
 
 What is checked: both contain every file of the package and no other; their metadata and the long description are what
-a package index takes (`twine check --strict`); the wheel, installed into an environment without a checkout, runs the
-demo. The extras `release`, `emu` and `cu12` or `cu13` must be installed. Nothing is downloaded, and the checkout is not
-changed.
+a package index takes (`twine check --strict`), and no link of the description is a path in the repository; the wheel,
+installed into an environment without a checkout, runs the demo. The extras `release`, `emu` and `cu12` or `cu13` must
+be installed. Nothing is downloaded, and the checkout is not changed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import tempfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import IO
+
+from . import long_description
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ("demo", "--driver", "emu", "--gpus", "2", "--rows", "4", "--cols", "512")
@@ -30,14 +33,19 @@ def check(folder: Path) -> None:
     shutil.copytree(ROOT / "drvfuse", tree / "drvfuse", ignore=shutil.ignore_patterns("__pycache__", "*.ptx"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tree)
+    long_description.rewrite(tree)
     files = {path.relative_to(tree).as_posix() for path in (tree / "drvfuse").rglob("*") if path.is_file()}
     python("-m", "build", "--no-isolation", "--outdir", str(dist), str(tree))
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     with tarfile.open(sdist) as archive:
         members = [member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()]
         same(sdist, files, {name for name in members if name.startswith("drvfuse/")})
+        (metadata,) = [name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO")]
+        described(sdist, archive.extractfile(metadata))
     with zipfile.ZipFile(wheel) as contents:
         same(wheel, files, {name for name in contents.namelist() if ".dist-info/" not in name})
+        (metadata,) = [name for name in contents.namelist() if name.endswith(".dist-info/METADATA")]
+        described(wheel, contents.open(metadata))
     python("-m", "twine", "check", "--strict", str(sdist), str(wheel))
     demo(wheel, folder / "clean")
 
@@ -47,6 +55,15 @@ def same(archive: Path, expected: set[str], found: set[str]) -> None:
     if expected != found:
         missing, extra = sorted(expected - found), sorted(found - expected)
         raise SystemExit(f"{archive.name}: missing {missing}, unexpected {extra}")
+
+
+def described(archive: Path, metadata: IO[bytes] | None) -> None:
+    """Exit with the links of the long description that are paths, if there are any, or where it is missing."""
+    text = metadata.read().decode() if metadata is not None else ""
+    if "\n# drvfuse\n" not in text:
+        raise SystemExit(f"{archive.name}: without the README as its long description")
+    if paths := long_description.relative_links(text):
+        raise SystemExit(f"{archive.name}: its long description links to {paths}, which an index does not have")
 
 
 def demo(wheel: Path, environment: Path) -> None:

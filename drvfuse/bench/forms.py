@@ -23,6 +23,11 @@ class Form:
     head_columns: int = 0
     normed: bool = False
 
+    @property
+    def gathered(self) -> bool:
+        """Whether it is a quantisation alone, and one with scales, which all_gather takes with the codes."""
+        return self == Form(self.quantisation) and self.quantisation.scales is not None
+
     def fits(self, columns: int) -> bool:
         """Whether heads divide rows of so many columns, and groups divide what has a norm of its own."""
         of_norm = self.head_columns or columns

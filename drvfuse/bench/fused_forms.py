@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the fused norms in every form, beside the plain one and the wire time of the form's own formula.
+"""Times of the fused norms, and of all-gather of quantised rows with their scales, in every form, beside the plain form
+and the wire time of the form's own formula.
 
 The plain form, FP8 by row, is measured first at every shape. The wire time is that of the bytes that each rank receives
 by the algorithm which "auto" has chosen, at the rate of large copies from each rank to the next in the same run.
@@ -14,15 +15,16 @@ from .. import dtypes
 from ..comm.group import Group
 from ..errors import Unsupported
 from ..plans import tuning
-from . import timing
-from .collective_calls import LEVELS
+from . import norm_calls, timing
+from .collective_calls import LEVELS, CollectiveCalls
 from .floors import Links
 from .forms import FORMS, PLAIN, Form
+from .gather_calls import gathers
 from .moves import sets_of
-from .norm_calls import OPS as OPS
 from .ops import calls_of
 from .settings import Settings
 
+OPS = (*norm_calls.OPS, "all_gather")
 SHAPES = ((1, 8192), (128, 8192), (2048, 8192), (8192, 8192))
 HEAD = ["op", "rows x cols", "form", "PDL", "algo", "us", "spread", "x row", "wire", "x wire", "- wire"]
 TEXT_COLUMNS = 5
@@ -30,11 +32,14 @@ TEXT_COLUMNS = 5
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
     """The bytes that each rank receives: sums of 16 bits, and by two shots what the owners of rows send of them, which
-    is the residual's output where there is one, or codes, scales and normed rows."""
+    is the residual's output where there is one, or codes, scales and normed rows. By all_gather codes and scales."""
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize
     if op == "reduce_scatter_rmsnorm_fp8":
         return (ranks - 1) / ranks * rows * row_bytes
+    if op == "all_gather":
+        made = form.quantisation
+        return (ranks - 1) / ranks * rows * (made.row_bytes(columns, source) + made.row_scale_bytes(columns))
     if form.residual:
         sent = columns * dtypes.get(form.residual).itemsize
     else:
@@ -57,9 +62,9 @@ def measure(
             plain: dict[str, Any] = {}
             for name in dict.fromkeys((PLAIN, *forms)):
                 form = FORMS[name]
-                if not form.fits(columns):
+                if not form.fits(columns) or (op == "all_gather" and not form.gathered):
                     continue
-                times = calls_of(group, op, rows, columns, sets, form).times("auto", settings.calls)
+                times = _calls(group, op, rows, columns, sets, form).times("auto", settings.calls)
                 plain = plain or times
                 yield {
                     **{"op": op, "rows": rows, "cols": columns, "form": name, "gpus": group.size},
@@ -68,6 +73,12 @@ def measure(
                     "times": times,
                     "x_row": {level: times[level]["us"] / plain[level]["us"] for level in LEVELS},
                 }
+
+
+def _calls(group: Group, op: str, rows: int, columns: int, sets: int, form: Form) -> CollectiveCalls:
+    if op == "all_gather":
+        return gathers(group, rows, columns, sets, form.quantisation)
+    return calls_of(group, op, rows, columns, sets, form)
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:

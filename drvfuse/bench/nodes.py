@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from ..comm.group import Group
-from ..errors import Unsupported
 from ..runtime.driver import Driver
 from . import timing
 from .collective_calls import CollectiveCalls, figure, launches
@@ -35,8 +34,8 @@ def measure(
     shapes: Sequence[tuple[int, int]],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op and shape. Of several nodes an op that lacks them has the reason in place of times. The
-    results of both groups are compared with the reference before they are timed."""
+    """A result for each op and shape. The results of both groups are compared with the reference before they are
+    timed."""
     cases = [(op, shape) for op in ops for shape in shapes]
     with Group.local(gpus, driver=driver) as group:
         device = group[0].device.name
@@ -50,22 +49,18 @@ def measure(
 
 
 def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings) -> dict[str, Any]:
-    """The times of a call and of its exchange; or why there are none."""
-    try:
-        calls = calls_of(group, op, rows, cols, settings.sets)
-        calls.check("auto")
-    except Unsupported as error:
-        return {"unsupported": str(error)}
+    """The times of a call and of its exchange."""
     assert group.link is not None
+    calls = calls_of(group, op, rows, cols, settings.sets)
+    calls.check("auto")
     joined = group.link.engine.name == "in process"  # whose copies need one graph for all ranks
     time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
     found = {"off": figure(time(launches(calls.prepared("auto"))))}
-    exchanged = _exchange(calls)
-    return {**found, "exchange": figure(time([exchanged]))} if exchanged else found
+    return {**found, "exchange": figure(time([_exchange(calls)]))}
 
 
-def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
-    """What the engine does in one call; None for a call that exchanges nothing."""
+def _exchange(calls: CollectiveCalls) -> Callable[[], object]:
+    """What the engine does in one call."""
     link = calls.group.link
     assert link is not None
     (call,) = calls.prepared("auto", sets=1)
@@ -75,7 +70,7 @@ def _exchange(calls: CollectiveCalls) -> Callable[[], object] | None:
         link.engine = noted
         call.launch()
     calls.group.synchronize()
-    return together(noted.work) if noted.work else None
+    return together(noted.work)
 
 
 class _Noting:
@@ -94,6 +89,9 @@ class _Noting:
     def all_reduce(self, parts: Any) -> None:
         self._note(partial(self._engine.all_reduce, list(parts)))
 
+    def all_to_all(self, parts: Any) -> None:
+        self._note(partial(self._engine.all_to_all, list(parts)))
+
     def _note(self, work: Callable[[], object]) -> None:
         self.work.append(work)
         work()
@@ -103,19 +101,14 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     """The row of the table."""
     one, over = result["one_node"]["off"], result["over_nodes"]
     cells = [result["op"], f"{result['rows']}x{result['cols']}", f"{one['us']:.2f}", f"{one['spread']:.2f}"]
-    if "unsupported" in over:
-        return [[*cells, "unsupported", "", "", ""]]
-    exchange = f"{over['exchange']['us']:.2f}" if "exchange" in over else ""
     us, spread = over["off"]["us"], over["off"]["spread"]
-    return [[*cells, f"{us:.2f}", f"{spread:.2f}", exchange, f"{us / one['us']:.2f}"]]
+    return [[*cells, f"{us:.2f}", f"{spread:.2f}", f"{over['exchange']['us']:.2f}", f"{us / one['us']:.2f}"]]
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured, and what is not supported."""
+    """How it was measured."""
     first = results[0]
-    found = [
+    return [
         f"microseconds per call without PDL, median and (largest - smallest) of {timing.REPLAYS} replays; "
         f"{first['gpus']} GPUs as one node, and as {first['nodes']} nodes by the exchange {first['exchange']}"
     ]
-    reasons = (r["over_nodes"].get("unsupported") for r in results)
-    return found + list(dict.fromkeys(f"unsupported: {reason}" for reason in reasons if reason))

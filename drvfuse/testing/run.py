@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -95,9 +96,10 @@ class Run:
 
 
 def _replay(item: pytest.Item) -> str:
-    """The command that runs only this test, with this seed."""
+    """The command that runs only this test, with this seed, in the folder where pytest was started."""
     config: Any = item.config
-    words = ["pytest", config.cwd_relative_nodeid(item.nodeid)]
+    path = os.path.relpath(item.path, config.invocation_params.dir)
+    words = ["pytest", "::".join([path, *item.nodeid.split("::")[1:]])]
     race, seeds = config.getoption("emu_race"), config.getoption("emu_seeds")
     words += [] if race is None else ["--emu-race" if race == "hardware" else f"--emu-race={race}"]
     words += [] if seeds is None else [f"--emu-seeds={seeds}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each benchmark's command runs where the emulated driver does: its rows, fields and file. Times mean nothing there."""
+"""Every command `drvfuse bench ...` on emulated GPUs: its rows, fields and file. The times have no meaning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Command = Callable[..., tuple[list[dict[str, Any]], str]]
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """`command(*arguments)`: the results in the file of `drvfuse bench` on emulated GPUs, and what it printed."""
     for name in VETOES:
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that what the command sets ends with the test
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # undoes the environment variables that the command sets
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(trace_cost, "_SETS", 1)
     monkeypatch.setattr(trace_cost, "_calls_per_graph", lambda rows, cols: 1)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that benchmarks time have the results of the reference, and a wrong bit is found before any of them is."""
+"""The calls that benchmarks time have the results of the reference, and a wrong bit is found before anything is
+timed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import errors
-from drvfuse.bench import moves, ops, sum_worker
+from drvfuse.bench import gather_calls, moves, ops, sum_worker
 from drvfuse.bench.collective_calls import BANK, bank, repeated
 from drvfuse.bench.forms import FORMS
 from drvfuse.bench.settings import EMULATED
@@ -31,15 +32,19 @@ def test_results_are_those_of_the_reference(group, op):
     ops.calls_of(group, op, ROWS, 64, sets=2).check("auto")
 
 
-@pytest.mark.parametrize("op", ["allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8"])
-def test_a_form_with_groups_and_residual_has_the_results_of_the_reference(group, op):
+def test_rows_of_their_owners_with_groups_and_residual_have_the_results_of_the_reference(group):
     form = FORMS["residual-group-128"]
-    ops.calls_of(group, op, ROWS, 128, sets=1, form=form).check("auto")
+    ops.calls_of(group, "reduce_scatter_rmsnorm_fp8", ROWS, 128, sets=1, form=form).check("auto")
+
+
+@pytest.mark.parametrize("form", ["row", "mxfp8-tiles", "nvfp4"])
+def test_rows_are_gathered_with_their_scales(group, form):
+    gather_calls.gathers(group, 5, 64, sets=1, made=FORMS[form].quantisation).check("auto")
 
 
 @pytest.mark.parametrize("op", ops.ALGORITHMS)
 def test_one_wrong_bit_on_one_rank_is_named(group, op):
-    calls = ops.calls_of(group, op, 5, 64, sets=1)
+    calls = ops.calls_of(group, op, ROWS, 64, sets=1)
     expected = calls.results[-1].expected()
     wrong = [array.copy() for array in expected]
     wrong[1].view(np.uint8).reshape(-1)[-1] ^= 1
@@ -50,7 +55,7 @@ def test_one_wrong_bit_on_one_rank_is_named(group, op):
 
 @pytest.mark.parametrize("op", ["allreduce_rmsnorm_fp8", "broadcast"])
 def test_what_an_earlier_call_has_left_is_no_result(group, op):
-    calls = ops.calls_of(group, op, 5, 64, sets=1)
+    calls = ops.calls_of(group, op, ROWS, 64, sets=1)
     calls.check("auto")
     (made,) = calls.prepared("auto")
     calls.prepare = lambda inputs, **options: SimpleNamespace(launch=lambda: None, describe=made.describe)
@@ -85,7 +90,7 @@ def test_a_tensor_repeats_the_rows_of_its_bank():
     assert all((tensor[row] == values[row % BANK]).all() for row in (0, BANK, 999))
 
 
-@pytest.mark.parametrize("op", ["allreduce_many", "reduce_scatter", "reduce_scatter_rmsnorm_fp8"])
+@pytest.mark.parametrize("op", ["allreduce_many", "reduce_scatter_rmsnorm_fp8"])
 def test_an_op_is_measured_beside_the_wire(monkeypatch, group, op):
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     results = list(moves.measure(group, op, [1], ["auto"], EMULATED, with_peers=False))

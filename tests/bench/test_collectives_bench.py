@@ -89,8 +89,9 @@ def test_multimem_algorithms_need_the_option(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("name", "value"), [*VETOES.items(), ("DRVFUSE_MULTICAST", "0")])
 def test_multimem_is_refused_with_the_name_of_the_veto_before_a_driver_is_loaded(name: str, value: str) -> None:
-    value = os.environ.get(name) or value  # a test adds vetoes and changes none
-    environment = {**os.environ, name: value, "CUDA_VISIBLE_DEVICES": ""}  # no GPU is there, should the veto be missed
+    value = os.environ.get(name) or value  # a test may add a veto but changes none
+    # All GPUs are hidden in case the veto does not work.
+    environment = {**os.environ, name: value, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-X", "importtime", "-m", "drvfuse", "bench", "allreduce", "--multimem"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert result.returncode != 0 and f"{name}={value}" in result.stderr

@@ -36,11 +36,11 @@ def test_timed_calls_alternate_and_run_equally_often(device: df.Device) -> None:
     microseconds_per_call(device, [lambda launch=launch: launch(device.stream) for launch in launches], 7)
     a, b, c = counts.numpy().tolist()
     assert a == b == c
-    assert (a - 1) % 3 == 0  # one call before the capture; nine turns of the graph hold three of each
+    assert (a - 1) % 3 == 0  # one call precedes the capture; the nine calls of the graph are three of each
 
 
 def test_the_copy_moves_every_byte(device: df.Device) -> None:
-    host = np.random.default_rng(3).integers(0, 256, 16 * 5001, np.uint8)  # no multiple of the grid's
+    host = np.random.default_rng(3).integers(0, 256, 16 * 5001, np.uint8)  # not a multiple of the size of the grid
     target = device.zeros(host.size, "uint8")
     copy_launch(device.array(host), target, 2)(device.stream)
     assert (target.numpy() == host).all()
@@ -83,7 +83,7 @@ def test_without_a_gpu_the_benchmark_refuses_and_never_times_the_emulated_driver
     )
     assert done.returncode == 2 and not done.stdout
     assert "a benchmark needs a GPU" in done.stderr and "drvfuse doctor" in done.stderr
-    assert "driver=emu" not in done.stderr  # which is no help here
+    assert "driver=emu" not in done.stderr  # the suggestion of the emulated driver would not help here
 
 
 def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def test_by_two_shots_a_rank_receives_sums_and_what_owners_send_of_a_row(form: s
     assert received_bytes(ALLREDUCE, "push_two_shot", 4, 8, 1024, FORMS[form]) == 0.75 * 8 * (2048 + sent)
     assert received_bytes(ALLREDUCE, "push_one_shot", 4, 8, 1024, FORMS[form]) == 3 * 8 * 2048
     assert received_bytes(SCATTER, "push", 4, 8, 1024, FORMS[form]) == 0.75 * 8 * 2048
+    if FORMS[form].gathered:
+        assert received_bytes("all_gather", "push", 4, 8, 1024, FORMS[form]) == 0.75 * 8 * sent
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_by_two_shots_a_rank_receives_sums_and_what_owners_send_of_a_row(form: s
     [
         (["--form", "fp7"], "--form is 'fp7'; it must be one of 'row', 'row-bfloat16-scales'"),
         (["--form", "heads-128", "--shape", "2x64"], "--shape is '2x64'; it must be of columns that heads-128 divides"),
-        (["--op", "allreduce"], "--op is 'allreduce'; it must be 'allreduce-rmsnorm-fp8' or 'reduce-scatter"),
+        (["--op", "allreduce"], "--op is 'allreduce'; it must be one of 'allreduce-rmsnorm-fp8', 'reduce-scatter"),
         (["--shape", "2x16392"], "--shape is '2x16392'; it must be of at most 16384 columns"),
     ],
 )

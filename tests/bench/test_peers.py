@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a peer, played by small scripts: their times are merged, and no failure of theirs gets far."""
+"""Benchmark processes of other libraries, replaced by small scripts: their times are merged, and their failures are
+contained."""
 
 from __future__ import annotations
 

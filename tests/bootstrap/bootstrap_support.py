@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as threads."""
+"""Threads that stand for the ranks of a board."""
 
 from __future__ import annotations
 

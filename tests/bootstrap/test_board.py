@@ -54,7 +54,7 @@ def test_a_vote_raises_the_failure_of_the_lowest_rank_everywhere(boards):
         assert (error.rank, error.what, error.failure) == (1, "bind memory", "out of memory")
         assert str(error) == "bind memory failed on rank 1: out of memory"
     for error in each(boards, lambda board: board.vote("bind memory", "" if board.rank == 2 else None)):
-        assert error.rank == 2  # a failure without words is one too
+        assert error.rank == 2  # a failure with an empty message counts
 
 
 def test_ranks_in_different_steps_all_raise_and_the_next_step_succeeds(boards):
@@ -249,7 +249,7 @@ def test_a_forked_child_closes_its_board_even_if_another_thread_held_a_lock(boar
     thread.start()
     held.wait()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+        warnings.simplefilter("ignore")  # newer Python versions warn about a fork in a process with threads
         child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -90,7 +90,7 @@ def test_ranks_on_one_host_are_known_from_the_local_world_size():
 def test_a_job_without_identifying_variables_has_no_name():
     assert find_place(environment={"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}).job == ()
     assert find_place(0, 2, environment={}).job == ()
-    assert find_place(0, 2, environment={"MASTER_ADDR": "host"}).job == ()  # that of many jobs
+    assert find_place(0, 2, environment={"MASTER_ADDR": "host"}).job == ()  # many jobs may have this address
     assert find_place(environment={"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "host"}).job == ()
 
 

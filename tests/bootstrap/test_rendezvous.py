@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks find the board: by the job's name on one host, by TCP and a secret beyond it, and what stops them."""
+"""How ranks connect to the board: by the name of the job on one host, by TCP and a secret between hosts, and the
+errors."""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ def test_two_processes_with_the_same_rank_are_refused(job, complete):
         first = [pool.submit(connect, job(rank), 3) for rank in ranks]
         if complete:
             boards = [future.result() for future in first]
-            rendezvous._joined[(job(1).job, 3), 1] = 0  # the second process has not counted any group
+            rendezvous._joined[(job(1).job, 3), 1] = 0  # the second process is at its first group
         else:
             time.sleep(0.2)
         with pytest.raises(GroupMismatch, match=f"process {os.getpid()} and process {os.getpid()} both came as"):
@@ -151,7 +152,7 @@ def test_different_world_sizes_are_refused_on_all_ranks(job):
     errors = at_once(*(lambda p=p: join(p, secret, time.monotonic() + 5, 5) for p in places))
     for error in errors[::2]:
         assert type(error) is GroupMismatch and error.what == "the number of ranks" and error.values == {0: "3", 2: "4"}
-    assert isinstance(errors[1], GroupError)  # the difference, or that rank 0 has gone with it
+    assert isinstance(errors[1], GroupError)  # the error names the difference, or that rank 0 has exited because of it
 
 
 def test_ranks_with_the_secret_connect_by_tcp(job):
@@ -272,7 +273,7 @@ def in_use():
     """
     found = {thread for thread in threading.enumerate() if thread.name.startswith("drvfuse board")}
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing itself was a file
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the directory listing is closed by now
             name = os.readlink(f"/proc/self/fd/{number}")
             if name.startswith(("socket:", "anon_inode:")):
                 found.add((number, name))

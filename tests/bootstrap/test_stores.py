@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores and communicators of others: each kind carries rank 0's notice, and what a broken one does."""
+"""Stores and communicators of other libraries: each kind passes the notice of rank 0 on, and broken ones are errors."""
 
 from __future__ import annotations
 
@@ -146,12 +146,12 @@ def test_a_missing_rank_is_named_in_the_error(kind):
     store = kind()
     for error in meet_all(3, [store] * 3, timeout=0.3, ranks=(0, 2)):
         assert type(error) is GroupTimeout and error.missing == (1,)
-    speak(meet_all(3, [store] * 3))  # though the notice of the first attempt is still there
+    speak(meet_all(3, [store] * 3))  # the notice of the first attempt is still in the store
 
 
 @pytest.mark.parametrize("kind", [OurStore, TorchStore])
 def test_a_store_that_loses_the_key_ends_in_a_time_out_that_says_so(kind):
-    stores = [kind(), kind()]  # two stores that know nothing of one another
+    stores = [kind(), kind()]  # two independent stores
     errors = meet_all(2, stores, timeout=0.3)
     assert type(errors[0]) is GroupTimeout and errors[0].missing == (1,)
     assert type(errors[1]) is GroupTimeout and errors[1].missing == (0,)

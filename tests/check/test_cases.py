@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `drvfuse check` runs leaves nothing out."""
+"""The cases of `drvfuse check` include every op."""
 
 from __future__ import annotations
 

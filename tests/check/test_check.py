@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse check`: what it prints, that every planted fault is found and nothing else, and that findings come again."""
+"""`drvfuse check`: its output, that every planted fault and nothing else is found, and that findings can be
+repeated."""
 
 from __future__ import annotations
 
@@ -256,7 +257,7 @@ def test_every_kernel_of_the_library_runs_in_a_case():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "close", close)
         for name, case in cases.CASES.items():
-            explore(name, case, 2, race=False)  # it is only asked what is launched
+            explore(name, case, 2, race=False)  # only the names of launched kernels matter
     assert named - seen == set()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse run`: what ranks get, how their output comes back, and how a run ends when one fails or Ctrl-C comes."""
+"""`drvfuse run`: the environment and output of ranks, and how a run ends when a rank fails or Ctrl-C is pressed."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def test_a_killed_machine_is_named_in_the_error(run):
     """
     status, _, err = run(2, code, options=EMU)
     assert status == 137
-    said = next(line for line in err if line.startswith("drvfuse run:"))  # a rank may have something to say too
+    said = next(line for line in err if line.startswith("drvfuse run:"))  # a rank may print to stderr too
     assert said == "drvfuse run: the emulated machine was killed by SIGKILL; the others have 5.5 s to end"
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening groups across processes: what the ranks must agree on, and that whatever fails leaves nothing anywhere."""
+"""Opening groups across processes: what the ranks must agree on, and that a failure leaves nothing behind on any
+rank."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def test_a_group_knows_its_world_and_its_own_rank() -> None:
 
 
 def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None:
-    gc.collect()  # of other tests
+    gc.collect()  # blocks of other tests
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())

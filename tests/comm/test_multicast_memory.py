@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Group.symmetric(multicast=True)`, `multicast_at` and the staging of ops: what they give, cost and refuse."""
+"""`Group.symmetric(multicast=True)`, `multicast_at` and the staging memory of ops: results, driver calls and errors."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ def test_multicast_at_gives_the_address_of_arrays_at_equal_offsets(machine: df.e
         for ptrs, nbytes in (
             ([a, b, c + 16], 16),  # at different offsets
             ([a + 16, b, c], 16),
-            ([b, c, a], 16),  # of other ranks
-            ([a, b, second.ptrs[2]], 16),  # of two buffers
-            ([a - 16, b - 16, c - 16], 16),  # in front of it
-            ([a, b, c], first.nbytes + 1),  # beyond it
+            ([b, c, a], 16),  # arrays of the wrong ranks
+            ([a, b, second.ptrs[2]], 16),  # arrays of two buffers
+            ([a - 16, b - 16, c - 16], 16),  # an address before the buffer
+            ([a, b, c], first.nbytes + 1),  # an address beyond the buffer
             ([a + 16, b + 16, c + 16], first.nbytes),
         ):
             assert group.multicast_at(ptrs, nbytes) is None

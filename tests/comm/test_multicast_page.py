@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/multicast.md is right under every schedule that is tried, and each part of its order is needed.
+"""The example of docs/multicast.md is correct under many schedules, and needs each part of its memory order.
 
 `tests/test_readme.py` runs the page as it is written.
 """
@@ -26,7 +26,7 @@ def run(seed: int, old: str = "", new: str = "") -> list[df.emu.Report]:
     assert old in EXAMPLE
     found: dict[str, df.emu.Machine] = {}
     code = EXAMPLE.replace(old, new).replace("race=True", f"race=True, seed={seed}")
-    with contextlib.suppress(DriverError):  # what a faulty one ends with
+    with contextlib.suppress(DriverError):  # errors that a faulty example may raise
         exec(compile(code, PAGE.name, "exec"), found)
     with found["machine"] as machine:
         return list(machine.reports)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multicast memory of a group: it stands on all ranks or on none, whichever call of whichever rank fails."""
+"""Multicast memory of a group exists on all ranks or on none, whichever driver call of whichever rank fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from drvfuse.runtime.lifetime import flush
 pytestmark = pytest.mark.emulated
 
 UNIT = 2 << 20
-DEVICES = [2, 0, 1]  # by rank, so that a rank's number is not its device's
+DEVICES = [2, 0, 1]  # devices by rank, in another order than the ranks
 
 RANKS = {
     "cuMulticastGetGranularity": [0, 0],
@@ -89,7 +89,7 @@ def failure(group: df.Group) -> MulticastError:
 def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
     machine: df.emu.Machine, group: df.Group, counted_calls: Callable[..., list[str]]
 ) -> None:
-    group.symmetric(UNIT, multicast=True).close()  # the devices keep attributes that have been asked for
+    group.symmetric(UNIT, multicast=True).close()  # the devices cache attributes
     buffers: list[df.SymmetricBuffer] = []
     made = counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True)))
     buffers[0].close()
@@ -122,7 +122,7 @@ def test_a_set_up_that_is_not_ready_is_retried_by_all_ranks_a_bounded_number_of_
 
         def again(seconds: float, place: int = place, left: list[float] = left) -> None:
             left.append(seconds)
-            assert machine.held() == before  # every rank has taken everything back before any tries again
+            assert machine.held() == before  # every rank has undone its part before any rank tries again
             machine.inject(function, 802, after=place)
 
         monkeypatch.setattr("drvfuse.comm.multicast.time.sleep", again)
@@ -136,7 +136,7 @@ def test_a_set_up_waits_for_a_late_rank(
     group: df.Group, machine: df.emu.Machine, pauses: list[float], counted_calls: Callable[..., list[str]]
 ) -> None:
     """Every attempt is complete: all ranks begin again with a new multicast object."""
-    machine.inject(BIND, 802, device=0, times=4)  # of rank 1
+    machine.inject(BIND, 802, device=0, times=4)  # the device of rank 1
     buffers: list[df.SymmetricBuffer] = []
     counts = Counter(counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True))))
     assert buffers[0].multicast_ptr is not None and machine.held()["multicast"] == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's vetoes bind the CUDA driver, before the first driver call of every path that could create an object.
+"""Settings that forbid multicast take effect before the first driver call of every path that could create an object.
 
 Each veto is added in a child process, against a stand-in for the CUDA driver: a gate of that name, whose functions are
 those of an emulated machine. No test removes or changes a variable that is set.
@@ -129,7 +129,8 @@ def test_settings_that_enable_multicast_do_not_forbid_it() -> None:
 
 @pytest.mark.parametrize("value", ["0", "00", " 0 ", "0x0", "off", "False", "none", "-0"])
 def test_an_ambiguous_setting_forbids_multicast(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": value}  # what `vetoes` sees; that of the process stays as it is
+    # `vetoes` reads this environment; that of the process is not changed.
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": value}
     monkeypatch.setattr("drvfuse.runtime.multicast_support.os", SimpleNamespace(environ=environment))
     assert f"NCCL_NVLS_ENABLE={value}" in vetoes()
 

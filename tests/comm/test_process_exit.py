@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that end with open groups, in whichever way, and do not wait for one another."""
+"""Processes that exit in any way with open groups do not wait for one another."""
 
 from __future__ import annotations
 

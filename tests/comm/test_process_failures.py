@@ -61,7 +61,7 @@ def call_and_wait(group: df.Group, algo: str = "auto") -> None:
 def timed_out(group: df.Group, call: Callable[[], Any]) -> BarrierTimeout:
     with pytest.raises(BarrierTimeout) as caught:
         call()
-    with pytest.raises(BarrierTimeout):  # again, until the group is reset
+    with pytest.raises(BarrierTimeout):  # every call raises until the group is reset
         group.check()
     return caught.value
 
@@ -192,7 +192,7 @@ def test_a_rank_that_exits_between_calls_is_named_at_once(ranks: Ranks) -> None:
         until = time.monotonic() + 5
         while 0 not in group.transport.ended and time.monotonic() < until:
             time.sleep(0.005)
-        group.synchronize()  # what was called before is complete
+        group.synchronize()  # all earlier calls are complete
         with pytest.raises(RankEnded, match="rank 0"):
             allreduce(group)
 

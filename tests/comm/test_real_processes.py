@@ -30,7 +30,7 @@ from drvfuse.errors import (
 
 ALGOS = ("one_stage", "two_stage", "push_one_shot", "push_two_shot")
 FEW = (2, 3) if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else (3,)
-"""Ranks of the tests of failures, which take their time; all that a machine of GPUs may have."""
+"""Numbers of ranks in tests of failures, which are slow: one number on the emulated driver."""
 SMALL: dict[str, Any] = {"workspace_bytes": 1 << 18, "max_blocks": 4, "timeout": 20.0}
 
 
@@ -283,7 +283,7 @@ def differing(rank: int, size: int, name: str, values: list[Any]) -> str:
 def closes_in_any_order(rank: int, size: int) -> int:
     before = 0
     for number in range(4):
-        if number == 1:  # the driver has opened what it keeps
+        if number == 1:  # from now on the driver opens no further descriptors
             time.sleep(0.2)
             before = len(os.listdir("/proc/self/fd"))
         group = df.Group.connect(**SMALL)

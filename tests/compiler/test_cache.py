@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk cache: its limit, what goes first, many processes at once, folders that cannot be written."""
+"""The disk cache: its limit, the order of deletion, many processes at once, folders that cannot be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drvfuse import config
 from drvfuse.compiler import cache
 
 DATA = bytes(range(256)) * 40
-ENTRY = 10 << 10  # bytes of an entry, and some more
+ENTRY = 10 << 10  # at least the bytes of an entry
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_a_read_only_folder_serves_its_entries(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    for name in ("utime", "rename", "mkdir"):  # permissions do not stop the user that tests may run as
+    for name in ("utime", "rename", "mkdir"):  # file permissions do not apply to root, as whom tests may run
         monkeypatch.setattr(os, name, refuse)
     assert cache.load(path(0)) == ({"number": 0}, {"data": DATA})
     for number in (1, 2):

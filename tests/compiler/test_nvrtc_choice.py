@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which NVRTC is taken beside which driver."""
+"""The choice of an NVRTC that the driver supports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels without any driver: they compile, and have the instructions they should."""
+"""The kernels compile without a driver and have the expected instructions."""
 
 from __future__ import annotations
 

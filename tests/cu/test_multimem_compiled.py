@@ -22,7 +22,7 @@ from drvfuse.plans import collectives as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 E4M3 = dtypes.get("float8_e4m3fn")
-SECOND_ARCH = "sm_100a"  # for which every third variant is compiled
+SECOND_ARCH = "sm_100a"  # every third variant is compiled for it
 SUMS = {
     "bfloat16": "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2",
     "float16": "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cu/common/quantise.cuh by itself: rules, codes and layouts in a kernel, bit for bit those of the reference."""
+"""cu/common/quantise.cuh in a kernel of its own: rules, codes and layouts have the bits of the reference."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def values(rng, rows, columns):
     y[2] = 0
     y[4:8] = (
         rng.integers(-24, 25, (4, columns)) * 0.125
-    )  # by the scales of FP4 below, 2 y: ties and what is beside them
+    )  # with the FP4 scales below this is 2 y: ties and their neighbours
     y[5:7] = np.nextafter(y[5:7].astype(np.float32), np.float32([[9], [-9]]))
     y[4:8, ::16] = 3
     y[8:10] = rng.standard_normal((2, columns))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the emulated driver share."""
+"""Helpers of the tests of the emulated driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA C++ straight onto the engine, with the part of the machine played by a few lines."""
+"""Runs CUDA C++ directly on the engine, without a machine."""
 
 from __future__ import annotations
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from framework_support import DELAY, RANKS, SPIN, Hosts, framework, randoms
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -19,22 +18,11 @@ from drvfuse.reference import bits
 from drvfuse.runtime.interop import as_array
 from drvfuse.runtime.stream import Stream
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    cupy = pytest.importorskip("cupy")
+cupy = framework("cupy")
 
 pytestmark = pytest.mark.filterwarnings("default")  # CuPy's own warnings fail no test
 
 BF16 = ml_dtypes.bfloat16
-DELAY = 20_000_000  # clock cycles, about 10 ms
-RANKS = [1, pytest.param(4, marks=pytest.mark.gpus(4))]
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-    long long start = clock64();
-    while (clock64() - start < cycles) {}
-}
-"""
-Hosts = list[np.ndarray]
 
 
 def put(host: np.ndarray, index: int) -> Any:
@@ -68,10 +56,6 @@ def same(results: Any, expected: np.ndarray) -> bool:
     return all((numpy(result) == bits(expected)).all() for result in results)
 
 
-def randoms(rng: np.random.Generator, count: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Hosts:
-    return [rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(count)]
-
-
 def streams_of(group: df.Group, **options: Any) -> list[Any]:
     made = []
     for rank in group:
@@ -83,17 +67,6 @@ def streams_of(group: df.Group, **options: Any) -> list[Any]:
 def spin(index: int, stream: Any) -> None:
     with cupy.cuda.Device(index), stream:
         cupy.RawKernel(SPIN, "spin")((1,), (1,), (DELAY,))
-
-
-@pytest.fixture
-def connect() -> Callable[[int], Any]:
-    return lambda ranks: df.Group.local(ranks, driver="cuda", max_blocks=16)
-
-
-@pytest.fixture
-def group(connect: Any) -> Iterator[df.Group]:
-    with connect(1) as group:
-        yield group
 
 
 # Without a GPU.

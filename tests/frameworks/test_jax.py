@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from framework_support import DELAY, RANKS, SPIN, Hosts, framework, randoms
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -19,23 +19,12 @@ from drvfuse.reference import bits
 from drvfuse.runtime.interop import as_array
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other tests need memory too
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    jax = pytest.importorskip("jax")
-    jnp = pytest.importorskip("jax.numpy")
+jax = framework("jax")
+jnp = framework("jax.numpy")
 
 pytestmark = pytest.mark.filterwarnings("default")  # JAX's own warnings fail no test
 
 BF16 = ml_dtypes.bfloat16
-RANKS = [1, pytest.param(4, marks=pytest.mark.gpus(4))]
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-    long long start = clock64();
-    while (clock64() - start < cycles) {}
-}
-"""
-DELAY = 20_000_000  # clock cycles, about 10 ms
-Hosts = list[np.ndarray]
 
 
 def gpus() -> list[Any]:
@@ -53,24 +42,14 @@ def same(results: Any, expected: np.ndarray) -> bool:
     return all((bits(np.asarray(result)) == bits(expected)).all() for result in results)
 
 
-def randoms(rng: np.random.Generator, count: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Hosts:
-    return [rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(count)]
-
-
 def delay(rank: Any) -> None:
     df.compile(SPIN, driver="cuda")["spin"].prepare(1, 1, DELAY, device=rank.device)(rank.stream)
 
 
 @pytest.fixture
-def connect() -> Callable[[int], Any]:
+def connect(connect: Callable[[int], df.Group]) -> Callable[[int], df.Group]:
     gpus()
-    return lambda ranks: df.Group.local(ranks, driver="cuda", max_blocks=16)
-
-
-@pytest.fixture
-def group(connect: Any) -> Iterator[df.Group]:
-    with connect(1) as group:
-        yield group
+    return connect
 
 
 # Without a GPU.

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from framework_support import DELAY, RANKS, Hosts, framework, randoms
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -19,16 +18,11 @@ from drvfuse.reference import bits
 from drvfuse.runtime.interop import as_array
 from drvfuse.runtime.stream import Stream
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch")
+torch = framework("torch")
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch's own warnings fail no test
 
 BF16 = ml_dtypes.bfloat16
-DELAY = 20_000_000  # clock cycles, about 10 ms
-RANKS = [1, pytest.param(4, marks=pytest.mark.gpus(4))]
-Hosts = list[np.ndarray]
 
 
 def tensor(host: np.ndarray, device: Any) -> Any:
@@ -56,25 +50,16 @@ def empty(group: df.Group, shape: tuple[int, ...], dtype: str) -> list[Any]:
     return [torch.empty(shape, dtype=getattr(torch, dtype), device=place) for place in places(group)]
 
 
+def wait() -> None:
+    """Wait for the work of all devices."""
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(index)
+
+
 def same(results: Any, expected: np.ndarray) -> bool:
     """Whether all tensors have these bits, once the work of all devices is complete."""
-    torch.cuda.synchronize()
+    wait()
     return all((bits(numpy(result)) == bits(expected)).all() for result in results)
-
-
-def randoms(rng: np.random.Generator, count: int, shape: tuple[int, ...], dtype: Any = BF16) -> Hosts:
-    return [rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(count)]
-
-
-@pytest.fixture
-def connect() -> Callable[[int], Any]:
-    return lambda ranks: df.Group.local(ranks, driver="cuda", max_blocks=16)
-
-
-@pytest.fixture
-def group(connect: Any) -> Iterator[df.Group]:
-    with connect(1) as group:
-        yield group
 
 
 # Without a GPU.
@@ -113,13 +98,13 @@ def test_a_collective_reads_and_writes_tensors(connect: Any, ranks: int, dtype: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
 def test_moves_of_tensors(connect: Any, ranks: int, rng: np.random.Generator) -> None:
-    hosts = randoms(rng, ranks, (8, 520))
+    hosts = randoms(rng, ranks, (8, 520), BF16)
     with connect(ranks) as group:
         inputs = tensors(group, hosts)
         gathered = [torch.from_dlpack(a) for a in df.all_gather(group, inputs, streams="current")]
         assert same(gathered, reference.all_gather(hosts))
         scattered = [torch.from_dlpack(a) for a in df.reduce_scatter(group, inputs, streams="current")]
-        torch.cuda.synchronize()
+        wait()
         for mine, expected in zip(scattered, reference.reduce_scatter(hosts), strict=True):
             assert (bits(numpy(mine)) == bits(expected)).all()
 
@@ -156,7 +141,7 @@ def test_fp8_tensors_share_their_memory_or_are_refused_by_name(group: df.Group, 
         array, _ = as_array(theirs, driver=rank.device.driver, argument="x")
         assert torch.from_dlpack(array).dtype == kind
         assert torch.from_dlpack(array).data_ptr() == theirs.data_ptr()
-    torch.cuda.synchronize()
+    wait()
     assert (array.ptr, str(array.dtype)) == (theirs.data_ptr(), dtype)
     assert (bits(array.numpy()) == np.arange(256)).all()
 
@@ -164,7 +149,7 @@ def test_fp8_tensors_share_their_memory_or_are_refused_by_name(group: df.Group, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
 def test_fused_fp8_rows_are_written_into_tensors(connect: Any, ranks: int, rng: np.random.Generator) -> None:
-    hosts = randoms(rng, ranks, (17, 1024))
+    hosts = randoms(rng, ranks, (17, 1024), BF16)
     gamma = rng.uniform(0.5, 1.5, 1024).astype(BF16)
     with connect(ranks) as group:
         rows = empty(group, (17, 1024), "uint8")
@@ -184,11 +169,11 @@ def test_fused_fp8_rows_are_written_into_tensors(connect: Any, ranks: int, rng: 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_call_is_ordered_between_work_of_torchs_streams(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     """torch writes the inputs late, and overwrites them at once behind the call."""
-    hosts = randoms(rng, ranks, (64, 1024))
+    hosts = randoms(rng, ranks, (64, 1024), BF16)
     with connect(ranks) as group:
         sources, inputs = tensors(group, hosts), empty(group, (64, 1024), "bfloat16")
         streams = [torch.cuda.Stream(place) for place in places(group)]
-        torch.cuda.synchronize()
+        wait()
         outputs = empty(group, (64, 1024), "bfloat16")
         for stream, source, x in zip(streams, sources, inputs, strict=True):
             with torch.cuda.stream(stream):
@@ -243,7 +228,7 @@ def test_torchs_graphs_replay_calls(connect: Any, ranks: int, rng: np.random.Gen
             hosts = randoms(rng, ranks, (16, 1024), np.float32)
             for theirs, host in zip(x, hosts, strict=True):
                 theirs.copy_(torch.from_numpy(host))
-            torch.cuda.synchronize()
+            wait()
             for graph, place in zip(graphs, places(group), strict=True):
                 with torch.cuda.device(place):
                     graph.replay()
@@ -266,7 +251,7 @@ def test_our_graphs_replay_torchs_kernels(connect: Any, ranks: int, rng: np.rand
         for theirs, stream, result in zip(total, streams, out, strict=True):
             with torch.cuda.stream(stream):
                 torch.mul(theirs, 2, out=result)  # loads the kernel before the capture
-        torch.cuda.synchronize()
+        wait()
         group.synchronize()
         with df.Graph.capture(ours) as graph:
             prepared.launch(streams=ours)
@@ -277,7 +262,7 @@ def test_our_graphs_replay_torchs_kernels(connect: Any, ranks: int, rng: np.rand
             hosts = randoms(rng, ranks, (16, 1024), np.float32)
             for theirs, host in zip(x, hosts, strict=True):
                 theirs.copy_(torch.from_numpy(host))
-            torch.cuda.synchronize()
+            wait()
             graph.launch(ours[0])
             assert same(out, reference.allreduce(hosts) * np.float32(2))
 

@@ -167,7 +167,8 @@ def test_triton_launches_on_torch_tensors_in_turn_with_collectives(ranks: int, r
         add(x, x, doubled)
         df.allreduce(group, doubled, totals, streams=streams)
         add(totals, x, doubled)
-        torch.cuda.synchronize()
+        for place in places:
+            torch.cuda.synchronize(place)
         rounded = [host.astype(BF16) for host in hosts]
         total = reference.allreduce([scaled_sum(host, host, 1.0) for host in rounded])
         for tensor, host in zip(doubled, rounded, strict=True):

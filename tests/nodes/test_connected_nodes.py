@@ -169,7 +169,8 @@ def test_a_rank_that_exits_is_named_on_other_nodes():
     with connected(4, nodes=2, exchange=engines(4)) as ranks:
         ranks.groups[3].close()
         deadline = time.monotonic() + 10
-        while not all(group.transport.ended for group in ranks.groups[:3]):  # another thread learns of it
+        # A thread of the board notices the exit later.
+        while not all(group.transport.ended for group in ranks.groups[:3]):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

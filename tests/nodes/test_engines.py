@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine an argument `exchange` gives, and what is said where there is none."""
+"""The engine that an argument `exchange` selects, and the error if there is none."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_after_an_aborted_exchange_the_first_call_raises_and_the_second_resets(g
         call(group)
     call(group)
     assert group.link.engine.opened == 2
-    hang(group)  # there is a watchdog again
+    hang(group)  # the watchdog runs again
 
 
 def test_exchanges_that_end_are_never_aborted(group):

@@ -17,7 +17,7 @@ import pytest
 import drvfuse as df
 from drvfuse import config, errors
 from drvfuse.emu.serve.server import Server
-from drvfuse.nodes.exchange import Member, Part
+from drvfuse.nodes.exchange import Member, Part, Piece, Pieces
 from drvfuse.nodes.layout import Nodes
 from drvfuse.nodes.mpi import Mpi
 
@@ -55,6 +55,21 @@ RANK = textwrap.dedent("""
             wanted = reference.allreduce_rmsnorm_fp8(hosts, gamma[0], 1e-5, residual=residual, nodes=nodes)
             for got, want in zip(found, wanted):
                 assert (reference.bits(got.numpy()) == reference.bits(want)).all(), shape
+        rows, splits = [3, 0, 5, 2, 1, 4][:size], [[(i + j) % 3 for j in range(size)] for i in range(size)]
+        hosts = [rng.integers(-64, 64, (sum(rows), 40)).astype(bfloat16) for _ in range(size)]
+        own = rank.array(hosts[rank.index])
+        found = df.reduce_scatter(group, own, splits=rows).numpy()
+        wanted = reference.reduce_scatter(hosts, rows, nodes=nodes)[rank.index]
+        assert (reference.bits(found) == reference.bits(wanted)).all()
+        parts = [host[:count] for host, count in zip(hosts, rows)]
+        found = df.all_gather(group, rank.array(parts[rank.index]), splits=rows).numpy()
+        assert (found == reference.all_gather(parts)).all()
+        blocks = [host[: sum(row)] for host, row in zip(hosts, splits)]
+        found = df.all_to_all(group, rank.array(blocks[rank.index]), splits=splits).numpy()
+        assert (found == reference.all_to_all(blocks, splits)[rank.index]).all()
+        assert (df.broadcast(group, own, root=size - 1).numpy() == hosts[-1]).all()
+        for y, wanted in zip(df.allreduce_many(group, [own, own[:1]]), (hosts, [host[:1] for host in hosts])):
+            assert (y.numpy() == reference.allreduce(wanted)).all()  # exact in any order
         call = df.allreduce.prepare(group, x)
         try:
             with df.Graph.capture([rank.stream]):
@@ -68,6 +83,12 @@ RANK = textwrap.dedent("""
             raise SystemExit("sizes that differ between nodes were not noticed")
         except errors.ExchangeError as error:
             assert "on node 0, " in str(error) and " on node 1" in str(error)
+        group.reset()
+        try:
+            df.all_gather(group, rank.array(np.zeros((3 if group.node else 2, 64), np.uint8)))
+            raise SystemExit("pieces whose sizes differ between nodes were not noticed")
+        except errors.ExchangeError as error:
+            assert "(bytes)" in str(error), error
         group.reset()
         df.allreduce(group, x)
         group.synchronize()
@@ -113,7 +134,9 @@ class Stand:
         return types.SimpleNamespace(Incl=lambda ranks: ranks)
 
     def Create_group(self, ranks, tag):
-        return types.SimpleNamespace(Get_size=lambda: 2, Iallgather=self.begin, Ireduce=self.begin, Ibcast=self.begin)
+        return types.SimpleNamespace(
+            Get_size=lambda: 2, Iallgather=self.begin, Ireduce=self.begin, Ibcast=self.begin, Ialltoall=self.begin
+        )
 
     def begin(self, *arguments):
         return types.SimpleNamespace(Test=lambda: False)
@@ -134,27 +157,34 @@ def member():
         yield Member(0, df.device(0, driver=machine), 0, 0)
 
 
-@pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
+def work(member, method):
+    memory = member.device.array(np.zeros(16, np.float32))
+    if method == "all_to_all":
+        return Pieces(member, [Piece(1, memory.ptr, 8)], [Piece(1, memory.ptr + 8, 8)], member.device.stream), memory
+    return Part(member, memory.ptr, 8, member.device.stream), memory
+
+
+@pytest.mark.parametrize("method", ["all_gather", "all_reduce", "all_to_all"])
 def test_a_rank_that_never_connects_is_an_error_within_the_time_out(engine, member, method):
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
-    memory = member.device.array(np.zeros(16, np.float32))
+    part, _memory = work(member, method)
     text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"
     with config.override(spin_timeout=0.05), pytest.raises(errors.ExchangeError, match=text):
-        getattr(engine, method)([Part(member, memory.ptr, 8, member.device.stream)])
+        getattr(engine, method)([part])
     engine.close()
 
 
-@pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
+@pytest.mark.parametrize("method", ["all_gather", "all_reduce", "all_to_all"])
 def test_an_error_of_mpi_is_an_exchange_error(engine, member, method, monkeypatch):
     def broken(*arguments):
         raise MPIError("MPI_ERR_PROC_FAILED: process failed")
 
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
-    memory = member.device.zeros(8, "float32")
-    part = Part(member, memory.ptr, 4, member.device.stream)
+    part, _memory = work(member, method)
     sizes_agree = types.SimpleNamespace(Test=lambda: True)
     monkeypatch.setattr(engine._rail, "Iallgather", lambda *arguments: sizes_agree)
-    monkeypatch.setattr(engine._rail, "Iallgather" if method == "all_gather" else "Ireduce", broken)
+    first = {"all_gather": "Iallgather", "all_reduce": "Ireduce", "all_to_all": "Ialltoall"}[method]
+    monkeypatch.setattr(engine._rail, first, broken)
     with pytest.raises(errors.ExchangeError, match="rank 0: .* by MPI failed: MPI_ERR_PROC_FAILED"):
         getattr(engine, method)([part])
     monkeypatch.setattr(Stand, "Create_group", broken)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine on NCCL against a stand-in for nccl4py: what it asks NCCL for, and that it never waits without a bound."""
+"""The engine on NCCL with a stand-in for nccl4py: its calls of NCCL, and that every wait is bounded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stand:
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
         self.messages: list = []  # (communicator, whether it is sent, address, bytes, peer, stream)
         self.states: dict[object, list[int]] = {}
-        self.answers: list[int] = []  # of comm_get_async_error, before it says success
+        self.answers: list[int] = []  # calls of comm_get_async_error that return "in progress"
 
     def get_version(self):
         return 22703

@@ -66,7 +66,7 @@ def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspa
     assert shape.chunk % step == 0
     assert shape.slot_bytes == GREETINGS_BYTES + shape.chunk // step * per_step
     assert shape.slot_bytes <= half
-    if shape.rounds > 1 and per_step:  # as few as fit
+    if shape.rounds > 1 and per_step:  # as few rounds as possible
         fits = (half - GREETINGS_BYTES) // per_step
         assert shape.rounds == ceil_div(ceil_div(total, step), ceil_div(shape.chunk, step))
         assert shape.rounds <= ceil_div(ceil_div(total, step), fits)

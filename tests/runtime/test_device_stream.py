@@ -104,7 +104,7 @@ def test_wrap_accepts_every_kind_of_foreign_stream(driver: str, kind: str) -> No
     wrapped = Stream.wrap(device, foreign)
     assert wrapped.handle == handle
     wrapped.close()
-    own.synchronize()  # the wrapper did not own it
+    own.synchronize()  # the wrapper did not own the stream
     assert Stream.wrap(device, own) is own
 
 

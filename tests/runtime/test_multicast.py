@@ -291,7 +291,7 @@ def test_both_versions_of_the_bindings_bind(
         (plain[0] + suffix, (handle, *device, UNIT, memory.handle, UNIT, UNIT, 0)),
         (plain[1] + suffix, (handle, *device, 0, mapped.ptr, UNIT, 0)),
     ]
-    multicast._made.bound.clear()  # nothing was bound
+    multicast._made.bound.clear()  # no memory was bound
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin, in runs of pytest inside a test. A machine that need only have reported something is told so."""
+"""The pytest plugin, in runs of pytest inside a test. Some tests add a report to a machine by hand."""
 
 from __future__ import annotations
 
@@ -84,6 +84,13 @@ def test_chosen(emu_seed, emu_machine):
     replayed.assert_outcomes(failed=1)
 
 
+def test_the_replay_line_is_relative_to_the_folder_where_pytest_was_started(inner: Inner) -> None:
+    source = HEAD + "def test_it(emu_machine): raise AssertionError"
+    result = inner(source, "--rootdir", os.sep)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["replay: pytest test_the_replay_line_is_relative_*.py::test_it"])
+
+
 def test_the_options_ask_for_seeds_and_races_and_the_replay_line_repeats_them(inner: Inner) -> None:
     source = (
         HEAD
@@ -103,7 +110,7 @@ def test_said(emu_machine):
     result = inner(source, "--emu-race", "--emu-seeds=4")
     result.assert_outcomes(passed=1 + 3 + 4, failed=1)
     result.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed3[]]' --emu-race --emu-seeds=4"])
-    strict = inner(source, "--emu-race=strict")  # the detector of each seed is another one than the test wants
+    strict = inner(source, "--emu-race=strict")  # each seed has another profile of the detector than the test wants
     strict.assert_outcomes(passed=2, failed=2)
     strict.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed0[]]' --emu-race=strict"])
 

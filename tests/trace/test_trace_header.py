@@ -110,13 +110,15 @@ def plain_sources(folder: Path) -> None:
 
 
 def comparable(ptx: str, folder: Path) -> str:
-    """PTX of sources in a folder, less the folder's name and those of inlined functions and registers.
+    """PTX of sources in a folder, less the folder's name, those of inlined functions and registers, and line numbers.
 
+    The compiler may put a `.loc` before or behind an instruction such as a move, which is not code.
     The table of names at its end is for debuggers; a name holds the types of the arguments, so also a Trace. Registers
     are numbered by their first appearance: the compiler counts also those that it has removed.
     """
     code, table, _ = ptx.replace(str(folder), "").partition("\t.section\t.debug_str")
     assert table
+    code = re.sub(r"^\t\.loc\t.*\n", "", code, flags=re.MULTILINE)
     numbers: dict[str, int] = {}
     code = re.sub(r"%[a-z]+\d+(?=[,;\s)}\]+])", lambda found: f"%r{numbers.setdefault(found[0], len(numbers))}", code)
     return re.sub(r"\$L__info_string\d+", "name", code)

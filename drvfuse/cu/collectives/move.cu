@@ -5,11 +5,12 @@
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
 //   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, that of the rank that is read from (pull) or written to
-//   (put). A call is staged if peers cannot access its inputs or outputs, if they would access bytes off 16-byte addresses
-//   across the link, or if it is in place and a peer would overwrite bytes that are still to be read.
+//   (put). A call is staged if peers cannot access its inputs (pull) or outputs (put), if they would access bytes off
+//   16-byte addresses across the link, if scales are arranged (put), as only their receiver can arrange them, or if it is
+//   in place and a peer would overwrite bytes that are still to be read.
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
-// Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is one
-// slot, otherwise one for each pair of ranks, by distance.
+// Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is
+// one slot, otherwise one for each pair of ranks, by distance.
 // A rank begins with the peer at distance 1, so that not all ranks access the same rank at a time.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, moves and chunk on every rank.
@@ -26,7 +27,7 @@
 //   input or writes an output. In place a thread has staged a pack before it stores a received pack in its place.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "collectives/moves.cuh"
+#include "collectives/move_copies.cuh"
 #include "sync/barrier.cuh"
 
 constexpr bool PUT = DRVFUSE_PUT;
@@ -37,32 +38,43 @@ static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own ou
 
 #if !DRVFUSE_STAGED
 
+// The threads that copy bytes to other ranks, and the threads that copy bytes that stay: every eighth block copies the
+// latter, while the others use the links. With fewer blocks, or if no bytes stay, all threads do both in turn.
+struct Teams {
+    Team moving, staying;
+};
+
+__device__ __forceinline__ Teams teams_of(i64 packs_that_stay) {
+    const Team whole = whole_grid();
+    if (RANKS == 1 || gridDim.x < 8 || packs_that_stay == 0) return {whole, whole};
+    const u32 blocks = gridDim.x / 8, before = blockIdx.x / 8;
+    const bool stays = blockIdx.x % 8 == 7;
+    const Team moving = {i64(blockIdx.x - before) * blockDim.x + threadIdx.x, i64(gridDim.x - blocks) * blockDim.x};
+    const Team staying = {i64(before) * blockDim.x + threadIdx.x, i64(blocks) * blockDim.x};
+    return {{stays ? -1 : moving.number, moving.count}, {stays ? staying.number : -1, staying.count}};
+}
+
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     Barrier<RANKS> barrier(p.call, trace);
     if (!FAULT("moves-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
-    // Every eighth block copies the bytes that stay on this rank, while the others use the links.
-    const Team whole = whole_grid();
-    Team away = whole, own = whole;
-    if (RANKS > 1 && gridDim.x >= 8 && own_packs(p) > 0) {
-        const i64 owners = gridDim.x / 8;
-        const bool stays = blockIdx.x % 8 == 7;
-        own = {stays ? i64(blockIdx.x / 8) * blockDim.x + threadIdx.x : -1, owners * blockDim.x};
-        away = {stays ? -1 : i64(blockIdx.x - blockIdx.x / 8) * blockDim.x + threadIdx.x,
-                (gridDim.x - owners) * blockDim.x};
-    }
+    const i64 own = own_packs(p);
+    const Teams teams = teams_of(own);
 #pragma unroll 1
-    for (int distance = 1; distance < RANKS; ++distance) {
+    for (int step = 1; step <= RANKS; ++step) {
+        const int distance = step % RANKS;  // 0, what stays, comes last
+        const Team team = {distance > 0 ? teams.moving.number : teams.staying.number,
+                           distance > 0 ? teams.moving.count : teams.staying.count};
+        const i64 count = distance > 0 ? p.most : own;
         if constexpr (PUT) {
             copy_packs<PACKS>(
-                away, p.most, trace, [&](i64 j) { return source_of(p, distance, j); },
+                team, count, trace, [&](i64 j) { return source_of(p, distance, j); },
                 [&](i64 j) { return far_target_of(p, distance, j); });
         } else {
             copy_packs<PACKS>(
-                away, p.most, trace, [&](i64 j) { return far_source_of(p, distance, j); },
+                team, count, trace, [&](i64 j) { return far_source_of(p, distance, j); },
                 [&](i64 j) { return target_of(p, distance, j); });
         }
     }
-    copy_own<PACKS>(p, own, trace);
     if (!FAULT("moves-no-end-barrier") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
 }

@@ -16,7 +16,7 @@
 // pack has loaded the pack that was there.
 //
 // Failure. push.cuh; outputs are then undefined.
-#include "collectives/moves.cuh"
+#include "collectives/move_slots.cuh"
 
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS;
@@ -34,8 +34,8 @@ __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p,
 #pragma unroll
     for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source_of(p, k + 1, index).left > 0;
     load_packs(packs.word, [&](int k) { return source_of(p, k + 1, index); });
-    const Spot own = own_source_of(p, index);
-    packs.own_left = own.left;
+    const Spot own = source_of(p, 0, index);
+    packs.own_left = own.at == target_of(p, 0, index).at ? 0 : own.left;
     if (SAME && RANKS > 1) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) packs.own[0][i] = packs.word[0][i];

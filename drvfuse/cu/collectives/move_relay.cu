@@ -15,7 +15,7 @@
 //
 // Failure. push.cuh. A wait for a relay is reported as leg GATHER, since the relay may itself wait for the root.
 // Outputs are then undefined.
-#include "collectives/moves.cuh"
+#include "collectives/move_slots.cuh"
 
 // A thread's pack of a unit, the unit's relay, and the slots of the pack.
 struct Unit {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels that move bytes share: which bytes go where, and packs of them.
+// Which bytes of which rank go where, and packs of these bytes, for the kernels that move bytes.
 //
 // All tables are by distance. Entry d of `sent` are the bytes from this rank to rank (rank + d) mod ranks, entry d of
 // `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes that stay. The bytes
@@ -7,8 +7,7 @@
 // A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
 #pragma once
 #include "collectives/arranged_scales.cuh"
-#include "collectives/place.cuh"
-#include "sync/keys.cuh"
+#include "sync/workspace.cuh"
 
 constexpr int RANKS = DRVFUSE_RANKS;
 constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
@@ -21,8 +20,9 @@ struct Move {
 struct Moved {
     char* input;
     char* output;
-    char*
-        far[DRVFUSE_MAX_RANKS];  // by distance, if accessed: the senders' inputs (pull) or the receivers' outputs (put)
+    // The arrays of peers that a kernel accesses, by distance from 1 on: the senders' inputs (pull) or the receivers'
+    // outputs (put).
+    char* far[DRVFUSE_MAX_RANKS];
     Move sent[DRVFUSE_MAX_RANKS];
     Move received[DRVFUSE_MAX_RANKS];
 };
@@ -34,33 +34,6 @@ struct MoveParams {
     i64 chunk_packs;  // packs of each pair that one round sends, or that are staged at a time
     Arrangement arrangement;
 };
-
-// For push: `chunk_packs` is a multiple of the block's threads. A unit of work is one pack per thread of a block.
-struct MovePushParams : MoveParams {
-    PushCall push;
-    i64 root;  // root of a broadcast
-};
-
-using Pushing = KeyedPush<RANKS>;
-
-// Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
-// [distance - 1][chunk_packs / 32]. This struct has the offsets of a thread's slots at distance 1, and the strides from one
-// distance to the next.
-struct Slots {
-    u32 offset, stride, key_offset, key_stride;
-
-    __device__ __forceinline__ Slots(const MovePushParams& p, u32 in_round)
-        : offset(GREETINGS_BYTES + in_round * 16), stride(u32(p.chunk_packs) * 16),
-          key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
-};
-
-// Sends the warp's packs that exist, and their key, to the peer at that distance.
-__device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
-                                           const u32 (&sent)[4], const u32 (&key)[1]) {
-    if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
-    const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
-    if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
-}
 
 __device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
 
@@ -76,7 +49,7 @@ __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64
     return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
 }
 
-// Where this rank stores a pack that it receives: a spot in its output or, for arranged scales, their numbers.
+// Where this rank stores a pack that it receives: a pack of rows at a spot, and a pack of arranged scales word by word.
 struct ArrangedSpot : Spot {
     const MoveParams& p;
     int distance;
@@ -113,97 +86,13 @@ __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64
 // The pack in the input of the rank from which this one receives.
 __device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
-    return spot(p.rows.far[distance] + rows.source, rows.nbytes, p.scales.far[distance] + scales.source, scales.nbytes,
-                index);
+    const auto input = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.input; };
+    return spot(input(p.rows) + rows.source, rows.nbytes, input(p.scales) + scales.source, scales.nbytes, index);
 }
 
 // The pack in the output of the rank to which this one sends.
 __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
-    return spot(p.rows.far[distance] + rows.target, rows.nbytes, p.scales.far[distance] + scales.target, scales.nbytes,
-                index);
-}
-
-// A team of `count` threads; pack j belongs to its thread j mod `count`. `number` is this thread's, or -1 if it is in
-// another team.
-struct Team {
-    i64 number, count;
-};
-
-__device__ __forceinline__ Team whole_grid() {
-    return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
-}
-
-// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes. B packs per thread are
-// loaded at once where all of the warp's are whole and aligned. Called by whole warps.
-template <int B, typename From, typename To>
-__device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
-    if (team.number < 0) return;
-    const i64 stride = team.count, lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (i64 j = team.number; j - lane < count; j += B * stride) {
-        u32 words[B][4];
-        bool exists[B], whole = true;
-#pragma unroll
-        for (int b = 0; b < B; ++b) {
-            const Spot source = from(j + b * stride);
-            const auto target = to(j + b * stride);
-            exists[b] = j + b * stride < count && source.left > 0;
-            whole &= !exists[b] || (is_whole(source) && is_whole(target));
-        }
-        if (!__all_sync(0xffffffffu, whole)) {
-#pragma unroll 1
-            for (i64 k = j; k - lane < count && k < j + B * stride; k += stride) {
-                Spot source = from(k);
-                auto target = to(k);
-                if (k >= count) source.left = 0;
-                if (source.left <= 0) target.left = 0;
-                load_bytes(words[0], source);
-                store_bytes(target, words[0]);
-            }
-            trace.lap(TraceRole::load);
-            trace.lap(TraceRole::store);
-            continue;
-        }
-#pragma unroll
-        for (int b = 0; b < B; ++b) {
-            if (exists[b]) ptx::load_v4(words[b], from(j + b * stride).at);
-        }
-        trace.need(words);
-        trace.lap(TraceRole::load);
-#pragma unroll
-        for (int b = 0; b < B; ++b) {
-            if (exists[b]) ptx::store_v4(to(j + b * stride).at, words[b]);
-        }
-        trace.lap(TraceRole::store);
-    }
-}
-
-// The number of packs that stay on this rank; 0 if they are in their place already.
-__device__ __forceinline__ i64 own_packs(const MoveParams& p) {
-    const Moved &rows = p.rows, &scales = p.scales;
-    const auto away = [](const Moved& of) { return of.input + of.sent[0].source != of.output + of.received[0].target; };
-    const bool moves = away(rows) || (scales.sent[0].nbytes > 0 && (ARRANGED || away(scales)));
-    return moves ? packs_of(rows.sent[0].nbytes) + packs_of(scales.sent[0].nbytes) : 0;
-}
-
-// The place of pack j of the packs that stay; it has no bytes if the pack is already where it belongs.
-__device__ __forceinline__ Spot own_source_of(const MoveParams& p, i64 j) {
-    Spot source = source_of(p, 0, j);
-    if (source.at == target_of(p, 0, j).at) source.left = 0;
-    return source;
-}
-
-// Clears the padding of arranged scales. Each rank does so in its own output, and no other rank writes that padding.
-__device__ __forceinline__ void clear_padding(const MoveParams& p) {
-    const Team team = whole_grid();
-    if constexpr (ARRANGED) clear_rows_behind(p.scales.output, p.arrangement, u32(team.number), u32(team.count));
-}
-
-// Copies the packs that stay on this rank, from pack `first` on.
-template <int B>
-__device__ __forceinline__ void copy_own(const MoveParams& p, const Team& team, Trace& trace, i64 first = 0) {
-    copy_packs<B>(
-        team, own_packs(p) - first, trace, [&](i64 j) { return own_source_of(p, first + j); },
-        [&](i64 j) { return target_of(p, 0, first + j); });
+    const auto output = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.output; };
+    return spot(output(p.rows) + rows.target, rows.nbytes, output(p.scales) + scales.target, scales.nbytes, index);
 }

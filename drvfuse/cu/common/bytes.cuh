@@ -112,53 +112,58 @@ __device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]
     }
 }
 
-// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
-// undefined. If all packs of the warp are whole and aligned, all loads are in flight at once.
+// Whether a lane of the warp has a pack, at one of at(0) to at(K - 1), that is not whole and aligned.
 template <int K, typename At>
-__device__ __forceinline__ bool all_whole(const At& at) {
-    bool whole = true;
+__device__ __forceinline__ bool some_are_not_whole(const At& at) {
+    bool some = false;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
-        whole &= spot.left <= 0 || is_whole(spot);
+        some |= spot.left > 0 && !is_whole(spot);
     }
-    return __all_sync(0xffffffffu, whole);
+    return __any_sync(0xffffffffu, some);
 }
 
+// K packs of each lane of a warp, of which pack k lies at at(k). All 32 lanes come to it. Words of a pack that does not
+// exist are undefined. All packs that are whole and aligned are in flight at once, before the lanes agree that no others
+// exist; each of the others is accessed by the warp together.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
-    if (all_whole<K>(at)) {
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            const Spot spot = at(k);
-            if (spot.left > 0) ptx::load_v4(words[k], spot.at);
-        }
-        return;
+    for (int k = 0; k < K; ++k) {
+        const auto spot = at(k);
+        if (is_whole(spot)) ptx::load_v4(words[k], spot.at);
     }
+    if (!some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
+        auto spot = at(k);
+        const bool loaded = is_whole(spot);
+        if (loaded) spot.left = 0;
         u32 word[4];
-        load_bytes(word, at(k));
+        load_bytes(word, spot);
 #pragma unroll
-        for (int i = 0; i < 4 * K; ++i) words[i / 4][i % 4] = i / 4 == k ? word[i % 4] : words[i / 4][i % 4];
+        for (int i = 0; i < 4 * K; ++i) {
+            if (i / 4 == k && !loaded) words[i / 4][i % 4] = word[i % 4];
+        }
     }
 }
 
 template <int K, typename At>
 __device__ __forceinline__ void store_packs(const At& at, const u32 (&words)[K][4]) {
-    if (all_whole<K>(at)) {
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            const Spot spot = at(k);
-            if (spot.left > 0) ptx::store_v4(spot.at, words[k]);
-        }
-        return;
+    for (int k = 0; k < K; ++k) {
+        const auto spot = at(k);
+        if (is_whole(spot)) ptx::store_v4(spot.at, words[k]);
     }
+    if (!some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
+        auto spot = at(k);
+        if (is_whole(spot)) spot.left = 0;
         u32 word[4] = {};
 #pragma unroll
         for (int i = 0; i < 4 * K; ++i) word[i % 4] = i / 4 == k ? words[i / 4][i % 4] : word[i % 4];
-        store_bytes(at(k), word);
+        store_bytes(spot, word);
     }
 }

@@ -26,6 +26,7 @@ from ...compiler.nvrtc import compile_source
 from ...errors import CompileError, DriverUnavailable
 from .. import abi
 from ..abi.header import HEADER_NAME, header
+from . import notice
 
 if TYPE_CHECKING:
     from ..translate.code import GlobalVar, KernelCode
@@ -134,7 +135,8 @@ def runtime() -> NativeModule:
 
 @functools.cache
 def _runtime() -> NativeModule:
-    return _published(RUNTIME, tuple(abi.RUNTIME_FUNCTIONS))
+    with notice.while_compiling():
+        return _published(RUNTIME, tuple(abi.RUNTIME_FUNCTIONS))
 
 
 @functools.cache

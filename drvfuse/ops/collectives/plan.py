@@ -118,7 +118,8 @@ def take(
     else:
         made = plan()
         kernel = made.kernel
-        name = kernel.name.replace("one_stage", "naive") if kernel.local else kernel.name
+        copied = isinstance(kernel, CollectiveKernel) and kernel.local and not kernel.nodes
+        name = kernel.name.replace("one_stage", "naive") if copied else kernel.name
         found = trace.reserve(name, made.blocks, *made.traced, kernel.ranks)
         kernel = dataclasses.replace(kernel, traced=found[0].capacity)
         planned = _planned(group, dataclasses.replace(made, kernel=kernel), pdl)

@@ -83,7 +83,7 @@ def test_functions_without_a_driver_are_those_of_the_bindings(cudart):
 def test_a_call_makes_the_primary_context_of_the_threads_device_current(cudart, machine):
     cuda = machine.driver
     assert ok(cudart.cudaGetDeviceCount()) == 2 and ok(cudart.cudaGetDevice()) == 0
-    assert int(ok(cuda.cuCtxGetCurrent())) == 0  # nothing has needed a context
+    assert int(ok(cuda.cuCtxGetCurrent())) == 0  # no call has needed a context yet
     ok(cudart.cudaFree(0))
     assert ok(cuda.cuCtxGetCurrent()) == ok(cuda.cuDevicePrimaryCtxRetain(0))
     ok(cudart.cudaSetDevice(1))
@@ -272,7 +272,7 @@ def test_a_refused_function_fails_by_name_and_is_reported_once(cudart, machine):
     extent = RT.make_cudaExtent(1, 1, 1)
     for _ in range(2):
         assert cudart.cudaMalloc3DArray(None, extent, 0) == (E.cudaErrorNotSupported, None)
-        assert cudart.cudaImportExternalMemory(None) == (E.cudaErrorNotSupported, None)  # the driver refuses that one
+        assert cudart.cudaImportExternalMemory(None) == (E.cudaErrorNotSupported, None)  # the driver refuses this value
     words = [report.message for report in machine.reports]
     assert words[0] == "cudaMalloc3DArray is refused: arrays, textures and surfaces are not emulated"
     assert len(words) == 2 and words[1].startswith("cuImportExternalMemory is refused")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""malloc and free in kernels: the heap of a context, its limit, and what is found."""
+"""malloc and free in kernels: the heap of a context, its limit, and reports of misuse."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ def test_calls_of_a_forked_child_fail_and_the_reason_is_logged_once(
     child = os.fork()
     if child == 0:
         codes = {cuda.cuDeviceGetCount()[0] for _ in range(2)}
-        told = [record.getMessage() for record in caplog.records]
-        right = codes == {R.CUDA_ERROR_NOT_INITIALIZED} and len(told) == 1 and '"spawn"' in told[0]
+        messages = [record.getMessage() for record in caplog.records]
+        right = codes == {R.CUDA_ERROR_NOT_INITIALIZED} and len(messages) == 1 and '"spawn"' in messages[0]
         os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No call of the driver crashes the interpreter, whatever it gets."""
+"""No call of the driver crashes the interpreter, whatever its arguments."""
 
 from __future__ import annotations
 

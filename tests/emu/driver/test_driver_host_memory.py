@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of host memory that is not there, or too short: a result, where the driver of a GPU ends the process."""
+"""Addresses of unmapped or too short host memory are errors, where the driver of a GPU would end the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PTX = b"""
   ld.param.u64 a, [p]; ld.param.u32 b, [n]; st.global.u32 [a], b; ret;
 }
 """
-_NORESERVE = 0x4000  # of mmap: pages count when they are used
+_NORESERVE = 0x4000  # MAP_NORESERVE of mmap: pages take memory only when they are used
 INVALID = R.CUDA_ERROR_INVALID_VALUE
 
 

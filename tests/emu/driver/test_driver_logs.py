@@ -56,17 +56,17 @@ def test_a_truncated_log_keeps_its_last_messages(either: Any) -> None:
 
 def test_a_callback_receives_failed_calls(cuda: Any) -> None:
     primary(cuda)
-    told: list[Any] = []
+    received: list[Any] = []
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-    function = signature(lambda *arguments: told.append(arguments))
+    function = signature(lambda *arguments: received.append(arguments))
     handle = ok(cuda.cuLogsRegisterCallback(ctypes.cast(function, ctypes.c_void_p).value, 7))
     assert type(handle) is T.CUlogsCallbackHandle
     cuda.cuMemFree(16)
     ok(cuda.cuCtxSynchronize())
     line = (FREE % 16).rstrip()
-    assert told == [(7, int(T.CUlogLevel.CU_LOG_LEVEL_ERROR), line, len(line))]
+    assert received == [(7, int(T.CUlogLevel.CU_LOG_LEVEL_ERROR), line, len(line))]
     ok(cuda.cuLogsUnregisterCallback(handle))
     cuda.cuMemFree(17)
-    assert len(told) == 1
+    assert len(received) == 1
     assert code(cuda.cuLogsUnregisterCallback(handle)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuLogsRegisterCallback(0, 7)) == R.CUDA_ERROR_INVALID_VALUE

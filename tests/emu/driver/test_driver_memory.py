@@ -177,7 +177,7 @@ def test_registered_memory_is_pinned_but_not_on_the_device(cuda: Any) -> None:
     assert code(cuda.cuMemHostUnregister(host)) == R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 
 
-# What a pointer is --------------------------------------------------------------------------------------------------
+# Pointer attributes ---------------------------------------------------------------------------------------------------
 
 
 def test_pointer_attributes_name_the_device_and_kind_of_memory(cuda: Any) -> None:
@@ -207,7 +207,7 @@ def test_an_unknown_pointer_is_refused_alone_and_has_empty_attributes_in_a_list(
     assert ok(cuda.cuPointerGetAttributes(2, wanted, pointer)) == [2, 0]
 
 
-# Who may reach it ---------------------------------------------------------------------------------------------------
+# Peer access ----------------------------------------------------------------------------------------------------------
 
 
 def test_peer_access_of_contexts_opens_plain_memory(machine: Machine, cuda: Any) -> None:
@@ -437,7 +437,7 @@ def test_writes_to_read_only_memory_are_refused(machine: Machine, cuda: Any, que
     assert machine.reports[-1].kind == "read_only"
 
 
-FOREIGN = {  # memory of device 1, and whether a call in the context of device 0 takes it, as an H200 has it
+FOREIGN = {  # memory of device 1, and whether a call in the context of device 0 accepts it, as measured on an H200
     "virtual, its own": (False, False, False),
     "virtual, of both": (True, True, True),
     "a pool's": (False, False, False),
@@ -473,7 +473,7 @@ def test_copies_and_fills_need_the_access_of_the_current_context(
         lambda: cuda.cuMemcpyDtoD(theirs, ours, 64),
         lambda: cuda.cuMemcpyDtoH(out, theirs, 64),
         lambda: cuda.cuMemcpyHtoDAsync(theirs, data, 64, stream),
-        lambda: cuda.cuMemcpyDtoDAsync(ours, theirs, 64, stream_there),  # the stream does not count
+        lambda: cuda.cuMemcpyDtoDAsync(ours, theirs, 64, stream_there),  # the device of the stream does not matter
     ):
         assert code(call()) == wanted[copied]
         assert copied or (machine.refusal.kind, machine.refusal.device) == ("no_access", 0)

@@ -68,7 +68,7 @@ def test_numbers_of_results_are_read_from_the_docstrings_of_the_bindings() -> No
     """The counts agree with those of the emulated functions; some releases document the results of a few functions
     separately."""
     apart = {"cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable"}
-    apart.add("cuMulticastCreate")  # which the suite replaces
+    apart.add("cuMulticastCreate")  # the test suite replaces this function
     known = [name for name in FUNCTIONS if name in ENTRIES and name not in apart]
     assert {name: results(name) for name in known} == {name: ENTRIES[name].outputs for name in known}
 

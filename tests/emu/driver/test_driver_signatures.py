@@ -13,7 +13,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu import driver as emulated
 from drvfuse.emu.driver import ENTRIES
 
-# They return (CUresult, value); some releases of the bindings document the former alone, or apart.
+# They return (CUresult, value); some releases of the bindings document the CUresult only, or each one separately.
 HALF_DOCUMENTED = ("cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable")
 
 

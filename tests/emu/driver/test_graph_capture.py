@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures into graphs that are there already, of pageable memory, of graph launches, and with external events."""
+"""Captures into existing graphs, of pageable memory, of graph launches, and with external events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_capture_can_add_nodes_to_an_existing_graph(cuda: Any) -> None:
     ok(cuda.cuStreamBeginCaptureToGraph(g.stream, g.graph, [first], None, 1, MODE))
     again = ok(cuda.cuStreamCreate(1))
     refused = cuda.cuStreamBeginCaptureToGraph(again, g.graph, None, None, 0, MODE)
-    assert code(refused) == R.CUDA_ERROR_INVALID_VALUE  # it is captured into
+    assert code(refused) == R.CUDA_ERROR_INVALID_VALUE  # the stream captures into this graph
     g.queue(g.scale, 10)
     g.queue(g.add, 3)
     assert int(ok(cuda.cuStreamEndCapture(g.stream))) == int(g.graph)

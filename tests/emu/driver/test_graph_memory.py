@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that graphs allocate on the emulated driver: its address, its life, what a device keeps for it."""
+"""Memory that graphs allocate on the emulated driver: its address, its lifetime, and what a device reserves for it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_graph_can_free_the_memory_that_it_allocated(cuda: Any) -> None:
     ):
         assert code(refused) == R.CUDA_ERROR_INVALID_VALUE
     ok(cuda.cuGraphExecDestroy(executable))
-    assert _sizes(cuda)[::2] == [0, BYTES]  # stays reserved for other graphs
+    assert _sizes(cuda)[::2] == [0, BYTES]  # the memory stays reserved for other graphs
 
 
 @pytest.mark.parametrize("how", ["cuMemFreeAsync", "cuMemFree", "graph", "launch"])
@@ -88,7 +88,7 @@ def test_graph_memory_may_outlive_its_launch(cuda: Any, how: str) -> None:
     g.queue(g.add, 1, words=address)
     ok(cuda.cuStreamSynchronize(g.stream))
     assert g.read(address) == 6
-    if how == "launch":  # frees it first
+    if how == "launch":  # the second launch frees the memory first
         g.run(executable)
         assert g.read(address) == 5
         ok(cuda.cuMemFree(address))

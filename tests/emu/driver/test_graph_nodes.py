@@ -33,7 +33,7 @@ def test_parameters_of_a_kernel_node_can_be_read_back(cuda: Any) -> None:
     pointers = (ctypes.c_void_p * 2).from_address(int(p.kernelParams))
     assert ctypes.c_uint64.from_address(pointers[0] or 0).value == int(g.words)
     assert ctypes.c_uint32.from_address(pointers[1] or 0).value == 41
-    ok(cuda.cuGraphAddKernelNode(g.graph, [node], 1, p))  # what came back can be used again
+    ok(cuda.cuGraphAddKernelNode(g.graph, [node], 1, p))  # the returned parameters can be used again
     changed = g.kernel(g.scale, 2)
     changed.blockDimX = WORDS
     ok(cuda.cuGraphKernelNodeSetParams(node, changed))
@@ -94,12 +94,12 @@ def test_attributes_of_a_kernel_node_can_be_set_read_and_copied(cuda: Any) -> No
     assert policy.syncPolicy == T.CUsynchronizationPolicy.CU_SYNC_POLICY_SPIN
     p = g.kernel(g.add, 5)
     p.gridDimX = 2**20
-    refused = cuda.cuGraphKernelNodeSetParams(other, p)  # it is cooperative still
+    refused = cuda.cuGraphKernelNodeSetParams(other, p)  # the node is still cooperative
     assert code(refused) == R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
     cluster = T.CUkernelNodeAttrValue()
     cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z = 3, 1, 1
     refused = cuda.cuGraphKernelNodeSetAttribute(node, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, cluster)
-    assert code(refused) == R.CUDA_ERROR_INVALID_VALUE  # the grid is no multiple
+    assert code(refused) == R.CUDA_ERROR_INVALID_VALUE  # the grid is not a multiple of the cluster
     assert code(cuda.cuGraphKernelNodeCopyAttributes(g.empty(), node)) == R.CUDA_ERROR_INVALID_VALUE
     g.run()
     assert g.read() == 3

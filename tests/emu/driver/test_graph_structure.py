@@ -119,7 +119,7 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
     ok(g.connect(a, b))
     before = g.edges()
     refused = [
-        g.connect(a, b),  # it is there
+        g.connect(a, b),  # the edge exists already
         g.connect(a, a),
         g.connect(a, other),
         g.connect(a, T.CUgraphNode(7)),
@@ -127,8 +127,8 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
         g.connect(b, a, _edge(kind=1)),  # needs a port
         g.connect(b, a, _edge(from_port=3, kind=1)),
         g.connect(b, a, _edge(to_port=1)),
-        g.connect(a, empty, _edge(from_port=1, kind=1)),  # no kernel
-        g.connect(b, a, remove=True),  # not there
+        g.connect(a, empty, _edge(from_port=1, kind=1)),  # not a kernel node
+        g.connect(b, a, remove=True),  # there is no such edge
         g.connect(a, b, _edge(from_port=1, kind=1), remove=True),  # with other data
         cuda.cuGraphAddEmptyNode(g.graph, [a, a], 2),
         cuda.cuGraphAddEmptyNode(g.graph, [other], 1),
@@ -156,7 +156,7 @@ def test_destroying_a_node_removes_its_edges(cuda: Any) -> None:
     assert code(cuda.cuGraphNodeGetType(b)) == R.CUDA_ERROR_INVALID_VALUE
     g.run()
     assert g.read() == 101
-    g.run(executable)  # which is as the graph was
+    g.run(executable)  # the clone is unchanged
     assert g.read() == 212
 
 
@@ -192,7 +192,7 @@ def test_a_child_graph_is_a_copy_owned_by_its_node(cuda: Any) -> None:
     second = ok(cuda.cuGraphAddChildGraphNode(g.graph, [last], 1, embedded))
     g.run()
     assert g.read() == ((1 + 1) * 3 + 100 + 1) * 3
-    ok(cuda.cuGraphAddEmptyNode(embedded, None, 0))  # changes of it are changes of the node
+    ok(cuda.cuGraphAddEmptyNode(embedded, None, 0))  # changes of the child graph are changes of the node
     assert len(g.nodes(ok(cuda.cuGraphChildGraphNodeGetGraph(first)))) == 3
     assert len(g.nodes(ok(cuda.cuGraphChildGraphNodeGetGraph(second)))) == 2
     assert code(cuda.cuGraphChildGraphNodeGetGraph(last)) == R.CUDA_ERROR_INVALID_VALUE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of old, cooperative launches on several devices, and the attributes of streams."""
+"""cuLaunch and cuLaunchGrid, cooperative launches on several devices, and the attributes of streams."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_managed_variables_are_seen_by_the_host(cuda: Any) -> None:
     assert code(cuda.cuLibraryGetManaged(library, b"plain")) == R.CUDA_ERROR_NOT_FOUND
     assert code(cuda.cuLibraryGetManaged(library, b"none")) == R.CUDA_ERROR_NOT_FOUND
     assert int(ok(cuda.cuLibraryGetGlobal(library, b"counter"))[0]) == int(address)
-    assert code(cuda.cuMemFree(address)) == R.CUDA_ERROR_INVALID_VALUE  # it is the module's
+    assert code(cuda.cuMemFree(address)) == R.CUDA_ERROR_INVALID_VALUE  # the memory belongs to the module
     word = ok(cuda.cuMemAllocManaged(4, GLOBAL))
     _words(word, 1)[0], counter[0] = 1, 100
     kernel = ok(cuda.cuLibraryGetKernel(library, b"bump"))

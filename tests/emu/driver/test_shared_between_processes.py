@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory, events and pools of one process that another one opens, and what happens when their owner lets go."""
+"""Memory, events and pools that another process opens, and what happens when their owner frees them."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_memory_of_a_pool_is_imported_by_the_pool(two: Two, rng: np.random.Gener
     ok(two.a.cuMemFreeAsync(pointer, 0))
     ok(two.a.cuCtxSynchronize())
     assert two.machine.held()["allocations"] == 0
-    assert len(two.machine.reports) == 2  # of the two calls that were refused
+    assert len(two.machine.reports) == 2  # reports of the two refused calls
 
 
 def test_imported_memory_may_go_before_a_free_that_is_queued(two: Two) -> None:

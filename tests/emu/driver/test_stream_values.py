@@ -307,7 +307,7 @@ def test_writes_release_and_waits_acquire(race: str, seed: int) -> None:
 
 
 def test_a_write_without_its_memory_barrier_orders_nothing() -> None:
-    for flags, kinds in ((0, []), (1, ["race"] * 2)):  # of its load and of its store
+    for flags, kinds in ((0, []), (1, ["race"] * 2)):  # races of its load and of its store
         with _racing("hardware") as machine:
             cuda = machine.driver
             words, (first, second), launch = _words(cuda), _two_streams(cuda), _kernels(cuda)
@@ -332,7 +332,7 @@ def test_a_wait_for_a_plain_store_of_a_kernel_that_runs_is_a_race() -> None:
 
 
 def test_a_wait_for_the_write_of_a_copy_is_clean_in_the_hardware_profile_only() -> None:
-    for race, kinds in (("hardware", []), ("strict", ["race"] * 3)):  # of the wait, and of the load and the store
+    for race, kinds in (("hardware", []), ("strict", ["race"] * 3)):  # races of the wait, of the load and of the store
         with _racing(race) as machine:
             cuda = machine.driver
             words, (first, second), launch = _words(cuda), _two_streams(cuda), _kernels(cuda)

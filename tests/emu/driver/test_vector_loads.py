@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vector loads of which nobody reads an element: compilers load a whole vector where they know that it is there."""
+"""Vector loads with unused elements, which compilers make where they know that the whole vector is allocated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_only_the_elements_of_a_vector_load_that_are_used_must_be_initialised(lo
         ended_well = _run(machine, load) == R.CUDA_SUCCESS
         assert ended_well == (found is None)
         kinds = [report.kind for report in machine.reports]
-        assert found in kinds if found else not kinds  # nor is it a race with who writes it
+        assert found in kinds if found else not kinds  # there is no race with the writer either
 
 
 def _run(machine: Machine, load: str) -> Any:

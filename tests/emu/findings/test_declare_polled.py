@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is taken out of the race detector: what may be given, what that covers, and what is refused."""
+"""Memory that the race detector ignores by request: accepted arguments, their extent, and what is refused."""
 
 from __future__ import annotations
 

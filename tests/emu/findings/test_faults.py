@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of each kind of fault: the native record in, one sentence out."""
+"""The sentence by which each kind of fault is described, from its native record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPCODES = (
 GLOBAL, SHARED, LOCAL, COPY, STORE, LOAD, MATRIX = range(7)
 SITES = tuple(Site(opcode, 9, "a/k.cu", line, ()) for line, opcode in enumerate(OPCODES, 1))
 WHO = Identity("k", 3, (4, 2, 1), (8, 8, 1), SITES)
-AT = 0x2000_0001_0000  # of 100 bytes of device 2 in the first window of a process; `described` translates addresses
+AT = 0x2000_0001_0000  # 100 bytes of device 2 in the first window of a process; `described` translates addresses
 HERE = "bytes at 0x200000010"
 THERE = "100 bytes at 0x200000010000 (device of device 2)"
 RAISE = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"

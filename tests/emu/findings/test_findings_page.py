@@ -16,7 +16,7 @@ from drvfuse.emu.findings import notices, reports
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / reports.PAGE
-WITHOUT_EXAMPLE = {"race_capacity"}  # it takes gigabytes
+WITHOUT_EXAMPLE = {"race_capacity"}  # this example takes gigabytes
 
 
 def sections() -> dict[str, str]:
@@ -39,7 +39,7 @@ def kinds() -> Iterator[str]:
 
 def test_each_kind_of_report_has_a_section() -> None:
     assert set(kinds()) <= set(sections())
-    assert set(sections()) <= {*kinds(), "deadlock"}  # whose kind is an argument of `standstill`
+    assert set(sections()) <= {*kinds(), "deadlock"}  # `standstill` has its kind as an argument
 
 
 def test_each_section_shows_a_report_of_its_kind() -> None:

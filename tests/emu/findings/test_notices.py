@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is reported and ends nothing: warp operations and barriers that lack lanes; what a report suggests."""
+"""Reports that do not end a kernel: warp operations and barriers with missing lanes; and suggestions in reports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the race detector keeps does not grow with the number of launches, and what it forgets is used again."""
+"""The memory of the race detector does not grow with the number of launches, and dropped entries are reused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says of a place, what goes to the log, and which findings are one report."""
+"""The places in a report, its log line, and which findings are one report."""
 
 from __future__ import annotations
 

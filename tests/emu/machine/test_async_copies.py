@@ -130,7 +130,7 @@ def test_a_prefetch_changes_nothing_wherever_it_points(rig: Rig, rng: np.random.
 # Groups --------------------------------------------------------------------------------------------------------------
 
 LAST = 8 * 16
-GROUPS = {  # of copies 0 to 5, which were made when the wait has ended
+GROUPS = {  # the copies, of 0 to 5, that are complete after the wait
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(1)": 2,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(0)": 3,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(3)": 0,

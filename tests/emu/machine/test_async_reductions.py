@@ -165,7 +165,7 @@ def test_without_the_wait_the_old_values_are_read(rig0: Rig, rng: np.random.Gene
     assert (rig0.read(out, np.uint32, 64) == 7).all()
 
 
-def told(rig: Rig, program: str, words: int) -> list[int]:
+def output_of(rig: Rig, program: str, words: int) -> list[int]:
     body = f"{TOP}\nKERNEL k(u32* out) {{ __shared__ u64 b[2]; u64 s = 0, g; u32 d; {program} // here\n}}"
     out = rig.array(np.full(words, 77, np.uint32))
     launch = rig.launch(body, out, block=1)
@@ -185,7 +185,7 @@ def test_later_phases_do_not_wait_for_threads_that_dropped_out(rig0: Rig) -> Non
     program = "INIT(b, 3)" + DROP.format(2) + PENDING.format(0) + ASK.format(0, 1) + "ARRIVE(b)" + ASK.format(0, 2)
     for phase in (1, 2):
         program += ASK.format(phase % 2, 2 * phase + 1) + "ARRIVE(b)" + ASK.format(phase % 2, 2 * phase + 2)
-    assert told(rig0, program, 7) == [3, 0, 1, 0, 1, 0, 1]
+    assert output_of(rig0, program, 7) == [3, 0, 1, 0, 1, 0, 1]
 
 
 def test_an_mbarrier_may_have_a_generic_address(rig0: Rig) -> None:
@@ -193,7 +193,7 @@ def test_an_mbarrier_may_have_a_generic_address(rig0: Rig) -> None:
     program += 'asm volatile("mbarrier.init.b64 [%0], 2;" :: "l"(g) : "memory");'
     program += 'asm volatile("mbarrier.arrive.b64 %0, [%1];" : "=l"(s) : "l"(g) : "memory");' + ASK.format(0, 0)
     program += 'asm volatile("mbarrier.arrive_drop.b64 %0, [%1];" : "=l"(s) : "l"(g) : "memory");' + PENDING.format(1)
-    assert told(rig0, program + ASK.format(0, 2), 3) == [0, 1, 1]
+    assert output_of(rig0, program + ASK.format(0, 2), 3) == [0, 1, 1]
 
 
 NO_COMPLETE = 'asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], {};" : "=l"(s) : "r"(at(b)) : "memory");'
@@ -214,7 +214,7 @@ NO_COMPLETE = 'asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], {};
 def test_misuse_of_reductions_and_arrivals_is_found_at_its_line(rig0: Rig, program: str, message: str | None) -> None:
     program = "b[1] = 0; " + program
     if message is None:
-        assert told(rig0, program, 1) == [77]
+        assert output_of(rig0, program, 1) == [77]
         return
     with pytest.raises(RuntimeError, match=message):
-        told(rig0, program, 1)
+        output_of(rig0, program, 1)

@@ -29,7 +29,7 @@ def rig0() -> Iterator[Rig]:
     made.close()
 
 
-def told(rig: Rig, body: str, words: int, grid: int = 4, size: int = 4, block: int = 32) -> list[int]:
+def output_of(rig: Rig, body: str, words: int, grid: int = 4, size: int = 4, block: int = 32) -> list[int]:
     """The contents of `out` after a kernel with clusters of `size` blocks; `b` is the rank of a block."""
     source = f"{TOP}\nKERNEL k(u32* out) {{ u32 b = blockIdx.x, t = threadIdx.x, r = rank_();\n{body}\n}}"
     out = rig.array(np.full(words, 77, np.uint32))
@@ -54,7 +54,7 @@ def test_each_block_reads_the_shared_memory_of_its_neighbour(rig: Rig) -> None:
     body = """__shared__ u32 s[32]; s[t] = 100 * b + t;
     C_SYNC u32 v; C_LD(v, s + t, (r + 1) % 4) out[32 * b + t] = v; C_SYNC"""
     expected = [100 * (4 * (b // 4) + (b + 1) % 4) + t for b in range(8) for t in range(32)]
-    assert told(rig, body, 256, grid=8) == expected
+    assert output_of(rig, body, 256, grid=8) == expected
 
 
 def test_generic_addresses_reach_other_blocks_and_give_their_rank(rig: Rig) -> None:
@@ -74,7 +74,7 @@ def test_generic_addresses_reach_other_blocks_and_give_their_rank(rig: Rig) -> N
       out[8 * b + 5] = g; out[8 * b + 6] = to == p;
     }
     C_SYNC if (!t) out[8 * b + 7] = s[0] + 100 * s[1] + (s[2] == 0x3fc00000u ? 1000 : 0);"""
-    found = np.array(told(rig, body, 32)).reshape(4, 8)
+    found = np.array(output_of(rig, body, 32)).reshape(4, 8)
     before = [3, 0, 1, 2]
     assert found.tolist() == [[(b + 1) % 4, 2, b, 0, 1, 0, 1, 1010 + 101 * before[b]] for b in range(4)]
 
@@ -84,7 +84,7 @@ def test_an_address_means_the_same_to_all_blocks_of_a_cluster(rig: Rig) -> None:
     C_SYNC if (!t && r == 0) C_ST(where, 3, at_(s)) C_SYNC
     if (!t && r == 3) { u32 v; asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(where[0])); out[0] = v; }
     C_SYNC"""
-    assert told(rig, body, 1) == [7]
+    assert output_of(rig, body, 1) == [7]
 
 
 def test_blocks_of_a_cluster_in_three_dimensions_have_registers_that_agree(rig0: Rig) -> None:
@@ -118,7 +118,7 @@ def test_no_thread_passes_the_cluster_barrier_before_all_have_arrived(rig: Rig, 
       C_SYNC
     }}
     if (!t && !b) out[1] = n;"""
-    assert told(rig, body, 2, block=40) == [77, 800]
+    assert output_of(rig, body, 2, block=40) == [77, 800]
 
 
 def test_the_cluster_barrier_does_not_wait_for_exited_threads(rig: Rig) -> None:
@@ -126,18 +126,18 @@ def test_the_cluster_barrier_does_not_wait_for_exited_threads(rig: Rig) -> None:
     if (r == 2) { C_ARRIVE("") return; }
     C_ARRIVE(".relaxed") asm volatile("barrier.cluster.wait;"); C_ARRIVE("") asm volatile("barrier.cluster.wait;");
     if (!t) out[r] = r;"""
-    assert told(rig, body, 4, block=64) == [0, 77, 77, 3]
+    assert output_of(rig, body, 4, block=64) == [0, 77, 77, 3]
 
 
 def test_lanes_may_reach_an_unaligned_barrier_by_different_instructions(rig: Rig) -> None:
     body = """if (t < 7) { C_ARRIVE("") asm volatile("barrier.cluster.wait;"); out[4 * b] = 1; }
     else { C_ARRIVE(".release") asm volatile("barrier.cluster.wait.acquire;"); out[4 * b + 1] = 1; }"""
-    assert told(rig, body, 8, grid=2, size=2) == [1, 1, 77, 77] * 2
+    assert output_of(rig, body, 8, grid=2, size=2) == [1, 1, 77, 77] * 2
 
 
 def test_threads_run_on_between_arrival_and_wait(rig: Rig) -> None:
     body = """C_ARRIVE(".release.aligned") out[32 * b + t] = b; __syncthreads(); C_WAIT"""
-    assert told(rig, body, 128) == [b for b in range(4) for _ in range(32)]
+    assert output_of(rig, body, 128) == [b for b in range(4) for _ in range(32)]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_a_fault(ri
     shared = "__shared__ alignas(16) u32 s[8];\n"
     fault = fault_of(rig0, f"{shared} if (r == 0 && !t) {access}  // fault")
     assert fault.kind == "cluster_absent"
-    if "ARRIVE" not in access and "red" not in access:  # which let others run first
+    if "ARRIVE" not in access and "red" not in access:  # these seeds let other blocks run first
         assert "block 1, which has not begun (CTA not present)" in fault.message
     late = f"{shared} s[t % 8] = 0; C_SYNC if (r == 0 && !t) {{ for (u32 i = 0; i < 20; i++) __nanosleep(1000);\n"
     fault = fault_of(rig0, f"{late} {access} }}  // fault")
@@ -271,7 +271,7 @@ out[64 * b + t] = sum;"""
 
 def test_every_block_sends_to_every_other_and_waits_for_its_own_mbarrier(rig: Rig) -> None:
     total = sum(2 * (1000 * r + 10 * w + 1) + 1 for r in range(8) for w in range(2))
-    assert told(rig, EXCHANGE, 1024, grid=16, size=8, block=64) == [total] * 1024
+    assert output_of(rig, EXCHANGE, 1024, grid=16, size=8, block=64) == [total] * 1024
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_every_form_of_st_async_stores_its_elements(rig0: Rig, form: str, words:
     if n == 1:
         body = body.replace("{%2}", "%2")
     expected = [[0x40100000 + i + 1 - r if i < words else 9 for i in range(4)] for r in range(2)]
-    assert told(rig0, body, 8, grid=2, size=2) == sum(expected, [])
+    assert output_of(rig0, body, 8, grid=2, size=2) == sum(expected, [])
 
 
 def test_bulk_copies_reach_another_block(rig: Rig) -> None:
@@ -308,7 +308,7 @@ def test_bulk_copies_reach_another_block(rig: Rig) -> None:
     C_AWAIT(".acquire.cluster", &m, 0)
     out[64 * b + t] = d[t] + e[t]; out[64 * b + 32 + t] = d[t + 32] + e[t + 32];
     C_SYNC"""
-    found = told(rig, body, 512)[:256]
+    found = output_of(rig, body, 512)[:256]
     assert found == [100 * ((r + 3) % 4) + t + 5000 + (r + 1) % 4 for r in range(4) for t in range(64)]
 
 
@@ -320,7 +320,7 @@ def test_a_multicast_copy_reaches_the_blocks_of_its_mask_at_the_same_offset(rig:
     if (!t && r == 1) C_SPREAD(d, out + 64, 32, &m, 0xB)
     if (r != 2) C_AWAIT(".acquire.cluster", &m, 0)
     if (t < 8) out[8 * r + t] = d[t]; C_SYNC"""
-    assert told(rig, body, 72)[:32] == [9 if r == 2 else 500 + t for r in range(4) for t in range(8)]
+    assert output_of(rig, body, 72)[:32] == [9 if r == 2 else 500 + t for r in range(4) for t in range(8)]
 
 
 def test_threads_arrive_and_expect_bytes_at_the_mbarrier_of_another_block(rig: Rig) -> None:
@@ -337,4 +337,4 @@ def test_threads_arrive_and_expect_bytes_at_the_mbarrier_of_another_block(rig: R
     }
     if (r == 0) { C_AWAIT(".acquire.cluster", &m, 0) out[t] = t; }
     C_SYNC"""
-    assert told(rig, body, 32, grid=2, size=2) == list(range(32))
+    assert output_of(rig, body, 32, grid=2, size=2) == list(range(32))

@@ -309,7 +309,8 @@ def test_a_fault_inside_an_inlined_function_names_the_call(rig):
     assert f"called at test.cu:{line_of(source, 'call')}" in launch.fault.message
 
 
-# Which memory a wild access is told of -------------------------------------------------------------------------------
+# Memory that the report of a wild access names
+# -------------------------------------------------------------------------------
 
 STORE = """
 KERNEL k(int* out, u64 at) {
@@ -337,7 +338,7 @@ def lent(rig: Rig, kind: abi.Kind) -> int:
 @pytest.mark.parametrize("kind", [abi.Kind.SHARED, abi.Kind.PARAM])
 def test_a_global_write_out_of_bounds_is_reported_for_global_memory(rig, kind, away, smem):
     out = rig.empty(400)
-    rig.run(STORE, out, 0, smem=smem)  # from now on the engine has memory for blocks
+    rig.run(STORE, out, 0, smem=smem)  # the engine keeps memory for blocks from now on
     at = lent(rig, kind) + away - out
     launch = rig.launch(STORE, out, at, smem=smem)
     fault = fault_of(rig, launch, STORE, "out_of_bounds")

@@ -43,7 +43,7 @@ def rig() -> Iterator[Rig]:
     made.close()
 
 
-def told(rig: Rig, program: str, words: int) -> list[int]:
+def output_of(rig: Rig, program: str, words: int) -> list[int]:
     """The contents of `out` after a kernel of one thread."""
     body = f"{TOP}\nKERNEL k(u32* out) {{ __shared__ u64 b[2]; u64 s = 0; u32 d; {program} }}"
     out = rig.array(np.full(words, 77, np.uint32))
@@ -61,14 +61,14 @@ def test_a_phase_completes_with_its_last_arrival_and_the_next_begins(rig: Rig) -
     for i in range(7):
         program += PARITY.format(0, 2 * i) + PARITY.format(1, 2 * i + 1) + "ARRIVE(b)"
     phases = [i // 3 % 2 for i in range(7)]
-    assert told(rig, program, 14) == [x for phase in phases for x in (phase != 0, phase != 1)]
+    assert output_of(rig, program, 14) == [x for phase in phases for x in (phase != 0, phase != 1)]
 
 
 def test_a_state_token_refers_to_the_phase_in_which_it_was_returned(rig: Rig) -> None:
     give = 'asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(s) : "r"(at(b)) : "memory");'
     ask = 'TEST("test_wait.acquire.cta.shared::cta", d, b, s, "l") out[{}] = d;'
     program = f"INIT(b, 2) {give} {ask.format(0)} ARRIVE(b) {ask.format(1)} {give} {ask.format(2)} ARRIVE_N(b, 1)"
-    assert told(rig, program + ask.format(3), 4) == [0, 1, 0, 1]
+    assert output_of(rig, program + ask.format(3), 4) == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -83,23 +83,23 @@ def test_a_state_token_refers_to_the_phase_in_which_it_was_returned(rig: Rig) ->
 )
 def test_every_form_of_a_wait_works(rig: Rig, how: str) -> None:
     ask = f'TEST("{how}", d, b, 0u, "r") out[%d] = d;'
-    assert told(rig, f"INIT(b, 1) {ask % 0} ARRIVE(b) {ask % 1}", 2) == [0, 1]
+    assert output_of(rig, f"INIT(b, 1) {ask % 0} ARRIVE(b) {ask % 1}", 2) == [0, 1]
 
 
 def test_a_wait_may_have_a_time_limit(rig: Rig) -> None:
     ask = 'asm volatile("{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%1], 0, 1000; selp.u32 %0, 1, 0, q; }"'
     ask += ' : "=r"(d) : "r"(at(b)) : "memory"); out[0] = d;'
-    assert told(rig, f"INIT(b, 1) {ask}", 1) == [0]
+    assert output_of(rig, f"INIT(b, 1) {ask}", 1) == [0]
 
 
 def test_an_arrival_counts_several_and_an_expectation_keeps_a_phase_open(rig: Rig) -> None:
     program = "INIT(b, 5) ARRIVE_N(b, 4) " + PARITY.format(0, 0) + "EXPECT(b, 32) ARRIVE(b)" + PARITY.format(0, 1)
-    assert told(rig, program, 2) == [0, 0]
+    assert output_of(rig, program, 2) == [0, 0]
 
 
 def test_an_mbarrier_can_be_initialised_again(rig: Rig) -> None:
     program = "INIT(b, 1) ARRIVE(b) INVAL(b) INIT(b, 2) " + PARITY.format(0, 0) + "ARRIVE_N(b, 2)" + PARITY.format(0, 1)
-    assert told(rig, program, 2) == [0, 1]
+    assert output_of(rig, program, 2) == [0, 1]
 
 
 # Misuse --------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_refused_copy_occupies_no_pending_slot(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told", "brief"),
+    ("call", "state", "brief"),
     [
         ("ARRIVE_TX(&b, bytes + 16)", "parity 0, 0 of 1 arrivals pending, 16 bytes pending", "0 of 1 arrivals, 16 B"),
         ("EXPECT(&b, bytes)", "parity 0, 1 of 1 arrivals pending, 0 bytes pending", "1 of 1 arrivals, 0 B"),
@@ -240,18 +240,18 @@ def test_a_refused_copy_occupies_no_pending_slot(rig: Rig) -> None:
     ],
 )
 def test_a_phase_that_never_completes_is_a_deadlock_that_lists_pending_arrivals(
-    rig: Rig, call: str, told: str, brief: str
+    rig: Rig, call: str, state: str, brief: str
 ) -> None:
     body = ONE.replace("ARRIVE_TX(&b, bytes)", call).replace("AWAIT(&b, 0)", "AWAIT(&b, 0) AWAIT(&b, 1)")
     launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
     assert not rig.finish(launch)
     blocked = launch.blocked()
     assert len(blocked) == 64 and {(b.status, b.line) for b in blocked} == {("polling", line_of(body, "wait"))}
-    assert {b.mbarrier for b in blocked} == {told}
+    assert {b.mbarrier for b in blocked} == {state}
     report = standstill("deadlock", "nothing can go on", [("k", 0, launch)], [], {})
-    assert f", an mbarrier: {told}, at test.cu:" in report.message
+    assert f", an mbarrier: {state}, at test.cu:" in report.message
     assert report.timeline is not None
-    assert report.timeline.splitlines()[1] == f"  it is an mbarrier: {told}"
+    assert report.timeline.splitlines()[1] == f"  it is an mbarrier: {state}"
     assert {mbarriers.brief("mbarrier.arrive.shared.b64", b.seen) for b in blocked} == {f"pending {brief}"}
 
 

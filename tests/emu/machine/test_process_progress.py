@@ -128,7 +128,7 @@ def beside(run: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-# Calls of others come in ---------------------------------------------------------------------------------------------
+# Calls of other processes ---------------------------------------------------------------------------------------------
 
 
 def test_a_wait_ends_at_the_work_of_another_process(machine: Machine, pair: tuple[Rank, Rank]) -> None:

@@ -271,7 +271,7 @@ def test_a_multicast_object_is_made_by_several_processes(
     assert machine.held()["multicast"] == 1 and machine.held()["binds"] == 2
     pair[0].close()
     ok(b.cuMemsetD8(memories[1], 0, PIECE))
-    assert run(b, "broadcast", objects[1], int(source)) == R.CUDA_SUCCESS  # the bind of the dead process lives on
+    assert run(b, "broadcast", objects[1], int(source)) == R.CUDA_SUCCESS  # the bind of the ended process persists
     np.testing.assert_array_equal(read(b, memories[1], values), values)
     pair[1].close()
     assert not any(machine.held().values())
@@ -321,7 +321,7 @@ def test_processes_register_memory_of_one_file(
     for process, memory in zip(pair, (one, other), strict=True):
         cuda = process.driver
         ok(cuda.cuMemHostRegister(memory.address + offset, nbytes, 0))
-        memory.close()  # the registration needs it no longer
+        memory.close()  # the registration no longer needs the mapping
         pointers.append(int(ok(cuda.cuMemHostGetDevicePointer(memory.address + offset + 400, 0))))
     a, b = (process.driver for process in pair)
     start = (offset + 400) // 4
@@ -358,7 +358,7 @@ def test_registered_memory_that_is_unregistered_faults(pair: tuple[Process, Proc
     assert machine.held() == before
     assert run(cuda, "copy", pointer, pointer) == R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert machine.reports[-1].kind == "use_after_free"
-    memory.array[:] = 5  # the host's mapping is as it was
+    memory.array[:] = 5  # the mapping of the host is unchanged
     memory.close()
 
 
@@ -448,7 +448,8 @@ def test_memory_registered_without_the_flag_is_not_on_the_device(pair: tuple[Pro
         part = pair[0].file_behind(address, 4096)
         assert part is not None
         os.close(part.descriptor)
-        pair[0].file_behind = lambda address, nbytes: None  # mmap.mmap keeps a descriptor, as others need not
+        # mmap.mmap keeps a descriptor, which other ways of mapping need not do.
+        pair[0].file_behind = lambda address, nbytes: None
     assert code(cuda.cuMemHostRegister(address, 4096, 2)) == R.CUDA_ERROR_NOT_SUPPORTED
     ok(cuda.cuMemHostRegister(address, 4096, 0))
     assert code(cuda.cuMemHostGetDevicePointer(address, 0)) == R.CUDA_ERROR_NOT_SUPPORTED

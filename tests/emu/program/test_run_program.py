@@ -255,7 +255,7 @@ def test_a_program_that_cannot_be_run_is_an_error_before_anything_runs(command, 
 
 def test_a_process_that_has_used_the_real_driver_is_refused(monkeypatch):
     class Loaded:
-        status = 3  # CUDA_ERROR_NOT_INITIALIZED: it was loaded, and nothing else
+        status = 3  # CUDA_ERROR_NOT_INITIALIZED: the real driver was loaded but not initialised
 
         def __init__(self, name, mode):
             assert name == "libcuda.so.1" and mode & os.RTLD_NOLOAD

@@ -143,7 +143,7 @@ def test_clients_are_served_after_the_server_ran_out_of_files(served, monkeypatc
         return listening.accept()
 
     monkeypatch.setattr(served, "_listening", SimpleNamespace(accept=accept))
-    for _ in range(2):  # the first one comes while the server is in the accept of before
+    for _ in range(2):  # the first client arrives while the server is still in the earlier accept
         with addresses.connect(served.address, "address") as made:
             channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
             made.settimeout(10)

@@ -456,7 +456,7 @@ def spin(rank: int, size: int) -> Any:
         cuda.cuCtxSynchronize()
         return "not killed"
     victim = int(peer.recv(32))
-    time.sleep(0.2)  # it waits now
+    time.sleep(0.2)  # the client waits now
     os.kill(victim, signal.SIGKILL)
     assert peer.recv(1) == b""
     launch(cuda, "add", word, 7, 1)
@@ -489,7 +489,7 @@ def test_a_forked_child_has_no_machine_and_leaves_that_of_its_parent(pool):
 
 def interrupt(rank: int, size: int) -> Any:
     cuda, peer = attached(), meet(rank)
-    if rank == 0:  # Ctrl-C in the other process does not end what this one has running
+    if rank == 0:  # Ctrl-C in the other process does not end kernels of this one
         word = ok(cuda.cuMemHostAlloc(4, 0))
         words(word, 1)[:] = 0
         launch(cuda, "await", word)
@@ -499,7 +499,7 @@ def interrupt(rank: int, size: int) -> Any:
         words(word, 1)[:] = 1
         return int(cuda.cuCtxSynchronize()[0])
     peer.recv(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT may be ignored, as under nohup
     launch(cuda, "busy", ok(cuda.cuMemHostAlloc(4, 0)), 1, 1 << 31)
     timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()

@@ -20,7 +20,7 @@ FAR = 2**47 - PAGE  # at the end of what a process may map, and not mapped
 @pytest.fixture(params=["by the kernel", "by the list"])
 def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The address of two pages, of which only the first is accessible."""
-    if request.param == "by the list":  # as where the kernel cannot tell, or forbids to be asked
+    if request.param == "by the list":  # as on kernels that lack the calls or forbid them
         monkeypatch.setattr(mapped, "_libc", Old())
     memory = mmap.mmap(-1, 2 * PAGE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

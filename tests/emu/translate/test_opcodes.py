@@ -290,7 +290,7 @@ def _integers() -> None:
             if n > 16:
 
                 def bfe(a: int, b: int, c: int, n: int = n, s: str = s) -> int:
-                    # Above 255, which PTX does not allow: as devices do.
+                    # Counts above 255, which PTX does not allow, behave as on a GPU.
                     pos, length = (b & 255, c & 255) if n == 32 else (min(b, n), min(c, n))
                     if length == 0:
                         return 0

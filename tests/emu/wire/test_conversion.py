@@ -129,7 +129,7 @@ WORDLESS = (inputs.Kind, code_inputs.Parameters, inputs.Attribute, code_inputs.O
 
 def cases(made: Coder, at: int, values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     name = made.inputs[at].name
-    counted = any(p.extent == name for p in made.signature.returned)  # of these the bindings allocate so many
+    counted = any(p.extent == name for p in made.signature.returned)  # the bindings allocate an array of this length
     for value in values:
         if counted and isinstance(value, int | float | np.number) and not abs(value) < 1 << 16:
             continue

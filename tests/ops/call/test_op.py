@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `help` and type checkers are shown of ops: the call returns results, and `prepare` a `Prepared` of them."""
+"""Signatures of ops in `help` and for type checkers: a call returns results, and `prepare` a `Prepared` of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain calls of one layout: the later ones write addresses only, and are otherwise as if each were the first."""
+"""Repeated plain calls of one layout only write addresses, and otherwise behave like the first call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The approximate instructions as the device under test has them, so that its results can be expected bit for bit."""
+"""Models of the approximate instructions of the device under test, for bit-exact expected results."""
 
 from __future__ import annotations
 

@@ -138,14 +138,15 @@ def counted(rng, rows, columns, count, blocks):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])  # by bulk copies, and straight to registers
+# Rows are read by bulk copies, or directly into registers.
+@pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])
 def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, columns, count):
     """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
     rows, blocks = 150, 16
     total, polls = counted(rng, rows, columns, count, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
-    state = 2 * 4 + 4  # users up and down, the epoch
+    state = 2 * 4 + 4  # the user count goes up and down; the epoch is read
     assert total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
     scale_per = 16 if columns % 128 == 0 else 8  # else a thread reads that of each of its packs of 8
     of_rows = rows * 4 * shape.team_warps + elements * (1 + 2 * count) + elements // scale_per * 2

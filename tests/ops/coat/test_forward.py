@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward's ways of sharing out rows, its maximum, long rows and far offsets, and the bytes that it moves."""
+"""How the forward distributes rows over blocks, its maximum, long rows, large offsets, and the bytes that it moves."""
 
 from __future__ import annotations
 

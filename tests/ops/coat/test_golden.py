@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""COAT's own outputs, from an H200: the oracle and the kernels give its bytes.
+"""Outputs of COAT recorded on an H200: the reference and the kernels have its bytes.
 
 rstd may differ by 2 ulp (approximate root and quotient, another order of additions). COAT's dw is rounded after every
 row; here it is rounded once, so it is compared with float64.

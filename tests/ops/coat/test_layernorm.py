@@ -194,7 +194,7 @@ def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng
     arrays = device.array(values.x), device.array(values.s_x)
     both = [[device.empty(*wanted) for wanted in output_shapes(33, 96)] for _ in range(2)]
     workspace = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
-    Forward(device, values, affine, arrays=arrays)  # compiles
+    Forward(device, values, affine, arrays=arrays)  # the first call compiles
     if affine:
         pair = [device.array(host) for host in (values.w, bias_of(values))]
 

@@ -169,7 +169,8 @@ def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng
     saves = saved(rng, 33)
     kept = [device.array(host) for host in saves]
     bias = device.array(bias_of(values))
-    once = backward(device, values, affine, kept, g=g, arrays=(x, s_x))  # compiles, and makes the workspace
+    # The first call compiles and makes the workspace.
+    once = backward(device, values, affine, kept, g=g, arrays=(x, s_x))
     outputs = [device.empty(array.shape, array.dtype) for array in once]
     options = {"outputs": outputs, "pdl_level": level}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled kernels of common shapes for 132 multiprocessors: hardly a spill, and what precedes the wait."""
+"""Compiled kernels of common shapes for 132 multiprocessors: few spills, and loads before the PDL wait."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks that do not meet, and launches that meet: an error at the next call, and the ops work afterwards."""
+"""A missing block, or two launches at once in one workspace, is an error at the next call; the ops work afterwards."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_workspace_of_the_caller_must_be_zeroed(op, space):
     op.give_up(workspace=space)
     with pytest.raises(GridTimeout):
         op.run(workspace=space)
-    op.check(op.run())  # with another one
+    op.check(op.run())  # with another launch number
     op.run(workspace=space)
     op.device.synchronize()
     with pytest.raises(GridTimeout, match="not zeroed"):
@@ -152,7 +152,7 @@ def test_check_device_raises_the_error_without_another_call(backward, device, sp
 def test_launches_after_the_time_out_do_not_wait(backward, space):
     backward.run(workspace=space)
     with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
-        for _ in range(3):  # queued before anybody knows
+        for _ in range(3):  # queued before the error is known
             _, dw = backward.run(workspace=space)
         backward.device.synchronize()
     with pytest.raises(GridTimeout):

@@ -154,7 +154,7 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seed
     Gives the seeds up to the first one that shows it.
     """
     early, by_output = 0, op != "allreduce" and algo in PUSH
-    before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # where the spy looks; it writes one more than what it sees
+    before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # the spy reads this address and writes the value plus one
     for seed in seeds or range(1, 40 if by_output else 120, 2):
         with opened(2, seed, workspace_bytes=1 << 18) as (_, group):
             hosts = _hosts(0, 2, (1, 16384) if by_output else (4, 2048), algo)
@@ -186,7 +186,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
             hasty = _prepare(group, op, xs, algo=algo)
         with config.override(spin_timeout=1000.0):
             patient, second = (_prepare(group, op, xs, algo=algo) for _ in range(2))
-        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the bound is in a launch's parameters
+        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the time-out is a launch parameter
         patient.launch(rank=0)
         patient.launch(rank=1)
         for early in (0, 1):

@@ -119,7 +119,7 @@ MODES = [
     ("float32", "float8_e5m2", "bfloat16", True),
     ("float32", "float32", "float32", True),
 ]
-# Emulated, an algorithm has every second mode, and each mode two or three algorithms: the kernels take long to compile.
+# On the emulated driver an algorithm has every second mode, as kernels take long to compile.
 PAIRS = [
     (algo, *mode) for a, algo in enumerate(ALL_ALGOS) for m, mode in enumerate(MODES) if ON_GPUS or (a + m) % 2 == 0
 ]
@@ -134,7 +134,7 @@ def test_every_dtype_and_mode_is_exact(open_group, rng, dtype, out_dtype, scales
     )
 
 
-# Emulated, each algorithm has the longest rows of both dtypes, and one or two of the other lengths.
+# On the emulated driver each algorithm has the longest rows of both dtypes and one or two of the other lengths.
 WIDE = [("bfloat16", 4096), ("bfloat16", 8200), ("bfloat16", 16384), ("float32", 16384), ("bfloat16", 16383)]
 
 

@@ -115,7 +115,7 @@ def test_every_call_of_the_host_raises_until_the_group_is_reset(compared_group, 
         for first in (raising, group.check, group[1].synchronize):
             with pytest.raises(CallMismatch):
                 first()
-        df.allreduce(group, xs)  # which resets the group
+        df.allreduce(group, xs)  # this call resets the group
         graphs.launch()
         group.synchronize()
 

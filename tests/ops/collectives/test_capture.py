@@ -311,7 +311,7 @@ def test_calls_with_only_some_ranks_captured_are_refused(group, hosts, algo, cap
         with pytest.raises(CaptureError, match=r"ranks .* captured.* ranks .* not"):
             call.launch()
         for position in captured:
-            call.launch(rank=position)  # the caller says that he means this rank alone
+            call.launch(rank=position)  # the caller names this rank explicitly
     assert_bits(ys, untouched)
     graph.launch(group.ranks[captured[0]].stream)
     for position in {0, 1, 2} - set(captured):

@@ -24,7 +24,7 @@ from drvfuse.ops.collectives import plan
 pytestmark = pytest.mark.emulated
 
 FUSED = "allreduce_rmsnorm_fp8"
-SHAPES = [  # with residual or not
+SHAPES = [  # op, shape, and whether there is a residual
     ("allreduce", (4096,), False),
     ("allreduce", (1 << 19,), False),
     ("allreduce", (1 << 24,), False),
@@ -43,7 +43,8 @@ FORMS = [
     ("push_two_shot", (128, 8192), {"quantisation": Q.per_group()}),
     ("push_two_shot", (128, 8192), {"quantisation": Q.nvfp4(1.0, "tiles")}),
 ]
-RESIDENT = {  # blocks of so many threads that a multiprocessor holds at least, on 2, 4 and 8 ranks
+# (op, algorithm, threads of a block): the least number of resident blocks per multiprocessor on 2, 4 and 8 ranks.
+RESIDENT = {
     ("allreduce", "push_one_shot", 64): (16, 16, 12),
     ("allreduce", "push_two_shot", 64): (16, 16, 10),  # 20 warps in four parts of 5, with 88 to 96 registers
     ("allreduce", "push_one_shot", 256): (5, 4, 2),
@@ -55,7 +56,7 @@ RESIDENT = {  # blocks of so many threads that a multiprocessor holds at least, 
     (FUSED, "push_one_shot", 512): (1, 1, 1),
     (FUSED, "push_two_shot", 512): (2, 2, 1),
 }
-FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how many the threads of a warp get them
+FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and the granularity of allocation per thread
 
 
 class Chosen(Exception):
@@ -122,7 +123,7 @@ def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n,
     assert registers_of(image) <= FILE // (threads * resident) // STEP * STEP
     assert "ld.relaxed.sys.global.v4.u32" in image.ptx and "st.relaxed.sys.global.v4.u32" in image.ptx
     assert "ld.global.nc" not in image.ptx
-    assert not re.search(r"(?:ld|st)\.global\.u(?:8|16)\b", image.ptx)  # element by element
+    assert not re.search(r"(?:ld|st)\.global\.u(?:8|16)\b", image.ptx)  # accesses of single elements
 
 
 @pytest.mark.parametrize(("algo", "shape", "form"), FORMS)

@@ -180,7 +180,7 @@ def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
         assert_bits(ys, reference.allreduce(hosts))
         assert not machine.reports
         with df.Group.local(2, driver=machine, max_blocks=streams[0].device.sm_count):
-            pass  # the block budget came back
+            pass  # the block budget is available again
 
 
 @pytest.mark.emulated
@@ -261,7 +261,7 @@ def test_use_of_a_group_in_a_forked_child_is_an_error(open_group):
             for use in (group.check, group.synchronize, group.reset, call.launch):
                 with pytest.raises(ClosedError, match="forked"):
                     use()
-            group.close()  # as everything that is owned: nothing happens
+            group.close()  # like every owned object, it does nothing then
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives where stores reach other blocks and devices as late as their releases and fences allow."""
+"""The collectives with stores that reach other blocks and devices as late as releases and fences allow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _check(op: str, algo: str, seed: int) -> None:
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None:
-    for seed in range(4 if algo in PUSH else 20):  # a word that comes late is polled often, which takes its time
+    for seed in range(4 if algo in PUSH else 20):  # late words are polled often, which takes time
         _check(op, algo, seed)
 
 

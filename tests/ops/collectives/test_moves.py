@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather, broadcast and all-to-all: every byte arrives as it was, by every algorithm, at any address and size."""
+"""All-gather, broadcast and all-to-all keep every byte, by every algorithm, at any address and size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drvfuse.ops.collectives.move_kernels import ALGOS
 
 ALL_ALGOS = (*ALGOS, "naive")
 SEVERAL = 2 if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else 3
-"""Ranks of most tests: on GPUs as many as most machines have."""
+"""The number of ranks of most tests: 2 on GPUs, as most machines have no more."""
 
 
 def words(rng: np.random.Generator, shape: int | Sequence[int], dtype: str = "uint8") -> np.ndarray:

@@ -250,3 +250,36 @@ def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged
     assert prepared.traffic[0] - crossing <= local <= prepared.traffic[0] - crossing + 30_000
     assert prepared.traffic[1] - crossing <= remote <= prepared.traffic[1] - crossing + 2_000
     del memory
+
+
+@pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
+def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
+    """Call after call of every op, without what hardware orders beyond the model, or with stores that arrive late."""
+    with (
+        df.emu.Machine(devices=4, **model) as machine,
+        df.Group.local(4, driver=machine, nodes=2, max_blocks=2, workspace_bytes=4096) as group,
+    ):
+        hosts = random_inputs(rng, 4, (8, 72), "bfloat16")
+        xs, total = place(group, hosts), reference.allreduce(hosts, nodes=2)
+        for _ in range(2):
+            assert_parts(df.reduce_scatter(group, xs, algo="push"), reference.reduce_scatter(hosts, nodes=2))
+            assert_bits(df.all_gather(group, xs, algo="pull"), reference.all_gather(hosts))
+            assert_bits([of_rank[0] for of_rank in df.allreduce_many(group, [[x] for x in xs])], total)
+            assert_bits(df.broadcast(group, xs, root=1, algo="push"), hosts[1])
+            assert_parts(df.all_to_all(group, xs, algo="put"), reference.all_to_all(hosts))
+        group.synchronize()
+        assert not machine.reports
+
+
+def test_a_trace_holds_all_kernels(open_nodes, rng):
+    group = open_nodes()
+    xs = place(group, random_inputs(rng, 4, (8, 64), "bfloat16"))
+    for op, kernels in (
+        (df.reduce_scatter, {"reduce_scatter_push_one_shot", "reduce_scatter_one_stage"}),
+        (df.all_to_all, {"move_push"}),
+    ):
+        trace = df.Trace(group)
+        op(group, xs, algo="push", trace=trace)
+        records = trace.records()
+        assert {str(name) for name in records["kernel"]} == kernels
+        assert set(records["rank"].tolist()) == {0, 1, 2, 3}

@@ -12,9 +12,10 @@ import pytest
 
 from drvfuse import dtypes
 from drvfuse.ops.collectives.kernels import CollectiveKernel
+from drvfuse.ops.collectives.scatter_kernels import ScatterKernel
 
 BF16 = dtypes.get("bfloat16")
-FILE, STEP = 65536, 8  # registers of a multiprocessor, and by how many the threads of a warp get them
+FILE, STEP = 65536, 8  # registers of a multiprocessor, and the granularity of allocation per thread
 
 
 def image_of(**options):
@@ -50,3 +51,12 @@ def test_fused_kernels_after_the_exchange_have_no_stack_and_no_spill(ranks, resi
     out = dtypes.get("float8_e4m3fn")
     options = {"out_dtype": out, "gamma_dtype": BF16, "residual": residual, "packs": packs}
     fits(image_of(op="allreduce_rmsnorm_fp8", ranks=ranks, nodes=True, **options))
+
+
+def test_reduce_scatters_after_the_exchange_have_no_stack_and_no_spill():
+    options = {"algo": "one_stage", "dtype": BF16, "ranks": 1, "nodes": True, "local": True}
+    plain = ScatterKernel(op="allreduce", out_dtype=BF16, packs=4, **options)
+    fits(plain.specialisation.compile("sm_90a", ("--ptxas-options=-v",)))
+    out = dtypes.get("float8_e4m3fn")
+    fused = ScatterKernel(op="allreduce_rmsnorm_fp8", out_dtype=out, gamma_dtype=BF16, residual=True, **options)
+    fits(fused.specialisation.compile("sm_90a", ("--ptxas-options=-v",)))

@@ -20,7 +20,7 @@ def prepared(group, op, shape, algo, residual=False):
     return df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, residuals=residuals, algo=algo)
 
 
-CASES = [  # with residual or not
+CASES = [  # op, shape, and whether there is a residual
     ("allreduce", (2048,), False),
     ("allreduce", (40_000,), False),
     ("allreduce_rmsnorm_fp8", (1, 4096), False),

@@ -19,7 +19,7 @@ OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 ABSENT = 0xFFFFFFFF
 SMALL = 8192  # bytes of a workspace: one_shot then has 128 packs in a round of 3 ranks, two_shot 192
 PATIENCE = {"cuda": 0.05, "emu": 10.0}
-"""Bounds in seconds so long that polls take a small part of them, as they always do on a GPU."""
+"""Time-outs in seconds, much longer than a poll, as on a GPU."""
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_a_sleeping_rank_of_three_is_named(new_group, rng, driver, op, sleeper):
     if driver == "cuda":
         fill_late(group, group[sleeper].empty(8, "bfloat16"), 0, ns=300_000_000)(group[sleeper].stream)
         call.launch()
-    else:  # a kernel that sleeps would keep time from passing for the others
+    else:  # a sleeping kernel would stop virtual time for the others
         for rank in {0, 1, 2} - {sleeper}:
             call.launch(rank=rank)
     error = timed_out(group)
@@ -127,11 +127,17 @@ def test_a_sleeping_rank_of_three_is_named(new_group, rng, driver, op, sleeper):
 def test_the_raised_report_is_one_whose_peer_has_not_reported(new_group):
     """Rank 0 waits for rank 1, which waits for rank 2. If the waits form a cycle, the first report is raised."""
     owner = new_group(3).workspace
-    for chain, told in (((1, 2, None), 1), ((1, None, None), 0), ((2, 0, None), 0), ((1, 2, 0), 0), ((2, 2, None), 0)):
+    for chain, raised in (
+        ((1, 2, None), 1),
+        ((1, None, None), 0),
+        ((2, 0, None), 0),
+        ((1, 2, 0), 0),
+        ((2, 2, None), 0),
+    ):
         for rank, peer in enumerate(chain):
             owner.reports[rank]["rank"], owner.reports[rank]["peer"] = rank, peer or 0
             owner.reports[rank]["magic"] = 0 if peer is None else workspace.REPORT_MAGIC
-        assert owner.first_report()["rank"] == told
+        assert owner.first_report()["rank"] == raised
     owner.reports["magic"] = 0
 
 
@@ -163,9 +169,9 @@ def test_a_peer_that_stops_half_way_is_a_time_out_and_the_group_recovers(new_gro
     part, check_part = prepared(group, "allreduce_rmsnorm_fp8", small, algo, added[:3] if residual else None)
     call.launch(rank=0)
     call.launch(rank=1)
-    part._schedule.launches[2][0](group.ranks[2].stream)  # what launch(rank=2) refuses
+    part._schedule.launches[2][0](group.ranks[2].stream)  # launch(rank=2) would refuse this
     error = timed_out(group)
-    assert 2 in (error.rank, error.peer)  # which also waits for words that come elsewhere
+    assert 2 in (error.rank, error.peer)  # rank 2 itself waits for words that arrive elsewhere
     group.reset()
     check(call.launch())
     check_part(part.launch())
@@ -218,7 +224,7 @@ def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
     assert error.call == "one of the calls 7 to 11 of the group"
     group.reset()
     two.launch()
-    group.synchronize()  # so that one is complete
+    group.synchronize()  # completes the calls so far
     two.launch(rank=0)
     assert timed_out(group).call.startswith("call 13 of the group, ")
 
@@ -278,7 +284,7 @@ def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
             hasty, check = prepared(group, op, hosts, algo)
         with config.override(spin_timeout=1000.0):
             patient, second = (prepared(group, op, hosts, algo)[0] for _ in range(2))
-        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the bound is in a launch's parameters
+        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the time-out is a launch parameter
         patient.launch(rank=0)
         patient.launch(rank=1)
         second.launch(rank=0)

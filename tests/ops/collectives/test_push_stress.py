@@ -21,7 +21,8 @@ from drvfuse.comm import workspace
 from drvfuse.ops.call import faults
 from drvfuse.ops.collectives.move_kernels import ALGOS
 
-pytestmark = pytest.mark.timeout(1800)  # as many calls as were asked for, on GPUs after some fifty kernels are compiled
+# The number of calls can be set, and on a GPU about fifty kernels are compiled first.
+pytestmark = pytest.mark.timeout(1800)
 
 VERIFY = r"""
 // Lets its dependents start at once and waits for the call: between two collectives it makes them a chain.
@@ -92,7 +93,7 @@ class Calls:
         self.calls: list[tuple[Any, list[list[df.Launch]]]] = []
         for (op, dtype, out, residual), shape, algo in kinds:
             moves = op in ("all_gather", "broadcast", "all_to_all")
-            if moves:  # of the words of four bytes two in five are those of slots which nothing has come to
+            if moves:  # two of five words have the bits of the sentinel
                 hosts = [rng.choice(np.array([0, 7, 255], np.uint8), shape, p=(0.1, 0.1, 0.8)) for _ in group]
             else:
                 hosts = special(rng, random_inputs(rng, group.size, shape, dtype))
@@ -167,7 +168,7 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
         for calls in both:
             with df.Graph.capture(calls.streams) as graph:
                 for kind in rng.integers(len(kinds), size=6):
-                    calls.launch(int(kind), number)  # all of a graph count under the last number
+                    calls.launch(int(kind), number)  # all calls of a graph count under the last number
             graphs.append(graph)
         for done in range(number):
             which = int(rng.integers(2))

@@ -121,7 +121,7 @@ def test_the_epilogue_sees_places_in_the_whole_tensor_and_the_parameters_of_the_
     hosts = random_inputs(rng, 3, shape, "bfloat16")
     bias = [rng.standard_normal(shape[1]).astype(np.float32) for _ in range(3)]
     parts = np.array_split(np.arange(35).reshape(shape), 3)
-    own = [rng.standard_normal(part.size).astype(np.float32) for part in parts]  # of the rank's part alone
+    own = [rng.standard_normal(part.size).astype(np.float32) for part in parts]  # only the part of the rank
     epilogue = df.Epilogue(
         "x + bias[col] + own[i - first] + row + rank",
         bias=place(group, bias),

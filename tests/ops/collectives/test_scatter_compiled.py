@@ -13,7 +13,7 @@ from drvfuse.ops.collectives import plan
 
 pytestmark = pytest.mark.emulated
 
-FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and by how many they are given to a thread
+FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and the granularity of allocation per thread
 
 
 class Chosen(Exception):

@@ -82,7 +82,7 @@ def test_repeated_plain_calls_trigger_at_their_end_while_another_group_is_open(m
     assert trigger() and trigger()
     other = opened(machine, 2)
     assert not trigger()
-    del other  # a group that is collected gives way as one that is closed, when its memory is freed
+    del other  # a garbage-collected group counts as closed once its memory is freed
     gc.collect()
     group[0].zeros(8, "uint8")
     assert trigger()
@@ -99,7 +99,7 @@ def test_opening_a_group_waits_for_the_early_launches_of_other_groups(machine, r
         call.launch(streams)
     ended = len(machine.launches)
     second = opened(machine, [1, 2])
-    assert len(machine.launches) - ended == 10  # which were only queued before
+    assert len(machine.launches) - ended == 10  # these were only queued before
     call.launch(streams)
     third = opened(machine, [0, 1])  # waits for nothing: that launch triggers late
     for group in (first, second, third):
@@ -125,7 +125,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     graph.launch(streams[0])
     graph.close()
     second = opened(machine, [1, 2])
-    with df.Graph.capture(streams) as graph:  # triggers late, so it is in nobody's way
+    with df.Graph.capture(streams) as graph:  # triggers late, so it does not block the other group
         call.launch()
     opened(machine, [1]).close()
     second.close()

@@ -22,7 +22,7 @@ BF16 = dtypes.get("bfloat16").numpy
 @pytest.mark.parametrize(
     ("n", "k", "n_normed"),
     [
-        (1, 1, 1),  # one of everything
+        (1, 1, 1),  # a single row, column and group
         (1, 8, 0),
         (7, 256, 7),  # one group, only normed rows
         (40, 512, 0),  # no normed rows
@@ -33,7 +33,7 @@ BF16 = dtypes.get("bfloat16").numpy
         (200, 264, 131),  # several steps, packs of the norm are ragged
         (31, 7168, 24),  # the shape of 28 groups
         (13, 8448, 9),  # more groups than lanes
-        (9, 33000, 5),  # a team comes back to a row
+        (9, 33000, 5),  # a team has a row in several steps
     ],
 )
 def test_every_shape_has_the_bits_of_the_reference(device, rng, n, k, n_normed):

@@ -20,8 +20,8 @@ MATRIX = Path(__file__).with_name("h200_matrix.npz")
 @pytest.fixture(scope="session")
 def recorded() -> tuple[dict[str, fixture.Stored], list[dict[str, Any]]]:
     """The recorded results of a GPU by name, and the GPU, driver and assembler of each file."""
-    answers, told = zip(*map(fixture.load, RECORDED), strict=True)
-    return {name: stored for part in answers for name, stored in part.items()}, list(told)
+    answers, origins = zip(*map(fixture.load, RECORDED), strict=True)
+    return {name: stored for part in answers for name, stored in part.items()}, list(origins)
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ suite.add(
     "a-link-of-narrow-scope-breaks-the-chain",
     fill(CHAIN, first=FIRSTS["store"], seen="relaxed.gpu", second="ATOM(relaxed.cta, add.u32, f, 1)", more=""),
     place("gpu", 3),
-    races="second~a w0~r0",  # but it has observed the first
+    races="second~a w0~r0",  # but the reader has observed the first operation
 )
 suite.add(
     "a-failed-compare-and-swap-leaves-the-chain",
@@ -271,7 +271,7 @@ for name, (parts, races, strict, profiles) in LASTS.items():
         strict=strict,
         profiles=profiles or ("hardware", "strict"),
     )
-# The last one may put the counter back with a plain store: it has observed what all others have done to it.
+# The last block may reset the counter with a plain store: it has observed the operations of all other blocks.
 for name in ("acq-rel", "fences-of-one", "threadfences"):
     parts = {
         "every": "",
@@ -287,7 +287,7 @@ for name in ("acq-rel", "fences-of-one", "threadfences"):
         fill(LAST, **parts, reset="if (t == 0) ST(weak, f, 0)"),
         grid(4, 64),
     )
-# One block is everybody: nothing to wait for.
+# A grid of one block has no other block to wait for.
 suite.add(
     "last-arriver-alone",
     fill(LAST, every="", meet="BAR", before="", sem="relaxed.gpu", after="", reader="", reset="").replace(
@@ -489,7 +489,7 @@ P(1) {
 }
 """
 suite.add("sequence-lock-relaxed-data", fill(SEQLOCK, data="relaxed.gpu"), place("gpu", 2))
-# With plain data the race is there where the reader comes before the writer, which the late writer sees to.
+# With plain data there is a race if the reader comes before the writer, which is made late here.
 suite.add("sequence-lock-plain-data", fill(SEQLOCK, data="weak"), place("gpu", 2), races="w~r", late=(0,))
 suite.add("sequence-lock-plain-data-read-late", fill(SEQLOCK, data="weak"), place("gpu", 2), late=(1,))
 

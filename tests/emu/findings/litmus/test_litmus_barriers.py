@@ -26,7 +26,7 @@ GLOBAL = ("ST(weak, x, 1)", "LD(weak, x)")
 BACK = ("LD(weak, x)", "ST(weak, x, 1)")
 TWICE = ("ST(weak, x, 1)", "ST(weak, x, 2)")
 ACCESSES = {"shared": SHARED, "global": GLOBAL, "read-then-write": BACK, "write-then-write": TWICE}
-# What is between them, and which threads it orders behind thread 0, of those with numbers 1 and 70 of 96.
+# The code between them, and which of the threads 1 and 70 of 96 it orders after thread 0.
 BETWEENS = {
     "nothing": ("", ()),
     "syncthreads": ("BAR", (1, 70)),
@@ -95,7 +95,7 @@ if (t == 0) READS(&s)  // @r
 """
 suite.add("others-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t >= 64"), grid(1, 96))
 suite.add("lanes-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t % 32 > 10"), grid(1, 96), exited=True)
-# A thread that has left has not executed the barrier: nothing orders what it wrote before that.
+# An exited thread has not executed the barrier, so nothing orders its earlier writes.
 suite.add("a-warp-leaves-after-its-write", fill(LEAVE, writer="70", leaves="t >= 64"), grid(1, 96), races="w~r")
 suite.add(
     "a-lane-leaves-after-its-write", fill(LEAVE, writer="50", leaves="t == 50"), grid(1, 96), races="w~r", exited=True
@@ -207,7 +207,7 @@ if (T(0)) { STS(s, 1) if (blockIdx.x == 0) ST(weak, x, 1) }  // @w
 BAR
 if (T(1)) { READS(s) if (blockIdx.x == gridDim.x - 1) LD(weak, x) }  // @r
 """
-# Blocks that run one after the other, in the place and the shared memory of the one before, are ordered by nothing.
+# Blocks that run one after another on a multiprocessor, in the same shared memory, are not ordered.
 suite.add(
     "blocks-one-after-the-other",
     FULL_SM,

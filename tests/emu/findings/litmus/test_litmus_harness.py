@@ -89,7 +89,7 @@ def test_either_of_two_accesses_comes_first(where: str) -> None:
     suite = Suite()
     body = "P(0) {\nST(weak, x, 7)  // @w\n}\nP(1) {\nu32 v; GET(v, weak, x)  // @r\nST(weak, y, v)\n}"
     suite.add("one", body, place(where, 2), races="w~r")
-    # A seed may hold a launch back, so between launches only seed 0 keeps to who is late.
+    # A seed may delay a launch, so between launches only seed 0 keeps the given role late.
     for late, seen in ((0, 0), (1, 7)):
         for seed in range(1 if where in ("stream", "peer") else 3):
             with lab(suite, suite.cases[0], "hardware", seed, late) as here:

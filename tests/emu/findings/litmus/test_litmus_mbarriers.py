@@ -151,7 +151,7 @@ for name, before, first, barrier, second, after, races in (
 EXPECTED_LATE = BULK.replace("ARRIVE_TX(b, 64)", "").replace("$first", "ARRIVE_TX(b, 64)")
 add("bulk-expected-behind-its-issue", fill(EXPECTED_LATE, before="", barrier="", second="AWAIT(b, 0)", after=READ),
     values=(1, 40))  # fmt: skip
-# The copy tells of itself, not of what its thread did before.
+# The completion of a copy orders the copy only, not earlier accesses of its thread.
 TELLS = (
     SHARED
     + """

@@ -315,7 +315,7 @@ for who in (0, 1, 40):
             f"wait-for-thread-{who}-{'nothing' if not join else 'warp' if join == WARP_ONLY else 'block'}",
             fill(BEHALF, who="33", join="BAR", meet=join, reader=str(who)),
             lambda here: here.launch(grid=2, block=64),
-            # Without a barrier the reader does not even wait: it reads before or after, and races either way.
+            # Without a barrier the reader does not wait: it may read before or after the write, and races either way.
             races="" if who in covered else "w~r",
             seeds=range(4),
         )

@@ -228,7 +228,7 @@ for add in ("RED(relaxed.gpu, add.u32, f, 1)", "ATOM(relaxed.gpu, add.u32, f, 1)
 for load in ("weak", "relaxed.cta"):
     counted = fill(COUNTED, add="RED(relaxed.gpu, add.u32, f, 1)", load=load)
     suite.add(f"count-read-{load}", counted, grid(5, 32), races="add~load add~reset", values=(999, 0))
-# A thread's later read does not make it forget what it saw, nor what it has told others of that.
+# A later read of a thread does not undo what it observed before, or what it has released to others.
 OBSERVED_TWICE = """
 P(0) {
   ST(relaxed.gpu, x, 1)  // @w

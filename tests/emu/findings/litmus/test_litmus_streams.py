@@ -258,7 +258,7 @@ for name, wait in HOST_WAITS.items():
 def _(here: Lab) -> None:
     _run(here, 3, here.stream(2))
     _run(here, 0, here.stream(0))
-    ok(here.cuda.cuStreamSynchronize(here.stream(2)))  # by when the first kernel has run here, too
+    ok(here.cuda.cuStreamSynchronize(here.stream(2)))  # the first kernel has run by then on the emulator too
     _run(here, 1, here.stream(1))
 
 
@@ -613,7 +613,7 @@ def _(here: Lab) -> None:
     _of_a_pool(here, in_order=True)
 
 
-@case("memory-of-a-pool-freed-beside-its-use", "host~host", seeds=(0,))  # others may free it first: a fault
+@case("memory-of-a-pool-freed-beside-its-use", "host~host", seeds=(0,))  # the free may come first, which is a fault
 def _(here: Lab) -> None:
     _of_a_pool(here, in_order=False)
 

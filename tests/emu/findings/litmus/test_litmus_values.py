@@ -15,7 +15,8 @@ from litmus import Suite, fill, grid
 
 suite = Suite()
 
-# One value by all -----------------------------------------------------------------------------------------------------
+# One value stored by all threads
+# -----------------------------------------------------------------------------------------------------
 
 ALL = """
 u32 t = threadIdx.x, v = blockIdx.x + 1;
@@ -51,7 +52,7 @@ suite.add(
     "of-two-blocks", fill(ALL, store=STORE, between="", read=""), grid(2, 1), races="w~w", strict="w~w", seeds=range(3)
 )
 
-# A store that does not conflict with later ones of its value does not hide what these conflict with.
+# A store that does not conflict with later stores of its value does not hide conflicts of these.
 HIDDEN = """
 u32 t = threadIdx.x;
 if (t == 0) LD(weak, x)  // @r

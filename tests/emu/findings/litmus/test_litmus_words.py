@@ -221,7 +221,7 @@ for (u32 i = 0; i < 6; i++) {
     races="r~w",
 )
 
-# Two orders on one word: behind one writer, beside the other.
+# A reader of one word is ordered after one writer, but not after the other.
 TWO = """
 P(0) {
   ST(weak, x, 1)  // @w0

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of packs by the threads of a grid or of some of its blocks, and the bytes that stay on their rank.
+#pragma once
+#include "collectives/moves.cuh"
+#include "collectives/place.cuh"
+
+// A team of `count` threads; pack j belongs to its thread j mod `count`. `number` is this thread's, or -1 if it is in
+// another team.
+struct Team {
+    i64 number, count;
+};
+
+__device__ __forceinline__ Team whole_grid() {
+    return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
+}
+
+// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes or is to(j). If all packs of the
+// warp are whole and aligned, B packs per thread are in flight at once. Called by whole warps.
+template <int B, typename From, typename To>
+__device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
+    if (team.number < 0) return;
+    const i64 stride = team.count, lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (i64 j = team.number; j - lane < count; j += B * stride) {
+        u32 words[B][4];
+        bool exists[B], whole = true;
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            const Spot source = from(j + b * stride);
+            const auto target = to(j + b * stride);
+            exists[b] = j + b * stride < count && source.left > 0 && source.at != target.at;
+            whole &= !exists[b] || (is_whole(source) && is_whole(target));
+        }
+        if (!__all_sync(0xffffffffu, whole)) {
+#pragma unroll 1
+            for (i64 k = j; k - lane < count && k < j + B * stride; k += stride) {
+                Spot source = from(k);
+                auto target = to(k);
+                if (k >= count || source.left <= 0 || source.at == target.at) source.left = target.left = 0;
+                load_bytes(words[0], source);
+                store_bytes(target, words[0]);
+            }
+            trace.lap(TraceRole::load);
+            trace.lap(TraceRole::store);
+            continue;
+        }
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            if (exists[b]) ptx::load_v4(words[b], from(j + b * stride).at);
+        }
+        trace.need(words);
+        trace.lap(TraceRole::load);
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+            if (exists[b]) ptx::store_v4(to(j + b * stride).at, words[b]);
+        }
+        trace.lap(TraceRole::store);
+    }
+}
+
+// The number of packs that stay on this rank; 0 if they are in their place already.
+__device__ __forceinline__ i64 own_packs(const MoveParams& p) {
+    const Moved &rows = p.rows, &scales = p.scales;
+    const auto away = [](const Moved& of) { return of.input + of.sent[0].source != of.output + of.received[0].target; };
+    const bool moves = away(rows) || (scales.sent[0].nbytes > 0 && (ARRANGED || away(scales)));
+    return moves ? packs_of(rows.sent[0].nbytes) + packs_of(scales.sent[0].nbytes) : 0;
+}
+
+// Clears the padding of arranged scales. Each rank does so in its own output, and no other rank writes that padding.
+__device__ __forceinline__ void clear_padding(const MoveParams& p) {
+    const Team team = whole_grid();
+    if constexpr (ARRANGED) clear_rows_behind(p.scales.output, p.arrangement, u32(team.number), u32(team.count));
+}
+
+// Copies the packs that stay on this rank, from pack `first` on.
+template <int B>
+__device__ __forceinline__ void copy_own(const MoveParams& p, const Team& team, Trace& trace, i64 first = 0) {
+    copy_packs<B>(
+        team, own_packs(p) - first, trace, [&](i64 j) { return source_of(p, 0, first + j); },
+        [&](i64 j) { return target_of(p, 0, first + j); });
+}

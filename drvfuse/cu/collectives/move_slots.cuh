@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The slots in the ranks' workspaces for packs of bytes and their keys, for the kernels that push bytes.
+#pragma once
+#include "collectives/move_copies.cuh"
+#include "sync/keys.cuh"
+
+// For push: `chunk_packs` is a multiple of the block's threads. A unit of work is one pack per thread of a block.
+struct MovePushParams : MoveParams {
+    PushCall push;
+    i64 root;  // root of a broadcast
+};
+
+using Pushing = KeyedPush<RANKS>;
+
+// Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
+// [distance - 1][chunk_packs / 32]. This struct has the offsets of a thread's slots at distance 1, and the strides from
+// one distance to the next.
+struct Slots {
+    u32 offset, stride, key_offset, key_stride;
+
+    __device__ __forceinline__ Slots(const MovePushParams& p, u32 in_round)
+        : offset(GREETINGS_BYTES + in_round * 16), stride(u32(p.chunk_packs) * 16),
+          key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
+};
+
+// Sends the warp's packs that exist, and their key, to the peer at that distance.
+__device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
+                                           const u32 (&sent)[4], const u32 (&key)[1]) {
+    if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
+    const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
+    if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
+}

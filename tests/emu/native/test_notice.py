@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person at a terminal reads while the native runtime is compiled."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from drvfuse.emu.native import notice
+
+pytestmark = pytest.mark.emulated
+
+
+class Stderr(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.written = terminal, threading.Event()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def flush(self) -> None:
+        self.written.set()
+
+
+def test_a_terminal_is_told_once_it_has_taken_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(terminal=True)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(notice, "PATIENCE", 0.0)
+    with notice.while_compiling():
+        assert stderr.written.wait(30)
+    assert (
+        stderr.getvalue().startswith("drvfuse: the emulated driver is being compiled") and stderr.getvalue()[-1] == "\n"
+    )
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_is_printed_if_it_is_quick_or_nobody_reads_it(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(terminal)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    if not terminal:
+        monkeypatch.setattr(notice, "PATIENCE", 0.0)
+    with notice.while_compiling():
+        threads = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        assert len(threads) == terminal
+    for thread in threads:
+        thread.join()
+    assert stderr.getvalue() == ""
+
+
+def test_no_stderr_at_all_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with notice.while_compiling():
+        pass
