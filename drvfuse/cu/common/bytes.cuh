@@ -124,9 +124,9 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
     return __any_sync(0xffffffffu, some);
 }
 
-// K packs of each lane of a warp, of which pack k lies at at(k). All 32 lanes come to it. Words of a pack that does not
-// exist are undefined. All packs that are whole and aligned are in flight at once, before the lanes agree that no others
-// exist; each of the others is accessed by the warp together.
+// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
+// undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether there
+// are other packs; the warp loads each of these together.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
 #pragma unroll
