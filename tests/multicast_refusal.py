@@ -27,13 +27,14 @@ IN_CHILDREN = str(Path(__file__).with_name("in_children"))
 
 
 def refusal(*args: Any, **kwargs: Any) -> NoReturn:
-    """What stands for `cuMulticastCreate` of the CUDA driver. Its exception is no Exception, so nothing swallows it."""
+    """Replaces `cuMulticastCreate` of the CUDA driver. What it raises is not an Exception, so no handler swallows
+    it."""
     pytest.fail("the test suite creates no multicast object on the CUDA driver (DRVFUSE_TEST_MULTICAST is not 1)")
 
 
 def forbid() -> None:
-    """Put the refusal into cuda.bindings, into the gate of every CUDA driver, one of a stand-in's functions too, and
-    into the bindings of every process that is started from now on."""
+    """Make cuda.bindings, the gate of every CUDA driver and the bindings of every process that is started from now on
+    refuse the function. Gates of stand-ins for the CUDA driver refuse it too."""
     bindings.cuMulticastCreate = refusal
     original = Driver._raw
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite creates no multicast object on the CUDA driver: the refusal stands in the bindings and in the gate.
-
-In the processes that tests start it stands in the bindings.
-"""
+"""The suite creates no multicast object on the CUDA driver: the bindings and the gate of the driver refuse the call. In
+the processes that tests start, the bindings refuse it."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_bindings_have_the_refusal_in_place_of_the_function() -> None:
-    assert bindings.cuMulticastCreate is multicast_refusal.refusal  # only then may it be called
+    assert bindings.cuMulticastCreate is multicast_refusal.refusal  # the function may be called only in this case
     with pytest.raises(pytest.fail.Exception, match="creates no multicast object"):
         bindings.cuMulticastCreate(bindings.CUmulticastObjectProp())
 
@@ -61,7 +59,7 @@ REPORT = """
 from cuda.bindings import driver as bindings
 import drvfuse
 from drvfuse.runtime.driver import Driver
-assert bindings.cuMulticastCreate.__module__ == "sitecustomize"  # only then may it be called
+assert bindings.cuMulticastCreate.__module__ == "sitecustomize"  # the function may be called only in this case
 try:
     Driver("cuda", bindings, bindings).cuMulticastCreate(bindings.CUmulticastObjectProp())
 except Exception:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What type checkers say of the public face: every name is known, and programs of users pass mypy's strict mode."""
+"""Type checks of the public API: every name is known, and programs of users pass mypy's strict mode."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared calls of a collective over several sets of random inputs, whose results are checked before they are timed.
 
-A shape is rows x columns of bfloat16: those of a rank's input, and of all_gather those of its output. An op that only
-moves bytes takes as many bytes.
+A shape is the number of rows and columns, of bfloat16, of a rank's input, or for all_gather of a rank's output. An op
+that only moves bytes gets arrays with as many bytes.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Calls = list[Callable[[], object]]
 
 
 def bank(seed: int, rows: int, columns: int, dtype: str = "bfloat16") -> Host:
-    """Random rows that a tensor of so many rows repeats, at most `BANK`: so large tensors, and what comes of them, are
-    made quickly."""
+    """At most `BANK` random rows, which a tensor with `rows` rows repeats. So large tensors, and their expected
+    results, are computed quickly."""
     random = np.random.default_rng([seed, rows, columns])
     return random.standard_normal((min(rows, BANK), columns), np.float32).astype(dtypes.get(dtype).numpy)
 
 
 def repeated(values: Host, rows: int) -> Host:
-    """The tensor of so many rows that repeats the rows of a bank."""
+    """The tensor with that number of rows that repeats the rows of a bank."""
     return values if len(values) == rows else np.resize(values, (rows, *values.shape[1:]))
 
 
 @dataclass
 class Result:
-    """An array of each local rank that a call writes, and what a call on the first set of inputs must leave there.
+    """An array of each local rank that a call writes, and its contents after a call on the first set of inputs.
 
-    `before`: what the arrays hold before the call; zeros if None.
+    `before` are its contents before the call; None stands for zeros.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Result:
 
 @dataclass
 class CollectiveCalls:
-    """`sets` are inputs as `prepare` takes them; the results are shared by all calls."""
+    """Calls of one collective on several `sets` of inputs, each as `prepare` takes it. Results are shared."""
 
     group: Group
     prepare: Callable[..., Prepared[Any]]
@@ -75,7 +75,7 @@ class CollectiveCalls:
     def prepared(
         self, algo: str, pdl_level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, sets: int | None = None
     ) -> list[Prepared[Any]]:
-        """A call on each of the first `sets` sets of inputs, by an algorithm whose name may be one of multimem's."""
+        """A call on each of the first `sets` sets of inputs, by an algorithm, which may be one by multimem."""
         forms = {name: form for form, name in multimem.NAMES.items()}
         options: dict[str, Any] = {"algo": forms.get(algo, algo), "pdl_level": pdl_level, "trace": trace}
         if algo in forms:
@@ -83,8 +83,9 @@ class CollectiveCalls:
         return [self.prepare(inputs, **options) for inputs in self.sets[:sets]]
 
     def check(self, algo: str) -> None:
-        """Make a call on the first set of inputs. DrvfuseError unless its results are those of `drvfuse.reference`, bit
-        for bit on every local rank. Sums whose order is not specified, by multimem or an engine, are not compared."""
+        """Make a call on the first set of inputs. Raises DrvfuseError unless its results on every local rank equal
+        those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an engine) are not
+        compared."""
         (call,) = self.prepared(algo, sets=1)
         for result in self.results:
             result.clear()
@@ -100,8 +101,8 @@ class CollectiveCalls:
                     raise DrvfuseError(f"{call.describe()}: {result.name} of rank {rank.index} are wrong")
 
     def times(self, algo: str, calls: int) -> dict[str, Any]:
-        """The time of a call by level of PDL, in graphs of at least so many calls, and the algorithm that "auto" chose.
-        The results have been checked before."""
+        """The time of a call for each level of PDL, in graphs of at least that number of calls, and the algorithm that
+        "auto" chose. `check` has compared the results before."""
         self.check(algo)
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():
@@ -111,9 +112,10 @@ class CollectiveCalls:
         return found
 
     def gemvs(self, weights: Sequence[Sequence[Array]], acts: Sequence[Array]) -> Calls:
-        """For each set a GEMV on every rank that writes the first row of its input, with PDL.
+        """For each set of inputs, a GEMV on every rank, launched with PDL, which writes the first row of the input.
 
-        `weights` are, for each rank, one or more [columns, K] that take turns, and `acts` a [K] for each rank.
+        `weights` has for each rank one or more arrays [columns, K], which the sets use in turn, and `acts` has an array
+        [K] for each rank.
         """
         return [
             together(
@@ -141,15 +143,15 @@ def launches(prepared: Sequence[Prepared[Any]]) -> Calls:
 
 
 def chained(gemvs: Calls, calls: Calls) -> Calls:
-    """Each GEMV with the call behind it."""
+    """Each GEMV together with the call that follows it."""
     return [together(pair) for pair in zip(gemvs, calls, strict=True)]
 
 
 def inputs_of(
     group: Group, banks: Sequence[Host], rows: int, sets: int, arrays: Callable[[], list[Array]]
 ) -> list[list[Array]]:
-    """Sets of inputs that repeat the banks of the ranks, in arrays that `arrays` makes. The first has them as they are,
-    each other one by a column further."""
+    """Sets of inputs that repeat the banks of the ranks, in arrays that `arrays` makes. The columns of each set are
+    those of the set before it, shifted by one."""
     found = []
     for turn in range(sets):
         found.append(arrays())

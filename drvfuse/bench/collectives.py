@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of all-reduce, and of all-reduce + RMSNorm + FP8, by every algorithm, with the floors and the peers of the same
+"""Times of all-reduce, and of all-reduce + RMSNorm + FP8, by every algorithm, with the floors and peers of the same
 run.
 
-A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls;
-"adds" is what a call adds to a chain of GEMVs, one before each call, that are launched with PDL. A peer of the fused op
-is a sequence: the peer's all-reduce, then a compiled norm and quantisation.
+A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
+number of calls. "adds" is the time that a call adds to a chain of GEMVs, one before each call, which are launched with
+PDL. A peer of the fused op is a sequence: the peer's all-reduce, then a compiled norm and quantisation.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def measure(
     with_peers: bool,
     multicast: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each shape, without and with a residual as asked for. The peers are measured first.
+    """A result for each shape, and for each of `residuals`. The peers are measured first.
 
-    With `multicast` inputs and sums lie in multicast memory, whatever the algorithm.
+    With `multicast` inputs and sums lie in multicast memory for all algorithms.
 
-    Unsupported where a rank cannot access every other rank's memory.
+    Raises Unsupported if a rank cannot access every other rank's memory.
     """
     if not group.peers_readable:
         raise Unsupported("the floors and most algorithms need peer access between all GPUs of the group")
@@ -100,9 +100,9 @@ class _Shape:
         self._calls = calls_of(group, op, rows, cols, settings.sets, form, multicast)
 
     def ours(self, algos: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The figures of drvfuse's algorithms: their times, and what a call adds to a chain of GEMVs.
+        """The figures of drvfuse's algorithms: their times, and the time that a call adds to a chain of GEMVs.
 
-        The chains come last, as GEMVs overwrite rows of the inputs, by which the calls are checked.
+        The chains are measured last, since their GEMVs overwrite rows of the inputs, which the checks need.
         """
         found = {algo: self._calls.times(algo, self._settings.calls) for algo in algos}
         k = self._settings.gemv_columns(self._cols)

@@ -17,7 +17,7 @@ MULTIMEM = ("multimem_one_stage", "multimem_two_stage")
 HEAD = ["rows x cols", "residual", "PDL", "KiB", *ALGORITHMS, *MULTIMEM, "adds", "wire", "push", "x wire"]
 HEAD += [*PEERS, NORM, "stored", "x peer", "x stored"]
 TEXT_COLUMNS = 3
-_WIRE_RULES_US = 10.0  # from here on a time is compared with the wire's
+_WIRE_RULES_US = 10.0  # times of at least this are compared with the time of the wire
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
@@ -65,7 +65,7 @@ def stored_us(result: dict[str, Any]) -> float | None:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured, ratios over all shapes, and what failed."""
+    """The notes below the table: how the times were measured, ratios over all shapes, and failures."""
     run, launch = results[0]["run"], results[0]["run"]["launch_us"]
     settings = run["settings"]
     levels = ", ".join(f"{name}: {level}" for name, level in run["pdl"].items())
@@ -76,7 +76,7 @@ def notes(results: Sequence[dict[str, Any]]) -> list[str]:
         f"floors: an empty kernel {_cell(launch['off'])}, with PDL {_cell(launch['early'])}; links "
         f"{run['link_bytes_per_us'] / 1e3:.0f} GB/s, each rank to the next at once; wire: the fewest bytes that a rank "
         "can receive at that rate; push: a kernel that copies as many to the next rank",
-        f"adds: what a call of auto adds to a chain of GEMVs of {settings['weight_bytes'] / 2**20:g} MiB of weights",
+        f"adds: the time that auto adds to a chain of GEMVs of {settings['weight_bytes'] / 2**20:g} MiB of weights",
     ]
     if any(stored_us(result) for result in results):
         found.append(f"stored: {stored_peers.source()}" + _sequences(run["op"]))
@@ -129,7 +129,7 @@ def _fastest(result: dict[str, Any], level: str) -> float | None:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Time over size, log-log: a picture for each number of columns, without and with residual, with the floors."""
+    """Draw time over size on logarithmic axes: a picture for each number of columns, with and without residual."""
     panels = sorted({(result["residual"], result["cols"]) for result in results})
     across = len({cols for _, cols in panels})
     down = -(-len(panels) // across)

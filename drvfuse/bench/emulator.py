@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU time that the emulated driver takes for a call of the fused op, with and without its race detector.
 
-The op is prepared and compiled before; a call is launch and synchronise. These are CPU times of the emulator, not times
-of any GPU.
+The op is prepared and compiled before the measurement; a call is a launch and a synchronisation. The times are CPU
+times of the emulator, not times of any GPU.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ HEAD, TEXT_COLUMNS = ["algorithm", "detector", "first s", "slowest s"], 2
 
 
 def measure(gpus: int, rows: int, cols: int, calls: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """A result for each algorithm, without and with the detector: CPU seconds of each call, a list for each seed.
+    """A result for each algorithm, without and with the detector: a list of CPU seconds for each seed, one for each
+    call.
 
-    DrvfuseError where a call leaves a report.
+    Raises DrvfuseError if the machine reports something.
     """
     for algo in ALGORITHMS:
         for race in (False, True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower bounds of the time of any collective: a launch, and the bytes that cross the links."""
+"""Lower bounds of the time of any collective: the time of a launch, and that of the bytes that cross the links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPY_BYTES = 16 * 512  # bytes that a block copies with one vector per thread
 
 
 def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
-    """An empty kernel of one block on every rank."""
+    """The time of an empty kernel of one block on every rank."""
     kernel = compile(_EMPTY, driver=group.driver, include=[CU])["empty"]
     launches = [kernel.prepare(1, _THREADS, device=rank.device, pdl=pdl) for rank in group]
     every = [partial(launch, rank.stream) for launch, rank in zip(launches, group, strict=True)]
@@ -34,8 +34,8 @@ def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
 def least_wire_bytes(op: str, residual: bool, ranks: int, nbytes: int) -> int:
     """The fewest bytes that a rank can receive for `nbytes` of input per rank.
 
-    All-reduce: by one shot or by two, whichever is less. The fused op may gather FP8 rows instead, but not where every
-    rank needs the sums too, as the residual's output.
+    For an all-reduce it is the lesser of those by one shot and by two shots. The fused op may gather FP8 rows instead,
+    unless every rank needs the sums too, as residual output.
     """
     one, two = (ranks - 1) * nbytes, 2 * (ranks - 1) * nbytes // ranks
     gathered = 3 * (ranks - 1) * nbytes // (2 * ranks)
@@ -52,7 +52,7 @@ class Links:
         self._targets = [rank.empty(self._nbytes, "uint8") for rank in group]
 
     def push_us(self, nbytes: int, calls: int) -> Timing:
-        """The time to push `nbytes`, at most those of the constructor: the best of some grids."""
+        """The time to push `nbytes` with the best of some grids. `nbytes` is at most that of the constructor."""
         most = -(-nbytes // _COPY_BYTES)
         sms = self._group[0].device.sm_count
         grids = sorted({max(1, min(most, times * sms)) for times in (1, 2, 4)})

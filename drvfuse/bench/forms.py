@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of a fused norm that benchmarks time: how a row is normalised and quantised, and what is stored with it."""
+"""The forms of a fused norm that benchmarks time: its norm, its quantisation, and its further outputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PLAIN = "row"
 
 @dataclass(frozen=True)
 class Form:
-    """`residual` is the dtype of the residuals, in and out, or None without. `head_columns` is 0 where a row has one
-    norm. `normed`: the normed rows are stored too."""
+    """A form. `residual` is the dtype of residuals and residual outputs, None if there are none. `head_columns` is 0 if
+    rows have no heads. `normed` says whether the normed rows are stored too."""
 
     quantisation: Quantisation = Quantisation.per_row()
     residual: str | None = None
@@ -29,7 +29,7 @@ class Form:
         return self == Form(self.quantisation) and self.quantisation.scales is not None
 
     def fits(self, columns: int) -> bool:
-        """Whether heads divide rows of so many columns, and groups divide what has a norm of its own."""
+        """Whether heads divide rows with that number of columns, and groups divide heads or rows."""
         of_norm = self.head_columns or columns
         return columns % of_norm == 0 and of_norm % (self.quantisation.group or 1) == 0
 
@@ -61,4 +61,4 @@ FORMS = {
     "residual-float32": Form(residual="float32"),
     "residual-group-128": Form(Quantisation.per_group(128), residual="bfloat16"),
 }
-"""By the names that `drvfuse bench fused-forms --form` takes. Given scales suit normally distributed data."""
+"""The forms by the names that `drvfuse bench fused-forms --form` takes. Given scales suit normally distributed data."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of FP8 RMSNorm forward and backward, compared with the memory floor, torch.compile and COAT's stored times.
 
-Inputs are random and rotated over enough sets that L2 does not serve them. "chain" is one of dependent launches, with
-`PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the bytes that must move (x and its scales, qy, qy_t and rstd; x, its
-scales, g, dx, rstd and dw) over the bandwidth of a large copy in the same run.
+Inputs are random. Calls use several sets of inputs in turn, more than L2 holds. "chain" is a chain of dependent
+launches with `PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the number of bytes that must move (x and its scales, qy,
+qy_t and rstd; x, its scales, g, dx, rstd and dw) divided by the bandwidth of a large copy in the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROTATED_BYTES = 200 << 20
 
 
 def inputs(rows: int, columns: int) -> tuple[npt.NDArray[Any], ...]:
-    """x, s_x, w, g on the host, as a group quantiser would make them of normal data."""
+    """x, s_x, w and g in host memory. x and s_x are normally distributed data, quantised in groups."""
     random = np.random.default_rng(rows * 65536 + columns)
     bf16, fp8 = dtypes.get("bfloat16").numpy, dtypes.get("float8_e4m3fn").numpy
     values = random.standard_normal((rows, columns // QB, QB), np.float32)
@@ -112,7 +112,7 @@ HEAD, TEXT_COLUMNS = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for w
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Times of each shape, both ways, beside COAT's, torch.compile's and the floor, on a logarithmic axis."""
+    """Draw the times of the forward and backward pass for each shape, with COAT's, torch.compile's and the floor."""
     figure = figure_class()(figsize=(13, 5), layout="tight")
     axes = figure.subplots(1, 2, sharey=True)
     places = range(len(results))

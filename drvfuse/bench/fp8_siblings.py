@@ -2,8 +2,8 @@
 """Times of the other FP8 functions compared with their memory floors: LayerNorm, group scales, divisions, sums of
 gradients.
 
-Inputs are those of the RMSNorm's benchmark, outputs have memory of their own, and both are rotated over more sets than
-L2 holds. A floor is the bytes of all arrays that a call reads and writes over the bandwidth of a large copy in the same
+Inputs are those of the benchmark of RMSNorm. Calls use several sets of inputs and outputs in turn, more than L2 holds.
+A floor is the bytes of all arrays that a call reads and writes, divided by the bandwidth of a large copy in the same
 run.
 """
 
@@ -43,11 +43,11 @@ OPS = (
 HEAD, TEXT_COLUMNS = ["M x N", "fp8_", "us", "spread", "x floor"], 2
 _ROTATED_BYTES = 200 << 20
 
-_Call = tuple[Callable[[], object], Sequence[Array]]  # and the arrays that it reads and writes
+_Call = tuple[Callable[[], object], Sequence[Array]]  # a call, and the arrays that it reads and writes
 
 
 def _calls(device: Device, rows: int, columns: int) -> Iterator[_Call]:
-    """A call of each of OPS, with outputs of its own."""
+    """A call of each of OPS, with separate outputs."""
 
     def call(run: Callable[[Any], object], read: Sequence[Array], *written: tuple[tuple[int, ...], str]) -> _Call:
         outputs = tuple(device.empty(*one) for one in written)
@@ -118,7 +118,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Times over the floor, a group of bars for each op."""
+    """Draw the times relative to the floor: a group of bars for each op."""
     figure = figure_class()(figsize=(13, 6), layout="tight")
     axis = figure.subplots()
     width = 0.8 / len(results)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the fused norms, and of all-gather of quantised rows with their scales, in every form, beside the plain form
-and the wire time of the form's own formula.
+"""Times of the fused norms, and of all-gather of quantised rows with their scales, in every form, with the time of the
+plain form and the wire time.
 
-The plain form, FP8 by row, is measured first at every shape. The wire time is that of the bytes that each rank receives
-by the algorithm which "auto" has chosen, at the rate of large copies from each rank to the next in the same run.
+The plain form is FP8 with a scale per row; it is measured first for every shape. The wire time of a form is the number
+of bytes that each rank receives by the algorithm which "auto" has chosen, divided by the rate of large copies from each
+rank to the next in the same run.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ TEXT_COLUMNS = 5
 
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
-    """The bytes that each rank receives: sums of 16 bits, and by two shots what the owners of rows send of them, which
-    is the residual's output where there is one, or codes, scales and normed rows. By all_gather codes and scales."""
+    """The bytes that each rank receives: 16-bit inputs, and by two shots also the results that the owners of rows send.
+    These are the residual output, if there is one, or else codes, scales and normed rows. For all_gather the bytes are
+    codes and scales."""
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize
     if op == "reduce_scatter_rmsnorm_fp8":
@@ -52,7 +54,7 @@ def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form
 def measure(
     group: Group, ops: Sequence[str], shapes: Sequence[tuple[int, int]], forms: Sequence[str], settings: Settings
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op, shape and form that fits its columns. Unsupported without peer access."""
+    """A result for each op, each shape, and each form that fits its columns. Raises Unsupported without peer access."""
     if not group.peers_readable:
         raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
     rate = Links(group, settings.link_bytes).bytes_per_us(10)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of the GEMV with partial RMSNorm, compared with kernels that only read the weights, and with torch.
 
-bfloat16, one row of act unless told otherwise; the weights are rotated over copies that L2 does not hold. "read" is the
-fastest of some kernels that load the same bytes and compute nothing. Of drvfuse's figures "none" has no normed column,
-"normed" those that the shape says, "all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with
-`PDLLevel.OVERLAP_AT_BEGINNING`; "traced" is "normed" with a trace. "FP8 weight" is "normed" with a float8_e4m3fn weight
-and a scale for each of its rows, and "FP8 act" that with a float8_e4m3fn act and a scale for each group of 128 columns.
+All arrays are bfloat16, and act has one row by default. Calls use several weights in turn, more than L2 holds. "read"
+is the fastest of some kernels that load the same bytes and compute nothing. drvfuse's figures differ in the normed
+columns: "none" has no normed column, "normed" those of the shape, and "all" has only normed columns. "ON" and "EARLY"
+are chains of dependent launches, EARLY with `PDLLevel.OVERLAP_AT_BEGINNING`; "traced" is "normed" with a trace. "FP8
+weight" is "normed" with a float8_e4m3fn weight and a scale for each of its rows; "FP8 act" also has a float8_e4m3fn act
+and a scale for each group of 128 columns.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) read(const uint4* from, lo
 
 
 class Bench:
-    """A device with one allocation of random weights that are rotated (256 MiB if None)."""
+    """A device with one allocation of random weights, of `rotated_bytes` (None: 256 MiB), which calls use in turn."""
 
     def __init__(self, device: Device, with_torch: bool = False, rotated_bytes: int | None = None) -> None:
         self._device, self._torch, self._random = device, with_torch, np.random.default_rng(0)
@@ -69,7 +70,7 @@ class Bench:
 
     def _weight_bytes(self, nbytes: int) -> Array:
         bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)
-        return self._device.array(bits & np.uint16(0xBFF7))  # all finite, as FP8 too
+        return self._device.array(bits & np.uint16(0xBFF7))  # all values are finite, also as FP8
 
     def measure(self, n: int, k: int, n_normed: int, rows: int = 1) -> dict[str, Any]:
         """All figures of one shape and that many rows of act, in microseconds per call. Torch's are of one row."""
@@ -133,7 +134,7 @@ class Bench:
         act: str = "bfloat16",
         weight: str = "bfloat16",
     ) -> list[Callable[[], object]]:
-        """A call of the op with each of the weights. FP8 weights have scales of rows, and an FP8 act of groups."""
+        """A call of the op with each of the weights. An FP8 weight has scales of rows, an FP8 act of groups."""
         device, random = self._device, self._random
         x = device.array(random.standard_normal((rows, k)).astype(dtypes.get(act).numpy))
         gamma = device.array(random.standard_normal(n_normed).astype(dtypes.get("bfloat16").numpy))
@@ -165,7 +166,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Times over those of the reading kernel, by the bytes of the weight, a line for each K; Inductor's dotted."""
+    """Draw the times relative to the reading kernel over the bytes of the weight: a line per K, Inductor's dotted."""
     figure = figure_class()(figsize=(15, 5), layout="tight")
     axes = figure.subplots(1, 3, sharey=True)
     titles = {"none": "no normed column", "normed": "alone", "EARLY": "dependent launches, OVERLAP_AT_BEGINNING"}

@@ -11,8 +11,8 @@ _CALLS = 64
 
 
 def torch_us(n: int, k: int, n_normed: int, epsilon: float, rotated_bytes: int) -> tuple[float, float, float]:
-    """Microseconds per call of cuBLAS alone, of cuBLAS and a compiled norm, and of all of it compiled; bfloat16, random
-    weights that rotate over about `rotated_bytes`."""
+    """Microseconds per call of cuBLAS alone, of cuBLAS and a compiled norm, and of a compiled product and norm. Calls
+    use random bfloat16 weights in turn, of about `rotated_bytes` in all."""
     import torch
 
     torch._dynamo.reset()  # without this, torch stops compiling after a few shapes

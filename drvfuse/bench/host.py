@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host time of a call: of its bare launches, of a prepared call, of a plain call, and of a graph that holds it.
 
-Calls get their outputs. A graph holds one call, and a collective has one graph per rank. The skew of a collective is
-the time from the start of the first rank's kernel to that of the last, by the ranks' global timers, which have been
-compared, for calls that begin on idle devices.
+Calls are given their outputs. A graph holds one call, and a collective has one graph per rank. The skew of a collective
+is the time from the start of the first rank's kernel to the start of the last one's, on idle devices. It is measured by
+the ranks' global timers, whose offsets are measured too.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ TEXT_COLUMNS = 1
 
 
 class Case(NamedTuple):
-    """A call of small arrays, for whose end the host does not wait; `streams` are those of `prepared`, and `wait` waits
-    for a burst of calls.
+    """A call with small arrays, for whose end the host does not wait. `streams` are the streams of `prepared`, and
+    `wait` waits for the end of a burst of calls.
 
-    `traced` makes the call with a trace.
+    `traced` prepares the call with a trace.
     """
 
     name: str
@@ -98,8 +98,8 @@ def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
 
 
 def measure(driver: Driver, ranks: int) -> list[dict[str, Any]]:
-    """For each case the microseconds of one call by each way of launching it: medians over bursts, in which the ways
-    alternate.
+    """For each case the microseconds of one call by each way of launching it. They are medians over bursts of calls;
+    the bursts of the different ways alternate.
     """
     with cases(driver, ranks) as every:
         return [_measured(case) for case in every]

@@ -23,18 +23,18 @@ OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to
 
 
 def unit_of(ranks: int) -> int:
-    """What a size is a multiple of: whole packs of each rank's part of each rank's input."""
+    """The bytes of which sizes are multiples, so that each rank's part of each rank's input consists of whole packs."""
     return 16 * ranks**2
 
 
 def input_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """The bytes of a rank's input: for all_gather its part of an output of `nbytes`, else `nbytes`."""
+    """The bytes of a rank's input. For all_gather it is the rank's part of an output of `nbytes`, else `nbytes`."""
     return nbytes // ranks if op == "all_gather" else nbytes
 
 
 def moves(group: Group, op: str, nbytes: int, sets: int, private: bool = False) -> CollectiveCalls:
-    """Calls with random bytes, at least `nbytes` of them in the output of a rank. A broadcast is in place, as torch has
-    it. No peer can read `private` inputs, so they are staged, as they are between processes."""
+    """Calls with random bytes, at least `nbytes` of them in the output of a rank. A broadcast is in place, as in torch.
+    No peer can read `private` inputs, so they are staged, as inputs of ranks in several processes are."""
     unit, ranks = unit_of(group.size), range(group.size)
     of_input = input_bytes(op, group.size, -(-nbytes // unit) * unit)
     shape = (group.size, of_input // group.size)  # so that rows can be exchanged in equal blocks

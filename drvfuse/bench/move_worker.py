@@ -15,12 +15,12 @@ OPS = ("all_gather", "broadcast", "all_to_all")
 
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:
-    """Times of every shape, measured once the processes are connected."""
+    """Measure every shape, and write its times. Called when the processes are connected."""
     nccl_sizes.measure(plan, write, failure, lambda nbytes: _made(rank, plan, nbytes))
 
 
 def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], None], list[Any], Any]:
-    """The call with its random inputs and its output, once its bytes have been found right."""
+    """The call, its random inputs and its output. The bytes of its result were checked."""
     import torch
 
     from .move_calls import input_bytes

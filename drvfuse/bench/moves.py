@@ -2,8 +2,9 @@
 """Times of the collectives that have no benchmark of their own, by every algorithm, compared with the link rate and
 NCCL of the same run.
 
-A size is that of the output of a rank, in bytes, and of its input for those that add. A figure is the time of a CUDA
-graph of back-to-back calls over several sets of inputs in turn, divided by the calls. The fused op has a residual.
+A size is the number of bytes of a rank's output, or of its input for the ops that add. A figure is the time of a CUDA
+graph of back-to-back calls, which use several sets of inputs in turn, divided by the number of calls. The fused op has
+a residual.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ ALGORITHMS = ("push", "relay", "put", "pull", "push_one_shot", "push_two_shot", 
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
 TEXT_COLUMNS = 0
-_ROTATED_BYTES = 256 << 20  # all sets of inputs of a rank: more than any cache holds
+_ROTATED_BYTES = 256 << 20  # bytes of all sets of inputs of a rank: more than any cache holds
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """The fewest bytes that the busiest link must carry in one direction: those that a rank must receive."""
+    """The fewest bytes that the busiest link must carry in one direction, which are those that a rank must receive."""
     if op == "allreduce_many":
         return 2 * (ranks - 1) * nbytes // ranks
     return nbytes if op == "broadcast" else (ranks - 1) * nbytes // ranks
@@ -47,7 +48,7 @@ def sets_of(nbytes: int, most: int) -> int:
 def measure(
     group: Group, op: str, kib: Sequence[int], algos: Sequence[str], settings: Settings, with_peers: bool
 ) -> Iterator[dict[str, Any]]:
-    """A result for each size. The peers are measured first. Unsupported without peer access."""
+    """A result for each size. The peers are measured first. Raises Unsupported without peer access."""
     if not group.peers_readable:
         raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
     unit = move_calls.unit_of(group.size)
@@ -79,7 +80,7 @@ def measure(
 
 
 def _shape(op: str, ranks: int, nbytes: int) -> tuple[int, int]:
-    """Rows and columns of bfloat16, as many bytes."""
+    """Rows and columns of a bfloat16 array of `nbytes`."""
     columns = nbytes // 2 if op in move_calls.OPS else columns_of(nbytes, ranks)
     return nbytes // 2 // columns, columns
 
@@ -109,7 +110,7 @@ def peer_us(result: dict[str, Any]) -> float | None:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured, the ratio over all sizes, and what failed."""
+    """The notes below the table: how the times were measured, the ratio over all sizes, and failures."""
     run = results[0]["run"]
     of = "output" if run["op"] in move_calls.OPS else "input"
     found = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL's collectives by size have in common, in a process of `peer_worker`, with torch.
+"""The common parts of the measurements of NCCL's collectives by size, in a process of `peer_worker`, with torch.
 
 A shape of the plan is (1, bytes). "NCCL windows" has inputs and outputs in symmetric windows.
 """
@@ -21,7 +21,7 @@ def measure(
     failure: Callable[[Exception], str],
     made: Callable[[int], tuple[Callable[[Any, Any], Any], list[Any], Any]],
 ) -> None:
-    """Write the times of every shape. `made(nbytes)` is the call with its inputs, which take turns, and its output."""
+    """Write the times of every shape. `made(nbytes)` returns the call, its sets of inputs and its output."""
     for _, nbytes in plan["shapes"]:
         try:
             call, inputs, output = made(nbytes)
@@ -33,7 +33,7 @@ def measure(
 
 
 def buffers(peer: str, dtype: Any, sets: int, of_input: int, of_output: int) -> tuple[list[Any], Any]:
-    """Sets of inputs and an output of so many elements."""
+    """`sets` inputs of `of_input` elements, and an output of `of_output` elements."""
     if peer == "NCCL":
         import torch
 

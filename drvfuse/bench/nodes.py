@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of a group over several nodes, all in this process, beside those of one node and the exchange alone.
+"""Times of collectives of a group over several nodes in this process, with those of one node and of the exchange alone.
 
-A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls.
-"Exchange" are the engine's copies of one call without the kernels around them.
+A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
+number of calls. "Exchange" is the engine's work of one call without the kernels before and after it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings)
     assert group.link is not None
     calls = calls_of(group, op, rows, cols, settings.sets)
     calls.check("auto")
-    joined = group.link.engine.name == "in process"  # whose copies need one graph for all ranks
+    joined = group.link.engine.name == "in process"  # this engine's copies need one graph for all ranks
     time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
     found = {"off": figure(time(launches(calls.prepared("auto"))))}
     return {**found, "exchange": figure(time([_exchange(calls)]))}
 
 
 def _exchange(calls: CollectiveCalls) -> Callable[[], object]:
-    """What the engine does in one call."""
+    """A function that repeats the engine's work of one call."""
     link = calls.group.link
     assert link is not None
     (call,) = calls.prepared("auto", sets=1)
@@ -106,7 +106,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured."""
+    """The notes below the table: how the times were measured."""
     first = results[0]
     return [
         f"microseconds per call without PDL, median and (largest - smallest) of {timing.REPLAYS} replays; "

@@ -30,7 +30,7 @@ OPS: dict[str, Any] = {
 
 
 def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form) -> CollectiveCalls:
-    """Calls of one of the fused ops in that form, which fits the columns."""
+    """Calls of one of the fused ops in a form that fits the columns."""
     scatters, made = op == "reduce_scatter_rmsnorm_fp8", form.quantisation
     counts = split_rows(rows, group.size) if scatters else (rows,) * group.size
     starts = np.cumsum((0, *counts)) if scatters else [0] * group.size
@@ -38,7 +38,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
     heads = (columns // of_norm,) if form.head_columns else ()
 
     def own(values: Host, rank: Rank) -> Host:
-        """The rows of a rank's results in the tensor that repeats those of a bank."""
+        """The rows of a rank in the tensor of results, which repeats the rows of a bank."""
         return repeated(values, rows)[starts[rank.index] : starts[rank.index] + counts[rank.index]]
 
     def empty(dtype: Any, shape: Callable[[int], tuple[int, ...]]) -> list[Array]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives that benchmarks, traces and tuning make calls of, by name."""
+"""The collectives of benchmarks, traces and tuning, by name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ALGORITHMS = {
     "broadcast": ("push", "relay", "put", "pull", "auto"),
     "all_to_all": _OF_MOVES,
 }
-"""Of each op the algorithms that move no more bytes than needed."""
+"""For each op the algorithms that move no more bytes than necessary."""
 
 
 def calls_of(
     group: Group, op: str, rows: int, columns: int, sets: int, form: Form = FORMS[PLAIN], multicast: bool = False
 ) -> CollectiveCalls:
-    """Calls of an op; the form is that of a fused norm. `multicast` is for "allreduce" (`sums`)."""
+    """Calls of an op. `form` is for the fused norms, and `multicast` for "allreduce" (`sums`)."""
     if op in norm_calls.OPS:
         return norms(group, op, rows, columns, sets, form)
     if op in move_calls.OPS:

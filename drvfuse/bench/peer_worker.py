@@ -5,8 +5,8 @@ The plan, a JSON object, has `peer`, `op`, `residuals`, `ranks`, `shapes`, `call
 GEMV, for each shape), `epsilon`, `folder` and `seconds`. The process writes `folder`/RANK, a JSON object per line: the
 times of a shape, in microseconds per call for each replay, or what failed.
 
-A peer reduces its sets of inputs in turn, in place except "torch one-shot", whose output is an array of its own; so
-values grow to infinity, which costs no time. In the fused op its sum goes through a compiled norm and quantisation.
+A peer reduces its sets of inputs in turn, in place, so values grow to infinity, which does not change the time. Only
+"torch one-shot" has a separate output. For the fused op a compiled norm and quantisation follow the sum.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(rank: int, plan: dict[str, Any]) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """The error's type and first line; of a compiler's error, which only names the compiler there, the next one too."""
+    """The type and the first line of an error, with the next line too if the first one only names the compiler."""
     lines = str(error).strip().splitlines() or ["without a message"]
     return f"{type(error).__name__}: {' '.join(lines[: 1 + lines[0].endswith(':')])}"
 
@@ -122,14 +122,14 @@ def _after_gemv(gemv: Callable[[Any, Any], Any], call: Reduce) -> Callable[[Any,
 
 
 def _gemv(act: Any) -> Callable[[Any, Any], Any]:
-    """cuBLAS; the product becomes the first row of the input."""
+    """A product by cuBLAS that becomes the first row of the input."""
     import torch
 
     return lambda x, weight: torch.mm(act, weight.t(), out=x[:1])
 
 
 def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
-    """A compiled function: the residual where there is one, RMSNorm, and FP8 quantisation by row."""
+    """A compiled function: it adds the residual, if there is one, and computes RMSNorm and FP8 with a scale per row."""
     import torch
 
     torch._dynamo.reset()  # without this, torch stops compiling after a few shapes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of torch and NCCL, each measured by processes of its own, one for each GPU.
+"""Times of the collectives of torch and NCCL. Each is measured by separate processes, one for each GPU.
 
-A peer that fails gives the reason in place of times, and nothing here waits for longer than the settings say.
+A peer that fails has the reason in place of times. Every wait is bounded by the settings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = tuple[int, int, bool]
 """Rows, columns, and whether there is a residual."""
 
 Figures = dict[str, Any]
-"""Of a peer at a `Key`: `us`, `spread` and for sums `adds_us`, or `failed` with the first line of the error."""
+"""The figures of a peer for a `Key`: `us`, `spread` and for sums `adds_us`, or `failed` with the error's first line."""
 
 
 def names(op: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def names(op: str) -> tuple[str, ...]:
 def measure(
     peer: str, op: str, residuals: Sequence[bool], ranks: int, shapes: Sequence[tuple[int, int]], settings: Settings
 ) -> dict[Key, Figures]:
-    """Figures at every shape, without and with a residual as asked for."""
+    """The figures of every peer for every shape, and for each of `residuals`."""
     with tempfile.TemporaryDirectory() as folder:
         plan = {
             "peer": peer,
@@ -69,7 +69,7 @@ def measure(
 
 
 def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
-    """The figures in the ranks' records under one key; for each replay the slowest rank counts."""
+    """The figures from the ranks' records for one key. The time of a replay is that of the slowest rank."""
     for record in records:
         if record is not None and "failed" in record:
             return {"failed": record["failed"]}
@@ -88,8 +88,8 @@ def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
 
 
 def _records(path: Path) -> dict[Key | None, dict[str, Any]]:
-    """The records that a process wrote; the reason of a failure is under the key None. The last line may have been cut
-    off.
+    """The records that a process has written, with the reason of a failure under the key None. The last line may be
+    incomplete.
     """
     found: dict[Key | None, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:

@@ -19,7 +19,7 @@ from .timing import Replays
 
 
 def main(nodes: int) -> None:
-    """All ranks do the same; before each replay they meet at a barrier, so that they start together."""
+    """Serve the requests. All ranks get the same ones; a barrier before each replay makes them start together."""
     with Group.connect(nodes=nodes) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None
         for line in sys.stdin:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of a group in one process and of one with a process for each GPU, in turns, by the same kernels.
+"""Times of collectives of two groups by the same kernels: one group in one process, the other with a process per GPU.
 
-A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls, on
-the slowest rank, and the median over replays. The replays of both groups alternate, so that what changes on the machine
-meanwhile is in both; each group waits while the other one runs.
+A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
+number of calls. It is that of the slowest rank, and the median over replays. The replays of the two groups alternate,
+so that changes of the machine's speed affect both; each group waits while the other one runs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ HEAD = ("op", "rows x cols", "algorithm", "in processes", "one process", "+-", "
 TEXT_COLUMNS = 4
 SHAPES = ((1, 4096), (16, 4096), (64, 8192), (1024, 8192))
 PUSHES = ("auto", "push", "push_one_shot", "push_two_shot")
-"""What is measured by default: in a group of processes the algorithms that load from peers stage their inputs."""
+"""The algorithms that are measured by default. Others stage their inputs in a group of processes."""
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.process_worker"]
 
 
 class Workers:
-    """A process for each of `ranks` GPUs, which have connected as a group over so many nodes; a context manager that
-    ends them."""
+    """A process for each of `ranks` GPUs, which form a group over that number of nodes. A context manager, which ends
+    them."""
 
     def __init__(self, driver: str, ranks: int, nodes: int = 1) -> None:
         shared = {
@@ -98,8 +98,8 @@ def measure(
     algos: Sequence[str],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op, shape, and of `algos` each that the op has. `group` has as many ranks as there are workers,
-    on the same GPUs. Both groups' results are compared with the reference before they are timed."""
+    """A result for each op and shape, and for each of `algos` that the op has. `group` has as many ranks as there are
+    workers, on the same GPUs. The results of both groups are compared with the reference before they are timed."""
     for op in ops:
         known = [algo for algo in algos if algo in ALGORITHMS[op]]
         for rows, cols in shapes if known else ():
@@ -128,7 +128,7 @@ def _figure(times: Sequence[float]) -> dict[str, float]:
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The row of the table; the algorithm in processes is named where it is another one."""
+    """The row of the table. If the group of processes used another algorithm, the row names it."""
     (one, spread), (several, apart) = (
         [f"{result[where][what]:.2f}" for what in ("us", "spread")] for where in ("one_process", "processes")
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of RMSNorm with quantisation on one device, compared with its memory floor and torch.compile.
 
-Inputs are random, bfloat16, and rotated with their outputs over sets that L2 does not hold. A floor is the bytes of all
-arrays that a call reads and writes over the bandwidth of a large copy in the same run.
+Inputs are random and bfloat16. Calls use several sets of inputs and outputs in turn, more than L2 holds. A floor is the
+bytes of all arrays that a call reads and writes, divided by the bandwidth of a large copy in the same run.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ FORMS = {
 """Quantisations, some with a residual. Some have a version in torch."""
 
 Host = npt.NDArray[Any]
-_Call = tuple[Callable[[], object], Sequence[Array]]  # and the arrays that it reads and writes
+_Call = tuple[Callable[[], object], Sequence[Array]]  # a call, and the arrays that it reads and writes
 
 
 def _call(device: Device, form: Form, host: Host) -> _Call:
-    """A call with arrays of its own."""
+    """A call with new arrays."""
     made, (rows, columns) = form.quantisation, host.shape
     x, gamma = device.array(host), device.array(host[0])
     given: dict[str, Any] = {"output": device.empty(made.output_shape(x.shape), made.output_dtype(x.dtype))}
@@ -106,7 +106,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Times over the floor by the elements of the rows, a line for each form; torch.compile's dotted."""
+    """Draw the times relative to the floor over the elements: a line for each form, torch.compile's dotted."""
     figure = figure_class()(figsize=(9, 5), layout="tight")
     axis = figure.subplots()
     for name in FORMS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same for every op, floor and peer in one comparison of collectives."""
+"""The settings of one comparison of collectives, which are the same for all ops, floors and peers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """`calls` in a graph, at least, over `sets` of inputs in turn; `weight_bytes` of the weight of a chain's GEMV,
-    `link_bytes` of the copy that the rate of the links is taken of, `peer_seconds` that the processes of a peer may
-    take."""
+    """A graph has at least `calls` calls, which use `sets` sets of inputs in turn. `weight_bytes` is the size of the
+    weight of a chain's GEMV, `link_bytes` that of the copy by which the rate of links is measured, and `peer_seconds`
+    the time limit of a peer's processes."""
 
     calls: int = 100
     sets: int = 8
@@ -24,4 +24,4 @@ class Settings:
 
 
 EMULATED = Settings(calls=2, sets=2, weight_bytes=1 << 12, link_bytes=1 << 12)
-"""For emulated devices, on which no time means anything."""
+"""The settings for emulated devices, whose times have no meaning."""

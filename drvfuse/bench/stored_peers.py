@@ -28,8 +28,8 @@ def shapes() -> list[tuple[int, int]]:
 def fastest(op: str, ranks: int, rows: int, cols: int, residual: bool) -> tuple[str, float] | None:
     """The name and microseconds of the fastest peer of the all-reduce, or of the fused op with residual.
 
-    None for a shape that is not stored. For the fused op without residual it is that of the all-reduce: what an unfused
-    sequence begins with.
+    It is None for a shape that is not stored. For the fused op without residual it is that of the all-reduce, with
+    which an unfused sequence begins.
     """
     for row in _stored()["rows"]:
         if (row["gpus"], row["rows"], row["cols"]) == (ranks, rows, cols):

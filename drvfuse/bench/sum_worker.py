@@ -28,12 +28,12 @@ def tensors_of(nbytes: int) -> int:
 
 
 def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure: Callable[[Exception], str]) -> None:
-    """Times of every shape, measured once the processes are connected."""
+    """Measure every shape, and write its times. Called when the processes are connected."""
     nccl_sizes.measure(plan, write, failure, lambda nbytes: _made(rank, plan, nbytes))
 
 
 def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], Any], list[Any], Any]:
-    """The call with its random inputs and its output, once its sums have been found right."""
+    """The call, its random inputs and its output. The sums of its result were checked."""
     import torch
 
     from .moves import sets_of

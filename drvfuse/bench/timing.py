@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of calls inside a CUDA graph, and the bandwidth that floors are counted with; meaningful on real GPUs only."""
+"""The time of calls inside a CUDA graph, and the bandwidth of a copy, by which floors are computed. Only the times of
+real GPUs have a meaning."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class Timing(NamedTuple):
 class Replays:
     """A graph of back-to-back calls, one per rank of a group, replayed any number of times.
 
-    `calls` take turns inside the graph, each the same number of times and together at least `calls_a_graph` times; each
-    launches its work on the streams of all ranks, or on the device's stream, and must be capturable. `joined`: one
-    graph holds the calls of all ranks, as the algorithm "naive" needs it.
+    The graph has each of `calls` the same number of times, in turn, and at least `calls_a_graph` calls in all. Each
+    call launches its work on the streams of all ranks, or on the device's stream, and must be capturable. With `joined`
+    one graph holds the calls of all ranks, as the algorithm "naive" requires.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Replays:
     def microseconds(self) -> float:
         """Microseconds per call of one replay, on the slowest rank.
 
-        It follows an untimed one directly, so the ranks are in step and the start of the graph is not counted.
+        The replay directly follows another one that is not timed, so the ranks are in step, and the time does not
+        include the start of a graph.
         """
         self._launch()
         for stream, start, _ in self._marks:
@@ -95,7 +97,7 @@ def microseconds_per_call(
 
 
 def together(calls: Iterable[Callable[[], object]]) -> Callable[[], object]:
-    """One call that makes all of these, in their order."""
+    """One function that makes all of these calls in their order."""
     every = tuple(calls)
 
     def run() -> None:
@@ -122,24 +124,24 @@ extern "C" __global__ void __launch_bounds__(512) copy(const uint4* from, uint4*
 
 
 def copy_launch(source: Array, target: Array, blocks: int) -> Launch:
-    """A copy of the bytes of `source`, a multiple of 16, by 16-byte accesses, on its device.
+    """The launch of a copy of `source` by 16-byte accesses, on its device. Its size is a multiple of 16 bytes.
 
-    `target`, which the caller keeps alive, is on that device or on one whose memory it can access.
+    `target` is on that device, or on a device whose memory it can access. The caller keeps `target` alive.
     """
     kernel = compile(_COPY, driver=source.device.driver)["copy"]
     return kernel.prepare(blocks, 512, source, target.ptr, source.nbytes // 16, device=source.device)
 
 
 def copy_bandwidth(device: Device) -> float:
-    """Bytes per microsecond, read and written, of a copy of 1 GiB; the best of several grids.
+    """The bytes per microsecond that a copy of 1 GiB reads and writes, with the best of several grids.
 
-    Not the driver's copy: cuMemcpyDtoDAsync as a graph node reached 2.7 TB/s on an H200 where this kernel reaches 4.4.
+    The copy is a kernel, which reaches 4.4 TB/s on an H200; cuMemcpyDtoDAsync as a graph node reached 2.7 TB/s.
     """
     nbytes = 1 << 30
     source, target = device.empty(nbytes, "uint8"), device.empty(nbytes, "uint8")
     source.copy_from(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
     times = []
-    for blocks in (4, 8, 32, 248):  # for each multiprocessor; the last: four vectors a thread
+    for blocks in (4, 8, 32, 248):  # for each multiprocessor; with 248 a thread copies four vectors
         launch = copy_launch(source, target, blocks * device.sm_count)
         times.append(microseconds_per_call(device, [partial(launch, device.stream)]).median)
     return 2 * nbytes / min(times)

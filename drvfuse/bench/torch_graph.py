@@ -16,9 +16,10 @@ def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[An
 
 
 def torch_times(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[float]:
-    """(Microseconds of a graph of one call with each of `arguments`) / calls, of each replay.
+    """Microseconds per call of each replay of a graph that has one call with each of `arguments`.
 
-    Each replay follows an untimed one directly, so processes whose functions meet are in step.
+    Each replay directly follows another one that is not timed, so processes whose functions wait for one another are in
+    step.
     """
     import torch
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of tracing, and the accuracy of the clocks.
 
-Microseconds per call inside a CUDA graph of back-to-back calls over some sets of inputs in turn, without and with a
-trace: replays of the two graphs take turns, and their medians are compared; "spread" is the larger distance between the
-quartiles. The GEMV runs on the first GPU, with weights that L2 does not hold. The clocks are those of each row's trace.
+Times are microseconds per call inside a CUDA graph of back-to-back calls, which use some sets of inputs in turn,
+without and with a trace. Replays of the two graphs alternate, and their medians are compared; "spread" is the larger
+distance between the quartiles. The GEMV runs on the first GPU, with more weights than L2 holds. The clocks are those of
+each row's trace.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _calls(over: CollectiveCalls, algo: str, trace: Trace | None) -> Calls:
 
 
 def _calls_per_graph(rows: int, cols: int) -> int:
-    """The calls of a graph: fewer where calls are long, as a trace holds the events of all."""
+    """The number of calls of a graph. Long calls are fewer, since a trace has room for the records of all calls."""
     nbytes = 2 * rows * cols
     return 50 if nbytes <= 1 << 20 else 20 if nbytes <= 8 << 20 else 10
 

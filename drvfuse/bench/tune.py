@@ -19,7 +19,8 @@ COLUMNS = 4096
 
 
 class Measurement(NamedTuple):
-    """What a constant is measured by, at two sizes in rows. `private`: no peer can read inputs, so they are staged."""
+    """The calls by which a constant is measured, with two numbers of rows. No peer can read `private` inputs, so they
+    are staged."""
 
     op: str
     algo: str
@@ -39,11 +40,12 @@ MEASUREMENTS = {
     "move_direct": Measurement("all_gather", "put", (64, 2048)),
     "move_staged": Measurement("all_gather", "pull", (64, 2048), private=True),
 }
-"""By the names of `tuning.Costs`. Rows lie about where one algorithm becomes faster than another one."""
+"""The measurements by the names of `tuning.Costs`. The numbers of rows are near those at which another algorithm
+becomes the fastest."""
 
 
 class Effort(NamedTuple):
-    """How many sets of inputs take turns, the calls of a graph, and by what the rows are divided."""
+    """The number of sets of inputs that calls use in turn, the calls of a graph, and the divisor of the rows."""
 
     sets: int
     calls: int
@@ -52,14 +54,15 @@ class Effort(NamedTuple):
 
 FULL = Effort(sets=4, calls=50)
 LEAST = Effort(sets=1, calls=1, fewer=512)
-"""For emulated devices, whose times mean nothing."""
+"""The effort for emulated devices, whose times have no meaning."""
 
 
 def measure(group: Group, effort: Effort = FULL) -> Mapping[str, Cost]:
-    """The constants on this group, back to back in a graph with PDL, from inputs of COLUMNS bfloat16 columns.
+    """The constants of this group, from calls back to back in a graph with PDL, with inputs of COLUMNS bfloat16
+    columns.
 
-    Relays need three ranks. An algorithm whose results are not those of `drvfuse.reference`, bit for bit on every rank,
-    raises DrvfuseError. All ranks have one result, as one process measures.
+    Relays need three ranks. Raises DrvfuseError if the results of an algorithm on a rank differ from those of
+    `drvfuse.reference` in a bit. All ranks have the same constants, since one process measures.
     """
     some = {name: one for name, one in MEASUREMENTS.items() if group.size > 2 or one.algo != "relay"}
     return {name: _cost(group, one, effort) for name, one in some.items()}
@@ -76,7 +79,7 @@ def _cost(group: Group, one: Measurement, effort: Effort) -> Cost:
 
 
 def _received(ranks: int, one: Measurement, rows: int) -> float:
-    """The bytes that a rank receives, or of a relay those on each link."""
+    """The bytes that a rank receives; for a relay the bytes on each link."""
     row_bytes = 2 * COLUMNS
     if one.op == "allreduce":
         return tuning.allreduce_received(ranks, rows * row_bytes)[tuning.ALGORITHMS.index(one.algo)]

@@ -33,7 +33,7 @@ from .board import Board, seconds_of
 from .host import host_identity
 
 MOST = 253
-"""Descriptors that one rank can give to another in one call: the kernel's limit of a message."""
+"""The most descriptors that one rank can give to another in one call, which is the kernel's limit for a message."""
 
 _MESSAGE = struct.Struct("!16sII")  # the receiver's token, the sender's rank, how many descriptors
 _ACCEPT_SECONDS = 5.0

@@ -26,7 +26,7 @@ def is_local(address: str) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """Addresses by which other hosts may reach this one, the likeliest first."""
+    """Addresses by which other hosts may reach this host, the most likely one first."""
     found = []
     for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -122,7 +122,7 @@ def find_place(rank: int | None = None, size: int | None = None, environment: Ma
     job = {name: variables[name] for name in of_job if variables.get(name)}
     if launcher and launcher.name == "PMI" and not job.keys() - {"MASTER_ADDR"} and (served := _pmi_server(variables)):
         job["PMI_FD"] = served
-    of_many = {"MASTER_ADDR"}  # jobs: what tells this one apart must be beside it
+    of_many = {"MASTER_ADDR"}  # variables that several jobs may share, so that they alone do not identify a job
     if launcher and launcher.name == "torchrun":
         of_many |= {*launcher.job}
     if not job.keys() - of_many:

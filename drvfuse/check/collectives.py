@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives as an engine runs them: call after call on one group, each input written by a kernel directly before.
+"""Cases of collectives: sequences of calls on one group, with a kernel directly before each call that writes its
+inputs.
 
-The host waits once, at the end. So a rank that has completed a call overwrites its input while others may still read
-it, and uses workspaces that others still use. Results of every call are compared with `drvfuse.reference`.
+The host waits once, at the end. So a rank that has completed a call at once overwrites its input, and uses the
+workspaces again. If a peer may still read these, a case fails. Results of all calls are compared with
+`drvfuse.reference`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from .problems import EPSILON, MAIN, Problem, solved
 from .run import Run
 
 AMPLE, TIGHT = 256 << 10, 20 << 10
-TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
+TIGHT_SLOTS = 26 << 10  # half of it has room for a row of every rank and its results
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 INPUTS, BOTH = "inputs", "both"
@@ -44,7 +46,9 @@ FUSED = "allreduce_rmsnorm_fp8"
 
 
 class Calls:
-    """Calls of one collective on one set of input arrays, which get the inputs of problem after problem."""
+    """Calls of one collective on one set of input arrays, to which kernels write the inputs of one problem after
+    another.
+    """
 
     def __init__(
         self,
@@ -59,8 +63,8 @@ class Calls:
         pdl: PDLLevel = PDLLevel.OFF,
         max_num_blocks: int | None = None,
     ) -> None:
-        """`private` inputs can be read by their own device only. `multicast`: what of a problem of multimem lies in
-        multicast memory. Results that are `in_place`, or lie there, are copied away after the call."""
+        """`private` inputs can be read by their own device only. `multicast` says which arrays of a call by multimem
+        lie in multicast memory. Results that are `in_place`, or lie in multicast memory, are copied after the call."""
         self._run, self._group, self._problems = run, group, problems
         self._copy = run.kernel(group.driver, "copy")
         for rank in group:
@@ -128,7 +132,7 @@ class Calls:
     def launch(
         self, number: int, streams: Sequence[Stream], alone: Sequence[int] = (), late: int | None = None
     ) -> None:
-        """Queue call `number` behind the kernels that write its inputs: all ranks together, or in the order `alone`.
+        """Queue call `number` after kernels that write its inputs: on all ranks together, or in the order `alone`.
 
         Rank `late` writes its inputs three times.
         """
@@ -144,7 +148,7 @@ class Calls:
             launch(streams[position])
 
     def compare(self) -> None:
-        """Compare the results of all calls; the group has been synchronised."""
+        """Compare the results of all calls. The group must be synchronised."""
         for problem, call, written in zip(self._problems, self._calls, self._written, strict=True):
             for name, arrays in written.items():
                 for rank, array in enumerate(arrays):
@@ -154,7 +158,7 @@ class Calls:
 
 
 def _dtype(problem: Problem, result: str) -> DType:
-    """The dtype of one of the results; of FP4 codes the reference has bytes."""
+    """The dtype of one of the results. FP4 codes are bytes in the reference."""
     if result == "outputs" and problem.quantisation.dtype == dtypes.get(dtypes.FP4):
         return dtypes.get(dtypes.FP4)
     return dtypes.get(solved(problem).results[0][result].dtype)
@@ -196,12 +200,13 @@ def repeated(
     nodes: int = 1,
     form: str = "",
 ) -> None:
-    """Two calls, of 64 KiB per rank unless told otherwise, on 4 GPUs, with options as drawn by the seed where None.
+    """Two calls on 4 GPUs, by default with 64 KiB per rank. The seed selects the options that are None.
 
-    `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
-    holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
-    With `multimem` what `multicast` says lies in multicast memory: "", INPUTS or BOTH inputs and outputs. The GPUs form
-    so many `nodes`. The two calls are of that `form`.
+    With `side` a call of another shape and dtype comes between the two. `private` inputs are staged. With `tight` the
+    workspace holds only a fraction of them. With `graph` the sequence is replayed twice from a graph. With `alone` the
+    ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in multicast
+    memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of both
+    calls.
     """
     naive = algo == "naive"
     if multimem:
@@ -239,7 +244,7 @@ def repeated(
 
 @contextlib.contextmanager
 def maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
-    """Capture what the body queues and launch it `replays` times; or, without `graph`, just let it run."""
+    """A block whose work is captured and then launched `replays` times; without `graph` it runs directly."""
     if not graph:
         yield
         return
@@ -252,7 +257,7 @@ def maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: i
 
 
 def mixed(run: Run, multimem: bool = False) -> None:
-    """Both ops and all algorithms in random order on one group of 2, 3 or 8 ranks, grids and streams changing."""
+    """Both ops by all algorithms in random order on one group of 2, 3 or 8 ranks, with changing grids and streams."""
     ranks = (2, 3, 8)[run.seed % 3]
     kinds = [(op, algo) for op in ("allreduce", FUSED) for algo in ("one_stage", "two_stage", "naive")]
     if multimem:
@@ -269,7 +274,7 @@ def mixed(run: Run, multimem: bool = False) -> None:
 
 
 def in_place(run: Run) -> None:
-    """All-reduce whose outputs are its inputs, by every algorithm."""
+    """All-reduces whose outputs are their inputs, by every algorithm."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         problems = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
         calls = [
@@ -280,8 +285,8 @@ def in_place(run: Run) -> None:
 
 
 def multimem_in_place(run: Run) -> None:
-    """Multimem all-reduce whose outputs are its inputs, in multicast memory and elsewhere, with and without an
-    epilogue; between these calls there are others without multicast.
+    """All-reduces by multimem whose outputs are their inputs, in multicast memory and elsewhere, with and without an
+    epilogue. Between these calls there are calls without multicast.
     """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = []
@@ -301,7 +306,7 @@ def multimem_in_place(run: Run) -> None:
 
 
 def epilogue(run: Run) -> None:
-    """All-reduce with an epilogue that reads an array of each rank."""
+    """All-reduces with an epilogue that reads an array of each rank."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         problems = [Problem("allreduce", 4, (9, 520), epilogue=True, number=number) for number in range(2)]
         calls = [Calls(run, group, problems, algo, pdl=run.choice(PDL)) for algo in ("one_stage", "naive")]
@@ -309,7 +314,7 @@ def epilogue(run: Run) -> None:
 
 
 def two_streams(run: Run, algo: str = "two_stage") -> None:
-    """Two all-reduces with arrays of their own, each rank's on two streams of its own."""
+    """Two all-reduces with separate arrays, on two streams of each rank."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = [
             Calls(run, group, [Problem("allreduce", 4, (9, 520), number=10 * i + n) for n in range(2)], algo)
@@ -319,7 +324,7 @@ def two_streams(run: Run, algo: str = "two_stage") -> None:
 
 
 def _on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: bool = True) -> None:
-    """Launch all calls, alternating between each rank's own stream and another one, and compare."""
+    """Launch all calls, alternating between each rank's own stream and another one, and compare their results."""
     streams = [[rank.stream for rank in group], [Stream(rank.device) for rank in group]]
     group.synchronize()
     order = [(which, number) for number in range(len(calls[0])) for which in range(len(calls))]
@@ -342,7 +347,7 @@ def near_32_bits(
     timeout: float = 10.0,
     pdl: PDLLevel = PDLLevel.OFF,
 ) -> None:
-    """Calls over which the barriers' ordinals, or the epochs of push calls, pass 2**32.
+    """Calls during which the barriers' ordinals, or the epochs of push calls, pass 2**32.
 
     Kernels stop waiting after `timeout` seconds.
     """

@@ -117,7 +117,7 @@ def differing(run: Run, *, kind: str = "", timeout: float = 10.0) -> None:
                 if (error.rank == odd) == (error.peer == odd):
                     run.findings.append(Finding("mismatch", f"rank {odd} made another call, and not: {error}"))
             else:
-                run.findings.append(Finding("mismatch", f"nobody noticed that rank {odd} made another call: {kind}"))
+                run.findings.append(Finding("mismatch", f"no kernel detected the other call of rank {odd}: {kind}"))
         group.reset()
         for number in range(2):
             equal.launch(number, streams)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops that come in several forms, of which each seed runs one: consecutive seeds run all."""
+"""Ops in several forms, of which each seed runs one: consecutive seeds run all forms of the fused norms."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from .problems import FORMS
 from .run import Run
 
 ROWS = (9, 512)
+_OVER_NODES = (
+    ("allreduce_many", ("auto",)),
+    ("reduce_scatter", ("push", "pull")),
+    ("reduce_scatter_rmsnorm_fp8", ("push", "pull")),
+)
 
 
 def fused(run: Run) -> None:
@@ -26,6 +31,12 @@ def scattered(run: Run) -> None:
 def many(run: Run) -> None:
     """All-reduces of several tensors by each push algorithm."""
     repeated(run, "allreduce_many", PUSH[run.seed % len(PUSH)], side=False)
+
+
+def over_nodes(run: Run) -> None:
+    """The ops that add and are not plain all-reduces, on 4 GPUs that form two nodes."""
+    op, algos = run.choice(_OVER_NODES)
+    repeated(run, op, run.choice(algos), shape=ROWS, side=False, nodes=2)
 
 
 def _one_form(run: Run, op: str, algos: Sequence[str]) -> None:

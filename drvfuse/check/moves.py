@@ -205,8 +205,9 @@ def moves(
     alone: bool | None = None,
     pdl: PDLLevel | None = None,
     timeout: float = 10.0,
+    nodes: int = 1,
 ) -> None:
-    """Six calls on 2 or 3 GPUs. The seed selects the options that are None.
+    """Six calls on 2 or 3 GPUs that form one node or more. The seed selects the options that are None.
 
     With `tight` the workspace holds only a fraction of a call. With `graph` the sequence is replayed twice from a
     graph. With `alone` the ranks are launched one by one.
@@ -214,14 +215,14 @@ def moves(
     ranks = ranks or 2 + run.seed % 2
     tight = run.chance() if tight is None else tight
     graph = run.chance(0.25) if graph is None else graph
-    with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4) as group:
+    with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         memory = _Memory(run, group)
         with config.override(spin_timeout=timeout):
             calls = []
             for _ in range(6):
                 level = run.choice(PDL) if pdl is None else pdl
                 calls.append(_Call(memory, run.choice(ops), run.choice(algos), level, int(run.choice((1, 3, 4)))))
-        alone = "naive" not in algos and (run.chance() if alone is None else alone)
+        alone = "naive" not in algos and nodes == 1 and (run.chance() if alone is None else alone)
         order = run.shuffled(range(ranks)) if alone else ()
         streams = [rank.stream for rank in group]
         group.synchronize()
@@ -231,6 +232,11 @@ def moves(
         group.synchronize()
         for done in calls:
             done.compare(run)
+
+
+def moves_over_nodes(run: Run) -> None:
+    """Calls on 4 GPUs that form two nodes, which gather scales by row alone."""
+    moves(run, ops=[op for op in OPS if op != "arranged"], algos=("auto", "push", "pull"), ranks=4, nodes=2)
 
 
 def moves_in_rounds(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench`: its benchmarks by name, those of one device, and the table that it prints."""
+"""`drvfuse bench`: the benchmarks by name, those of one device, and the table that is printed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
-    """Measure and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
+    """Measure, print the table, and write the JSON and plot files of the options. Returns the exit status."""
     module, start = _BENCHMARKS[arguments.benchmark]
     plot = getattr(arguments, "plot", None)
     if plot:

@@ -55,7 +55,7 @@ def time_collectives(arguments: argparse.Namespace) -> Started:
 
 
 def _with_peers(arguments: argparse.Namespace) -> bool:
-    """Whether peers are measured: where torch is installed, unless the option says otherwise."""
+    """Whether peers are measured: as the option says, by default if torch is installed."""
     emulated = arguments.driver == "emu"
     if arguments.peers and emulated:
         raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
@@ -65,7 +65,7 @@ def _with_peers(arguments: argparse.Namespace) -> bool:
 
 
 def _group(arguments: argparse.Namespace, multimem: bool = False) -> Group:
-    """The group of `--gpus` devices, with blocks on all multiprocessors unless told otherwise."""
+    """The group of `--gpus` devices. By default its calls may have blocks on all multiprocessors."""
     with _gpus(arguments, multimem):
         driver = _driver_of(arguments, least=2)
         if multimem:
@@ -75,13 +75,13 @@ def _group(arguments: argparse.Namespace, multimem: bool = False) -> Group:
 
 
 def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """The results of `measure`, whose group is closed behind them."""
+    """The results of `measure`; afterwards the group is closed."""
     with group:
         yield from measure()
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block that opens the driver asked for; real GPUs without multicast unless that is wanted."""
+    """A block that opens the driver of the option. Real GPUs must have no multicast, unless it is wanted."""
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 
@@ -134,7 +134,7 @@ def time_host(arguments: argparse.Namespace) -> Started:
 
 
 def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
-    """The driver, which has as many devices as `--gpus` asks for."""
+    """The driver. Raises ArgumentError if it has fewer devices than `--gpus` says."""
     driver = get_driver(arguments.driver)
     most = min(8, int(driver.cuDeviceGetCount()))
     if not least <= arguments.gpus <= most:

@@ -17,7 +17,7 @@ from ..runtime.multicast_support import VETOES, refuse_vetoed
 from .shapes import matrix_shape
 
 Started = tuple[str, Iterator[dict[str, Any]]]
-"""The heading of the table, and its rows: an iterator, which measures each row when it is asked for it."""
+"""The heading of the table, and an iterator over its rows, which measures each row when it is requested."""
 
 _Shape = TypeVar("_Shape", bound=tuple[int, ...])
 
@@ -33,7 +33,7 @@ def real(multicast: bool = False) -> Iterator[None]:
     if multicast:
         refuse_vetoed()
     else:
-        os.environ.update(VETOES)  # set before a peer is loaded that would create multicast objects
+        os.environ.update(VETOES)  # set before a peer is loaded, which could create multicast objects
     try:
         yield
     except DriverUnavailable as error:  # its advice to use emulated GPUs does not help here
@@ -42,7 +42,7 @@ def real(multicast: bool = False) -> Iterator[None]:
 
 
 def row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """The shapes given, of rows that can be normed."""
+    """The shapes that were given, whose rows must be short enough for a norm."""
     shapes = shapes_of(arguments, lambda text: matrix_shape(text, "--shape"), default)
     for rows, columns in shapes:
         if columns > MAX_COLUMNS:
@@ -51,7 +51,7 @@ def row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]
 
 
 def ops_of(arguments: argparse.Namespace, known: Iterable[str]) -> list[str]:
-    """The ops that are asked for, by the names of their benchmarks; by default all."""
+    """The ops of the option, by the names of their benchmarks; by default all."""
     names = {op.replace("_", "-"): op for op in known}
     return [names[one_of("--op", name, tuple(names))] for name in arguments.op or names]
 

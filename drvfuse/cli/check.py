@@ -73,7 +73,7 @@ def _print(outcomes: list[Outcome], verdicts: list[Verdict], failures: list[dict
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Run the check. Returns 0 if nothing was found and every planted fault was, else 1."""
+    """Run the check. Returns 0 if no case has findings and every planted fault was found, else 1."""
     start = time.perf_counter()
     names = _selected(arguments.only)
     first = arguments.seed or 0

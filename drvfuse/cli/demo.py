@@ -34,8 +34,8 @@ OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 
 @dataclass
 class Check:
-    """One collective by one algorithm: how many elements differ from numpy, the bytes moved by all ranks, and its time
-    if measured.
+    """The result of one collective by one algorithm: the number of elements that differ from numpy, the bytes that all
+    ranks have moved, and the time, if it was measured.
     """
 
     op: str
@@ -48,9 +48,9 @@ class Check:
 
 
 def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
-    """(driver, number of GPUs, the line that says so). Falls back to the emulated driver only if nothing was asked.
+    """(driver, number of GPUs, the line that names them). Takes the emulated driver by itself only if `asked` is None.
 
-    Raises DriverUnavailable if a driver was asked for that cannot be used, ArgumentError if it has too few devices.
+    Raises DriverUnavailable if the driver `asked` cannot be used, and ArgumentError if it has too few devices.
     """
     asked = asked or (config.get("driver") if os.environ.get("DRVFUSE_DRIVER") else None)
     reason = ""
@@ -84,7 +84,7 @@ def _mismatches(actual: np.ndarray, expected: np.ndarray) -> int:
 
 
 class Demo:
-    """The data, the group and the checks of one demo run, on all of its ranks or those that are here."""
+    """The data, the group and the checks of one run of the demo, for the ranks of this process."""
 
     def __init__(self, group: Group, rows: int, cols: int) -> None:
         bf16 = dtypes.get("bfloat16").numpy
@@ -98,7 +98,7 @@ class Demo:
         self.fused = reference.allreduce_rmsnorm_fp8(self.host, self.gamma, epsilon=EPSILON)
 
     def algorithms(self) -> tuple[str, ...]:
-        if not self.group.together:  # naive orders the copies of all ranks from one process
+        if not self.group.together:  # "naive" needs all ranks in one process
             return tuple(algo for algo in ALGORITHMS if algo != "naive")
         return ALGORITHMS if self.group.peers_readable else ("naive",)
 
@@ -201,7 +201,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        blocks = min(64, device(driver=driver).sm_count // 2)  # the rest is for the unfused sequence
+        blocks = min(64, device(driver=driver).sm_count // 2)  # the other half is for the group of the unfused sequence
         with (
             Group.local(gpus, driver=driver, max_blocks=blocks) as group,
             progress("compiling and running kernels", show=not arguments.json),

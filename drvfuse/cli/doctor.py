@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse doctor`: versions, devices, peers that really move data, multicast, caches, and what is wrong.
+"""`drvfuse doctor`: versions, devices, tests of peer access with data, multicast, caches, and problems with remedies.
 
 It allocates a few KiB on each device and never creates a multicast object.
 """
@@ -68,7 +68,7 @@ def _describe(item: Device) -> dict[str, Any]:
 
 
 def moves_data(reader: Device, owner: Device) -> bool:
-    """Whether a kernel on `reader` both reads and writes `owner`'s memory rightly; the attribute alone can lie."""
+    """Whether a kernel on `reader` reads and writes `owner`'s memory correctly. The device attribute may be wrong."""
     reader.enable_peer(owner)
     owner.allow_peers([reader])
     kernel = compile_source(_COPY, driver=reader.driver, arch=reader.arch)["copy"]
@@ -134,7 +134,7 @@ def _driver_section(driver: Driver, findings: list[str]) -> dict[str, Any]:
 
 def _cache() -> dict[str, Any]:
     root, sizes = config.get("cache_dir"), []
-    for folder, _, names in os.walk(root):  # which passes over folders that vanish
+    for folder, _, names in os.walk(root):  # os.walk skips folders that are deleted meanwhile
         for name in names:
             with contextlib.suppress(OSError):  # another process may remove it meanwhile
                 sizes.append(os.lstat(os.path.join(folder, name)).st_size)
@@ -142,7 +142,7 @@ def _cache() -> dict[str, Any]:
 
 
 def examine(asked: str | None) -> dict[str, Any]:
-    """All that doctor knows, as one JSON-ready dict; `findings` lists what is wrong and what to do."""
+    """The whole report, as a dictionary that can be written as JSON. `findings` lists problems with their remedies."""
     findings: list[str] = []
     report: dict[str, Any] = {"versions": _versions(findings), "driver": None, "cache": _cache()}
     report["multicast_vetoes"] = vetoes()
@@ -185,7 +185,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Print the report. Returns 0 if nothing is wrong, else 1."""
+    """Print the report. Returns 0 if there are no findings, else 1."""
     with progress("checking devices", show=not arguments.json):
         report = examine(arguments.driver)
     if arguments.json:

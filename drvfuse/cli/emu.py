@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse emu`: emulated GPUs by themselves."""
+"""`drvfuse emu`: run a program on emulated GPUs, or serve them to other processes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    """Serve a machine until SIGINT or SIGTERM; the last word of the first line is its address. What was found is
-    printed at the end, and the status is 1 then, else 0.
+    """Serve a machine until SIGINT or SIGTERM. The last word of the first line is its address. Findings are printed at
+    the end; the status is 1 if there are any, else 0.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,7 +13,7 @@ _FILES = ("out", "plot", "png", "record", "report")
 
 
 def check_files(arguments: argparse.Namespace) -> None:
-    """ArgumentError for an option that names a file which cannot be written. Writes nothing."""
+    """Raise ArgumentError if an option names a file that cannot be written. Writes nothing."""
     for option in _FILES:
         path = getattr(arguments, option, None)
         if path is not None:
@@ -21,7 +21,7 @@ def check_files(arguments: argparse.Namespace) -> None:
 
 
 def program_of(arguments: argparse.Namespace) -> list[str]:
-    """The script or module of a command that runs one, and its arguments. ArgumentError if there is none."""
+    """The script or module that a command is to run, and its arguments. Raises ArgumentError if there is none."""
     if arguments.module:
         if arguments.program:
             raise ArgumentError("-m", "given together with a script", "the last option, before the module's arguments")

@@ -19,17 +19,17 @@ _MACHINE_SECONDS = 120.0  # with an empty cache, the machine's native runtime is
 
 
 def run_run(arguments: argparse.Namespace) -> int:
-    """Run the ranks. Returns 0 if all ended well, else the exit status of the first that failed."""
+    """Run the ranks. Returns 0 if all ranks have succeeded, else the exit status of the first that failed."""
     program = program_of(arguments)
     command = ["-m", *program] if arguments.module else program
     return run_ranks(command, arguments.n, arguments.driver or config.get("driver"))
 
 
 def run_ranks(program: Sequence[str], size: int, driver: str) -> int:
-    """`python PROGRAM` once for each of `size` ranks, with what `Group.connect` reads in the environment.
+    """Run `python PROGRAM` once for each of `size` ranks, with the environment variables that `Group.connect` reads.
 
-    With the emulated driver all ranks use one machine of `size` devices, which another process holds: that of
-    DRVFUSE_EMU_MACHINE, or one that is started here and ends with the ranks.
+    With the emulated driver all ranks use one machine of `size` devices in another process: the machine of
+    DRVFUSE_EMU_MACHINE, or one that this function starts, and that ends with the ranks.
     """
     grace = config.get("spin_timeout") + _MORE_THAN_SPIN
     environment = _environment(size, driver)
@@ -45,7 +45,7 @@ def run_ranks(program: Sequence[str], size: int, driver: str) -> int:
 
 
 def _environment(size: int, driver: str) -> dict[str, str]:
-    """The environment of all ranks, without the variables of another launcher that has started this process."""
+    """The environment of all ranks. It lacks the variables of a launcher that may have started this process."""
     others = ("TORCHELASTIC_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     with socket.socket() as probe:  # a free port: torch may listen there, and its number tells jobs apart

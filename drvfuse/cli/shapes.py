@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--shape` and `--shapes` mean to the commands; ArgumentError for anything else."""
+"""Readers of the options `--shape` and `--shapes`, which raise ArgumentError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def matrix_shape(text: str, option: str = "--shape") -> tuple[int, int]:
 
 
 def gemv_shape(text: str) -> tuple[int, int, int]:
-    """N, K and the normed columns: three quarters of N where they are left out."""
+    """N, K and the number of normed columns, by default three quarters of N."""
     n, k, *rest = _numbers("--shape", text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
     n_normed = rest[0] if rest else 3 * n // 4
     if n_normed > n:

@@ -22,7 +22,7 @@ def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[obje
 
 @contextlib.contextmanager
 def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None]]:
-    """Like `progress`; each call of the yielded function counts one of `total` as done."""
+    """Like `progress`. Each call of the function that it yields counts one more of `total` as done."""
     with progress(f"0 of {total} {text}", show=show) as status:
         count = 0
 
@@ -36,7 +36,7 @@ def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
-    """Aligned columns, the first `text_columns` to the left and the others, numbers, to the right."""
+    """A table with aligned columns: the first `text_columns` are left-aligned, the others right-aligned."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(

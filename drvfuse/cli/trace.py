@@ -32,7 +32,7 @@ _GEMV_SHAPE = "2112x7168x1536"
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Run the op `--warm` times, then once more, and show what its blocks did. Returns 0."""
+    """Run the op `--warm` times, then once with a trace, and show the phases of its blocks. Returns 0."""
     try:
         from rich.console import Console
 
@@ -40,7 +40,7 @@ def run_trace(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         raise Unsupported("drvfuse trace needs rich: pip install 'drvfuse[cli]'") from None
     if arguments.png is not None:
-        check_image("--png", arguments.png)  # or it would be refused only after the run
+        check_image("--png", arguments.png)  # before the run
     setup = {"gemv": _gemv, "rmsnorm_fp8": _norm}.get(arguments.op, _collective)(arguments)
     driver = get_driver(arguments.driver)
     with setup(driver) as (trace, launch, title):

@@ -15,7 +15,7 @@ from .terminal import progress
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
-    """Measure `--gpus` devices and store what was found, or `--remove` what is stored for them. Returns 0."""
+    """Measure `--gpus` devices and store the constants, or with `--remove` remove them. Returns 0."""
     driver = get_driver(arguments.driver)
     present = int(driver.cuDeviceGetCount())
     if not 2 <= arguments.gpus <= present:

@@ -2,7 +2,7 @@
 """Launches that rely on no other group being open on their devices, and the form that they take while there is one.
 
 Two kinds of launches may fill a device. A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream
-start while it waits for peers. That kernel holds multiprocessors in its `griddepcontrol.wait`, and may in turn let a
+start while it waits for peers. That kernel occupies multiprocessors in its `griddepcontrol.wait`, and may in turn let a
 further kernel start, so a whole chain of kernels may be resident behind a call that waits. No budget counts the chain,
 since the kernels may belong to any library. The chain cannot stop the call in front of it, whose blocks are all placed,
 but it can stop a call of another group: on one device the chain of group A may leave no room for a call of group B,

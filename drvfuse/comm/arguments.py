@@ -45,7 +45,7 @@ def colors(ranks: int, color: Any, key: Any) -> tuple[list[int | None], list[int
 
 
 def local_devices(devices: Any, driver: DriverLike) -> list[Device]:
-    """The devices of a local group, as `Group.local` takes them, on the driver that was asked for or that is theirs."""
+    """The devices of the argument of `Group.local`, on the driver `driver`, or on that of the Device objects."""
     ids = _device_ids(devices)
     chosen = _driver_of(devices, driver)
     present = int(chosen.cuDeviceGetCount())
@@ -84,7 +84,7 @@ def own_device(device: int | Device | None, local_rank: int | None, driver: Driv
 
 
 def _driver_of(devices: Any, driver: DriverLike) -> Driver:
-    """The driver that was asked for, or that of the Device objects, which must be the same."""
+    """The driver `driver`, or that of the Device objects. If both are given, they must be the same."""
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)
     if any(found.driver is not chosen for found in objects):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CallState:
-    """The calls of the local ranks: which of them were launched with which, and whether a call has failed."""
+    """The calls with which the local ranks were launched, and whether a call has failed."""
 
     def __init__(
         self, transport: Transport, partial: PartialCalls, workspace: Workspace, link: NodeLink | None

@@ -471,7 +471,7 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             self._state.forget_partial()
         super().close()
-        self.transport.close()  # also where the driver is gone, and nothing is left to free
+        self.transport.close()  # also if the driver is closed, and nothing is left to free
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -500,7 +500,7 @@ def _dispose(
     transport: Transport,
     link: NodeLink | None,
 ) -> None:
-    """Free what a group holds once its queued work, whose waits are bounded, is done.
+    """Wait for the queued work of a group, whose waits are bounded, and free everything that the group owns.
 
     Raises CaptureError, having freed nothing, while a rank's stream is being captured.
     """

@@ -78,7 +78,7 @@ class Totals:
 
 
 class GraphCalls:
-    """The calls of a group that one graph holds, by rank."""
+    """The calls of a group in one graph, by rank."""
 
     def __init__(self, history: History, ranks: int) -> None:
         self._history = history
@@ -97,7 +97,7 @@ class GraphCalls:
 class History:
     """The calls of the ranks `indices`, those of this process, oldest first.
 
-    Calls are counted from 1, and a reset does not start anew. A rank of another process makes the same calls.
+    Calls are counted from 1, and a reset does not restart the count. A rank of another process makes the same calls.
     """
 
     def __init__(self, indices: Sequence[int]) -> None:

@@ -35,12 +35,12 @@ class RankGraphs:
             graphs = [captures.enter_context(Graph.capture(stream)) for stream in chosen]
             yield cls(group, chosen, graphs)
         for graph, stream in zip(graphs, chosen, strict=True):
-            graph.upload(stream)  # else the first launch uploads it, while kernels of earlier ranks wait for this one
+            graph.upload(stream)  # otherwise the first launch uploads it, and kernels of earlier ranks wait meanwhile
 
     def launch(self, streams: Sequence[StreamLike] | None = None) -> None:
         """Queue every rank's graph, each on its stream of the capture or of `streams`; does not wait.
 
-        Raises what a call on the group raises, BarrierTimeout for example, before the first graph is queued.
+        Raises the errors of a call on the group, such as BarrierTimeout, before the first graph is queued.
         """
         chosen = self._streams if streams is None else _one_per_rank(self._group, streams)
         pairs = list(zip(self.graphs, chosen, strict=True))

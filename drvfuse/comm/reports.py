@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error that a group raises for what the kernels of a rank have reported."""
+"""The errors that a group raises for reports of kernels."""
 
 from __future__ import annotations
 

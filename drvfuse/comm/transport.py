@@ -120,7 +120,7 @@ class Transport(Protocol):
         """Whether all ranks call this within a second. A rank calls it when its kernels of the group have ended."""
 
     def close(self) -> None:
-        """Release what the transport itself holds. Not collective. Idempotent."""
+        """Release the resources of the transport itself. Not collective. Idempotent."""
 
 
 class LocalTransport:

@@ -5,12 +5,12 @@ This module alone defines the layout: the kernels receive it as preprocessor def
 
     offset          what
     0               header: u64 epoch | u64 abort | u32 arrived | u32 reporter
-    NUMBERS_OFFSET  u32 numbers[MAX_RANKS]: the number of the rank's last call, as each peer was told it
+    NUMBERS_OFFSET  u32 numbers[MAX_RANKS]: for each peer the number of the last call whose word was sent to it
     FLAGS_OFFSET    u64 flags[MAX_BLOCKS][MAX_RANKS]; flags[b][p] is written by peer p's block b
     CALLS_OFFSET    u64 calls[2][MAX_RANKS]; calls[g][p] is written by peer p: the word of a call (cu/sync/calls.cuh)
     OWNER_OFFSET    u64 number of the group | u64 rank, written once if ranks are in several processes
-    PAYLOAD_OFFSET  payload, `payload_bytes` long: what the pull algorithms share
-    slots_offset    slots, twice `half_bytes`: what the push algorithms store into each other's memory
+    PAYLOAD_OFFSET  payload, `payload_bytes` long: the data that peers read by the pull algorithms
+    slots_offset    slots, twice `half_bytes`: the data that peers store by the push algorithms
 
 Every word in front of the payload starts at zero. The epoch counts barriers and push calls in units of
 EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46

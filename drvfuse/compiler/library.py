@@ -28,7 +28,8 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Output:
-    """The result of a compilation; `lowered` maps name expressions to symbols, `cubin` is None if not asked for."""
+    """The result of a compilation. `lowered` maps name expressions to symbols; `cubin` is None for a virtual
+    architecture."""
 
     cubin: bytes | None
     ptx: str

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cuda.bindings have of their own: enums and structs, which the emulated driver takes and returns, and the names
-of all functions. Importing them needs no driver.
+"""The enums and structs of cuda.bindings, which the emulated driver accepts and returns, and the names of their
+functions. Importing them needs no driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError as error:  # pragma: no cover - the package is installed wher
 T: Any = _driver
 R: Any = _driver.CUresult
 MAJOR = int(_version.split(".")[0])
-"""Major version of the installed bindings; in 13 some functions have another signature than in 12."""
+"""The major version of the installed bindings. Some functions have different signatures in 12 and 13."""
 
 
 NAMES = [name for name in dir(T) if not name.startswith("_") and not isinstance(getattr(T, name), ModuleType)]
@@ -30,4 +30,4 @@ NAMES = [name for name in dir(T) if not name.startswith("_") and not isinstance(
 FUNCTIONS = {
     name: getattr(T, name) for name in NAMES if name.startswith("cu") and not isinstance(getattr(T, name), type)
 }
-"""Its functions, as they are now: a program that runs on the emulated driver has others there."""
+"""The original functions of cuda.bindings.driver, which `program.switch` may replace there later."""

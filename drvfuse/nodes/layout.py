@@ -49,8 +49,9 @@ class Nodes:
 def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
     """The nodes of ranks on these hosts (or NVLink domains), `hosts[rank]`.
 
-    "auto": the ranks of one host form a node. A number: so many nodes of consecutive ranks, also on one host. Raises
-    ArgumentError for anything else, for nodes of unequal size, of more than eight ranks, and across hosts.
+    With "auto" the ranks of one host form a node. A number makes that number of nodes of consecutive ranks, also on one
+    host. Raises ArgumentError for any other value, and for nodes of unequal size, of more than eight ranks, or across
+    hosts.
     """
     size = len(hosts)
     if nodes == "auto":

@@ -130,7 +130,7 @@ class NodeLink:
         self._pinned.close()
 
     def stop(self) -> None:
-        """Watch no more until the next exchange: from here on the memory of the words may be gone."""
+        """Stop watching until the next exchange. Afterwards the memory of the words may be freed."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None

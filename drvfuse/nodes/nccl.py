@@ -63,7 +63,7 @@ class Nccl:
             from nccl.bindings import nccl
 
             nccl.get_version()
-        except Exception as error:  # nccl4py has no common type for what is missing
+        except Exception as error:  # nccl4py raises various types if something is missing
             raise Unsupported(
                 f'exchange="nccl" needs nccl4py and NCCL, which cannot be loaded ({error}): install '
                 "drvfuse[nccl-cu12] or drvfuse[nccl-cu13]"

@@ -58,7 +58,7 @@ HOPPER = Costs(
 """Measured on 2 H200 (docs/performance.md); the times of 3 to 8 GPUs follow from the bytes that they receive. For
 reduce-scatters the constants are those of the all-reduces by one shot and by one stage from 16 MiB on, where the choice
 matters. Moves by push and by direct accesses were measured before their kernels copied the bytes that stay on a rank
-beside those that move. Relays and staged moves are estimates."""
+beside those that move. Relays and staged moves are estimates: `drvfuse tune` on three GPUs or more measures them."""
 
 AMPERE = Costs(
     one_shot=Cost(2.5, 200e3),

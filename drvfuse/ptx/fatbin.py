@@ -84,7 +84,7 @@ def _lz4(block: bytes, size: int) -> bytes:
             count, at = _lz4_length(block, at + 2, token & 15)
             start = len(out) - back
             if not 0 < back <= len(out):
-                raise FatbinError("a compressed entry refers to what is not there")
+                raise FatbinError("a compressed entry refers to bytes before its beginning")
             if len(out) + count > size:
                 raise FatbinError(f"a compressed entry has more than the {size} bytes that it should have")
             for i in range(start, start + count + 4):  # byte by byte, since the copy may read bytes that it has written

@@ -117,7 +117,7 @@ class Array:
             self._block.used_before(event)
 
     def reshape(self, shape: ShapeLike) -> Array:
-        """The same memory with another shape of as many elements; the result keeps it alive.
+        """The same memory with another shape of the same number of elements. The result keeps the memory alive.
 
         One length may be -1: it follows from the others.
         """

@@ -133,7 +133,7 @@ class Owner:
         self._parts: dict[Any, Any] = {}
 
     def part(self, kind: Callable[[Self], Part]) -> Part:
-        """The object of class `kind`, made as `kind(self)` when it is first asked for."""
+        """The object of class `kind`, which the first call makes as `kind(self)`."""
         found: Part | None = self._parts.get(kind)
         return self._parts.setdefault(kind, kind(self)) if found is None else found
 
@@ -151,7 +151,7 @@ class Driver(Owner):
         self.devices: dict[int, Device] = {}
         self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # see lifetime.Owned
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
-        self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept until the driver is gone
+        self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
         self.lost = False  # whether an error was raised that says that a context is lost
         self.lock = threading.RLock()
         self._functions = functions
@@ -297,7 +297,7 @@ class Driver(Owner):
 
     @property
     def closed(self) -> bool:
-        """True once the emulated machine was closed: its memory is gone and every call fails."""
+        """True if the emulated machine was closed. Its memory is freed then, and every call fails."""
         return self.machine is not None and bool(self.machine.closed)
 
     def require_open(self) -> None:

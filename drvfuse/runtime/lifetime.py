@@ -61,7 +61,7 @@ def retire(driver: Driver, free: Callable[..., None], *args: Any) -> None:
 
 
 def flush(driver: Driver) -> None:
-    """Run the queued frees, unless a hold or a launch group forbids it; frees of what a capture uses stay queued."""
+    """Run the queued frees, unless a hold or a launch group forbids it. Frees of memory in a capture stay queued."""
     queue = driver.retired
     if driver.closed:
         queue.clear()

@@ -56,7 +56,7 @@ class Undo:
         if failure is not None and error is None:
             raise failure
         if failure is not None and error is not None:
-            error.add_note(f"Taking back what was done failed too: {failure}")
+            error.add_note(f"Undoing the earlier steps failed too: {failure}")
 
 
 def _location(driver: Driver, device: Device, into: Any) -> None:

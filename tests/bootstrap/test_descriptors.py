@@ -29,7 +29,8 @@ def boards() -> Iterator[LocalBoards]:
 
 @pytest.fixture
 def files(boards) -> Iterator[list[list[int]]]:
-    """`files[rank]`: four descriptors of memory that says "rank/number". Fails if others are open at the end."""
+    """`files[rank]`: four descriptors of memory that contains "rank/number". Fails if other descriptors are open at the
+    end."""
     before = opened()
     made = [[os.memfd_create("test") for _ in range(4)] for _ in range(3)]
     for rank, its in enumerate(made):

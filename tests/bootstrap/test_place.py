@@ -100,7 +100,7 @@ def test_a_job_of_mpich_is_named_by_the_process_behind_its_socket():
     assert find_place(environment=variables).job == (("PMI_FD", f"process {os.getpid()}"),)
     named = find_place(environment={**variables, "MASTER_ADDR": "host"}).job
     assert named == (("MASTER_ADDR", "host"), ("PMI_FD", f"process {os.getpid()}"))
-    ours.getsockname()  # it is still open
+    ours.getsockname()  # the socket is still open
     ours.close()
     theirs.close()
     assert find_place(environment={**variables, "PMI_FD": "100000"}).job == ()

@@ -116,7 +116,7 @@ def test_a_group_knows_its_world_and_its_own_rank() -> None:
             assert not group.together and group.peers_readable
             assert group.max_blocks == 4
         works(ranks)
-        for process in ranks.processes:  # no process has a context on the device of another one
+        for process in ranks.processes:  # no process has a context on the device of another rank
             assert len(process.contexts()) == 1
 
 
@@ -125,7 +125,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
-    # of each of the three mappings of the report blocks Python's own, and the emulated driver's that registered it
+    # each of the three mappings of the report blocks has a descriptor of Python and one of the emulated driver
     assert len(descriptors()) == len(before) + 6
     for group in three.groups:
         group.close()

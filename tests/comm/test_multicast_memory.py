@@ -147,7 +147,7 @@ def test_multicast_at_gives_the_address_of_arrays_at_equal_offsets(machine: df.e
                 assert buffer.multicast_ptr is not None and found == buffer.multicast_ptr + offset
         a, b, c = first.ptrs
         for ptrs, nbytes in (
-            ([a, b, c + 16], 16),  # at different offsets
+            ([a, b, c + 16], 16),  # arrays at different offsets
             ([a + 16, b, c], 16),
             ([b, c, a], 16),  # arrays of the wrong ranks
             ([a, b, second.ptrs[2]], 16),  # arrays of two buffers

@@ -181,7 +181,7 @@ def test_a_failing_undo_is_reported_beside_the_first_failure(machine: df.emu.Mac
     error = failure(group)
     assert (error.call, error.code) == ("cuMemMap", 401)
     (note,) = error.__notes__
-    assert "Taking back what was done failed too: cuMulticastUnbind(" in note
+    assert "Undoing the earlier steps failed too: cuMulticastUnbind(" in note
 
 
 def test_there_is_no_retry_after_an_undo_that_failed(
@@ -191,7 +191,7 @@ def test_there_is_no_retry_after_an_undo_that_failed(
     machine.inject("cuMulticastUnbind", 999, device=2)
     error = failure(group)
     assert (error.call, error.code, pauses) == (BIND, 802, [])
-    assert "Taking back what was done failed too: cuMulticastUnbind(" in error.__notes__[0]
+    assert "Undoing the earlier steps failed too: cuMulticastUnbind(" in error.__notes__[0]
 
 
 def test_a_group_works_after_a_failed_set_up(own_machine: df.emu.Machine, rng: np.random.Generator) -> None:

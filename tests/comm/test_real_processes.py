@@ -249,7 +249,7 @@ def calls_something_else(rank: int, size: int) -> str:
         with pytest.raises(CallMismatch) as caught:
             df.allreduce(group, x)
             group[0].drain()
-            until = time.monotonic() + 20  # a rank whose call has ended may look before another one reports
+            until = time.monotonic() + 20  # a rank whose call has ended may check before another rank has reported
             while not group.workspace.reported() and time.monotonic() < until:
                 time.sleep(0.01)
             group.check()
@@ -314,7 +314,7 @@ def test_many_mixed_calls_without_synchronisation_have_the_bits_of_the_reference
 
 
 @sizes(2, 4)
-def test_subgroups_call_in_turns(run, n):
+def test_subgroups_of_processes_call_in_turns(run, n):
     run(n, subgroups)
 
 

@@ -82,7 +82,7 @@ def test_the_size_never_exceeds_the_limit(folder: Path) -> None:
 def test_the_limit_counts_entries_of_earlier_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
-    monkeypatch.setattr(cache, "_sizes", {})  # as another process
+    monkeypatch.setattr(cache, "_sizes", {})  # like another process would
     with config.override(cache_limit=3 * ENTRY):
         store(6)
     assert numbers(folder) == [5, 6]

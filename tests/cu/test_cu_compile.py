@@ -186,7 +186,7 @@ def test_grids_are_bounded_and_never_empty():
 
 
 def test_chunks_fit_the_payload():
-    """Sizes as laid out at the top of the .cu files."""
+    """The sizes are those that the .cu files state at their top."""
     payload = 100_000
     for spec in (allreduce(staged=True), allreduce("two_stage"), allreduce("two_stage", staged=True)):
         chunk = plans.allreduce_chunk(spec.work, 10**7, payload)

@@ -194,7 +194,7 @@ def test_multicast_needs_compute_capability_9():
 
 
 def test_chunks_fit_the_staging_memory():
-    """Sizes as laid out at the top of the .cu files."""
+    """The sizes are those that the .cu files state at their top."""
     payload, many = 100_000, 10**7
     for spec, each in (
         (allreduce("one_stage", staged=True), 2 * 16),

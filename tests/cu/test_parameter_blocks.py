@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host and the kernels share in memory has one layout on both sides: offset and size of each field."""
+"""Structures shared by the host and the kernels have one layout on both sides: offset and size of each field."""
 
 from __future__ import annotations
 

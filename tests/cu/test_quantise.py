@@ -124,4 +124,4 @@ def test_the_padding_of_tiles_is_cleared_in_16_byte_stores():
         device.synchronize()
         total = machine.launches[-1].counters.total
     assert total.local_written == 127 * 512
-    assert total.accesses == (31 + 3) * 128  # of each tile 31 pieces of 16 bytes, and the words beside that of the row
+    assert total.accesses == (31 + 3) * 128  # per tile: 31 pieces of 16 bytes and the rest of the row's piece

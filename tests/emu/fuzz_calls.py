@@ -38,7 +38,7 @@ PTX = b"""
 .visible .global .u32 variable = 7;
 .visible .entry kernel(.param .u64 p, .param .u32 n, .param .f32 f) { ret; }
 """
-FAR = 2**47 - 4096  # at the end of what a process may map, and not mapped
+FAR = 2**47 - 4096  # an unmapped address at the end of the address space
 WHOLE = (0, 1, 2, 3, 7, 64, 4096, 5, 16, -1, 2**31 - 1, 2**32 - 1, 2**40, 2**63)
 DIMENSIONS = (0, 1, 2, -1, 2**32 - 1, 2**32, 2**64)
 ODD = (None, "text", b"bytes", 1.5, float("nan"), [], [None], (), {}, object(), np.zeros(3), np.float32(2), len, 1j)
@@ -167,7 +167,7 @@ class Arguments:
 
 @contextlib.contextmanager
 def drivers(mode: str) -> Iterator[Any]:
-    """A function that makes a process of a machine: in this one, or attached to a machine of another one."""
+    """A function that makes a process of a machine, of one in this process or of one served by another."""
     if mode == "here":
         with emu.Machine(devices=2, memory_bytes=64 << 20) as machine:
             yield lambda: machine.process("fuzz")

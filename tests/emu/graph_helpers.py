@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of explicit graphs share: kernels in PTX, parameters of nodes, small queries."""
+"""Helpers of the tests of explicit graphs: kernels in PTX, parameters of nodes, small queries."""
 
 from __future__ import annotations
 

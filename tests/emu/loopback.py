@@ -6,7 +6,11 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from driver_helpers import primary
 
 from drvfuse.emu import Machine
 from drvfuse.emu.bindings import R
@@ -105,3 +109,17 @@ class LoopbackDriver:
             return (result[0], *found)
 
         return call
+
+
+FORMS = ("own", "as bytes")
+
+
+@contextmanager
+def initialised(form: str, devices: int) -> Iterator[Any]:
+    """The driver API of a new machine, one of FORMS: called directly, or with all calls written as bytes. The primary
+    context of device 0 is current."""
+    with Machine(devices=devices) as machine:
+        machine.driver.cuInit(0)
+        made = machine.driver if form == "own" else LoopbackDriver(machine)
+        primary(made)
+        yield made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of emulated multicast share: objects by the driver's own calls."""
+"""Helpers of the tests of emulated multicast: objects made by calls of the driver."""
 
 from __future__ import annotations
 

@@ -215,6 +215,9 @@ def test_torchs_graphs_replay_calls(connect: Any, ranks: int, rng: np.random.Gen
     with connect(ranks) as group:
         x, y, total, out = (empty(group, (16, 1024), "float32") for _ in range(4))
         prepared = df.allreduce.prepare(group, y, total)
+        for theirs, doubled, summed, result in zip(x, y, total, out, strict=True):  # loads kernels before the capture
+            torch.mul(theirs, 2, out=doubled)
+            torch.add(summed, 1, out=result)
         prepared.launch()
         group.synchronize()
         graphs = []

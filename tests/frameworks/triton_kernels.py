@@ -72,6 +72,6 @@ def compiled(capability: int) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # which would name the folder
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # these lines would name the folder
     kernels = {name: {k: v for k, v in made.items() if k != "cubin"} for name, made in compiled(90).items()}
     RECORDED.write_text(json.dumps({"triton": triton.__version__, "kernels": kernels}, indent=1) + "\n")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 def refusal(*args: Any, **kwargs: Any) -> NoReturn:
-    """What stands for `cuMulticastCreate` of the CUDA driver. SystemExit is no Exception, so nothing swallows it."""
+    """Replaces `cuMulticastCreate` of the CUDA driver. SystemExit is not an Exception, so no handler swallows it."""
     raise SystemExit("the test suite creates no multicast object on the CUDA driver (DRVFUSE_TEST_MULTICAST is not 1)")
 
 

@@ -213,7 +213,7 @@ def test_calls_are_compared_first_inside_each_node(rng):
 
 @pytest.mark.parametrize("domain", [None, [" a", " b", " a", " b"]])
 def test_bytes_move_between_processes_of_several_nodes(rng, domain):
-    """Also between nodes whose ranks are not consecutive."""
+    """The ranks of a node need not be consecutive."""
     options = {"nodes": 2} if domain is None else {"domain": domain}
     with connected(4, exchange=engines(4), machine={"race": True}, workspace_bytes=8192, **options) as ranks:
         splits = [[3, 0, 7, 1], [2, 2, 0, 5], [0, 1, 4, 4], [6, 3, 1, 0]]

@@ -140,7 +140,7 @@ def test_a_time_out_inside_a_node_names_ranks_of_the_whole_group(group):
 
 @pytest.mark.parametrize("kernel", [0, 1])
 def test_a_time_out_in_either_kernel_names_the_call(group, kernel):
-    """Of the call's two kernels the ranks are launched with those in front of `kernel`, and rank 2 with that too."""
+    """All ranks launch the kernels of the call before `kernel`, and rank 2 launches `kernel` too."""
     call(group)
     prepared = df.allreduce.prepare(group, [rank.zeros(64, "float32") for rank in group])
     group.begin(range(4), prepared)
@@ -201,7 +201,7 @@ def test_an_exchange_of_bytes_that_does_not_end_is_aborted_and_named(group, op):
 
 
 def test_a_time_out_in_a_later_kernel_names_the_call(group):
-    """Of a broadcast's two kernels ranks are launched with the first one, and rank 2 with the second one too."""
+    """All ranks launch the first of the two kernels of a broadcast, and rank 2 launches the second too."""
     xs = [rank.zeros(4096, "uint8") for rank in group]
     df.broadcast(group, xs)
     prepared = df.broadcast.prepare(group, xs, [rank.zeros(4096, "uint8") for rank in group])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine between the ranks of threads: what an engine of one's own may look like, through the host and blocking."""
+"""An example of a user-defined engine between ranks in threads. It blocks and goes through the host."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ThreadExchange:
         return values
 
     def _tell(self, part: Part | Pieces, own: Any) -> list[Any]:
-        """What the peers of all nodes tell one another."""
+        """Exchange values between the peers of all nodes."""
         member = part.member
         self._number += 1
         keys = [(self._opened, self._number, member.place, node) for node in range(self._nodes.count)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the push algorithms share out their work: for any shape, all of it is done, and it fits the slots."""
+"""Plans of the push algorithms cover all work of any shape, and fit the slots."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
     peers = work.ranks - 1
     if work.algo == "push_one_shot":
         check_rounds(shape, packs, 1, peers * PACK_BYTES, given)
-    else:  # a unit of every rank: inputs and results of as many packs as a block has threads
+    else:  # every rank has one unit of inputs and results; a unit has as many packs as a block has threads
         check_rounds(shape, packs, work.ranks * shape.threads, peers * shape.threads * 2 * PACK_BYTES, given)
     check_shares(shape, most)
     assert shape.units == ceil_div(min(packs, shape.chunk), shape.threads)
@@ -147,7 +147,7 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
 
 def test_a_plan_has_as_few_rounds_as_the_slots_allow():
     work = Work("allreduce", "push_one_shot", 2, 2, 2)
-    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # of a round
+    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # packs of a round
     for rounds in (1, 2, 3, 4):
         assert allreduce_shape(work, 8 * packs * rounds, 18_000).rounds == rounds
         assert allreduce_shape(work, 8 * packs * rounds + 1, 18_000).rounds == rounds + 1

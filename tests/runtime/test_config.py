@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: a value is checked in the same way wherever it comes from."""
+"""Settings: a value is checked in the same way from every source."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an error says after a kernel has failed, and how to go on."""
+"""The text of errors after a kernel has failed, and the recovery that it describes."""
 
 from __future__ import annotations
 

@@ -131,6 +131,44 @@ def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_o
     assert (y.numpy() == 5).all()
 
 
+@pytest.mark.gpus(4)
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non_blocking"])
+def test_another_library_captures_each_ranks_part_in_a_graph_of_its_own(
+    driver: str, flags: int, rng: np.random.Generator
+) -> None:
+    """As torch and CuPy capture: in the global mode, a graph per device, of arrays on the legacy default stream."""
+    with df.Group.local(4, driver=driver, max_blocks=4) as group:
+        gate = group.driver
+
+        def theirs(array: Array) -> Any:
+            interface = array.__cuda_array_interface__ | {"stream": LEGACY}
+            return SimpleNamespace(kept=array, __cuda_array_interface__=interface)
+
+        x, y = ([rank.zeros((16, 264), "float32") for rank in group] for _ in range(2))
+        prepared = df.allreduce.prepare(group, [theirs(a) for a in x], [theirs(a) for a in y])
+        prepared.launch()
+        group.synchronize()
+        graphs = []
+        for rank in group:
+            with rank.device.use():
+                stream = int(gate.cuStreamCreate(flags))
+                gate.cuStreamBeginCapture(stream, gate.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+                prepared.launch(rank=rank.index, stream=stream)
+                graphs.append((rank, stream, gate.cuGraphInstantiate(gate.cuStreamEndCapture(stream), 0)))
+        hosts = [rng.standard_normal((16, 264)).astype(np.float32) for _ in group]
+        for array, host in zip(x, hosts, strict=True):
+            array.copy_from(host)
+        for rank, stream, graph in graphs:
+            with rank.device.use():
+                gate.cuGraphLaunch(graph, stream)
+        for rank, stream, graph in graphs:
+            with rank.device.use():
+                gate.cuStreamSynchronize(stream)
+                gate.cuGraphExecDestroy(graph)
+                gate.cuStreamDestroy(stream)
+        assert all((bits(array.numpy()) == bits(reference.allreduce(hosts))).all() for array in y)
+
+
 def test_arrays_of_jax_are_no_outputs(group: df.Group, refused: Any) -> None:
     class ArrayImpl(Immutable):
         __module__ = "jaxlib._jax"

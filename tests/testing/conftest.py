@@ -18,7 +18,7 @@ from drvfuse.testing import plugin, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-CACHE = config.get("cache_dir")  # by default below the home directory, of which pytester makes another one
+CACHE = config.get("cache_dir")  # by default it is below the home directory, which pytester replaces
 OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
 
 

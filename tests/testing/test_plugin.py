@@ -313,7 +313,8 @@ def test_the_plugin_does_not_affect_other_tests(pytester: pytest.Pytester) -> No
     folder = site / "stand_in-1.dist-info"
     folder.mkdir()
     folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 1\n")
-    folder.joinpath("RECORD").write_text("drvfuse/__init__.py,,\n")  # as pytest finds what to compile anew
+    # pytest rewrites the assertions of the modules that are listed here.
+    folder.joinpath("RECORD").write_text("drvfuse/__init__.py,,\n")
     folder.joinpath("entry_points.txt").write_text("" if INSTALLED else f"[pytest11]\ndrvfuse = {plugin.__name__}\n")
     pytester.makepyfile("""
 import sys

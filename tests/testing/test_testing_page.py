@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that docs/testing.md shows pass as they are shown, and the one that it breaks fails as it says."""
+"""The example tests of docs/testing.md pass as shown, and the one with a mistake fails as the page says."""
 
 from __future__ import annotations
 

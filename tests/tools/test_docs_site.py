@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation site takes from the code, and that it has every page."""
+"""The parts of the documentation site that come from the code, and that it has every page."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of records: one time axis, figures, a Chrome trace, tables, an image."""
+"""The outputs from trace records: one time axis, figures, a Chrome trace, tables, an image."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_statistics_name_the_ranks_that_were_waited_for():
 
 
 def check_chrome(found):
-    """What the trace event format asks of a JSON object of complete events and metadata."""
+    """The object satisfies the requirements of the trace event format for complete events and metadata."""
     assert set(found) == {"traceEvents", "displayTimeUnit", "otherData"} and found["displayTimeUnit"] in ("ms", "ns")
     slices, names = [], set()
     for event in found["traceEvents"]:
@@ -186,7 +186,7 @@ def check_chrome(found):
     for event in slices:
         thread = (event["pid"], event["tid"])
         assert ("thread_name", *thread) in names and ("process_name", event["pid"], 0) in names
-        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # as Perfetto reads them
+        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # the units of Perfetto
         stack = open_slices.setdefault(thread, [])
         while stack and stack[-1] <= start:
             stack.pop()

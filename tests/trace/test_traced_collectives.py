@@ -76,7 +76,7 @@ def test_tracing_changes_no_result_bit_and_every_event_is_recorded(group, rng, n
 
 
 def consistent(records, ranks):
-    """Each block begins and ends once; its phases follow each other without gaps; waits lie in barriers."""
+    """Check that each block begins and ends once, its phases are contiguous, and waits lie within barriers."""
     assert records.size
     for launch, rank in sorted(set(records[["launch", "rank"]].tolist())):
         own = records[(records["launch"] == launch) & (records["rank"] == rank)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies bytes, both arrays 16-byte aligned: writes a collective's inputs on the device, and reads its outputs there.
+// Copies bytes between two arrays that are aligned to 16 bytes: it writes the inputs of a collective, or reads its outputs.
 //
-// It lets its dependents start at once and waits for its producer: between two collectives it makes them a chain.
+// It lets its dependents start at once and waits for its producer, so that collectives before and after it form a chain.
 #include "common/pack16.cuh"
 #include "sync/pdl.cuh"
 

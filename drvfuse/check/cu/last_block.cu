@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sum whose last step is done by the block that arrives last: the pattern of split reductions and of norms behind a
-// matrix product, for a fault that drvfuse's own kernels have no place for.
+// A sum whose last step is done by the block that arrives last, as in split reductions and in norms after a matrix product.
+// It is here for a fault that cannot be planted in drvfuse's own kernels.
 //
-// Each block sums its part of x into `partial`, fences and counts itself; the last one fences, adds the partial sums in
-// the order of the blocks and sets the counter back to 0 for the next launch. The result does not depend on which block is
-// last. One warp a block.
+// Each block stores the sum of its part of x to `partial`, executes a fence and increments the counter. The last block
+// executes a fence, adds the partial sums in the order of the blocks, and resets the counter to 0 for the next launch. The
+// result does not depend on which block is last. A block has one warp.
 #include "common/faults.cuh"
 #include "common/types.cuh"
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// An exchange between ranks behind a barrier of three-valued flags: a protocol of other libraries, for a fault that
-// drvfuse's own barrier has no place for.
+// An exchange between ranks with a barrier of three-valued flags. Other libraries have this protocol; it is here for a
+// fault that cannot be planted in drvfuse's own barrier.
 //
-// Rank r fills its row of `data` with `value`, passes a barrier, and sums the rows of all ranks into `sums`; block b does
-// the elements b, b + blocks, ... of a row. A flag counts 0, 1, 2, 0, ... with one step a barrier, and a wait ends when it
-// is no longer what it was before the barrier; so every flag must take every step, also those of blocks that this launch
-// does not have: its blocks share the backfill of those. The backfill comes before the own flag. A peer that has seen the
-// own flag may pass on to a call with more blocks, and a flag that still stood one step back would let it through.
+// Rank r fills its row of `data` with `value`, passes a barrier, and adds the rows of all ranks to `sums`. Block b has the
+// elements b, b + blocks, ... of a row. A flag counts 0, 1, 2, 0, ..., one step for each barrier, and a wait ends when the
+// flag has changed since the barrier before. So every flag must take every step, also the flags of blocks that this launch
+// does not have: its blocks set these flags too (the backfill). A block does so before it sets its own flag. When a peer
+// has seen that flag, it may continue to a call with more blocks, and a flag that was still one step behind would end its
+// wait too early.
 //
-// Two warps a block, of which the second does the backfill. `flags[rank]` holds, in that rank's memory, SLOTS x MAX_RANKS
+// A block has two warps; the second one does the backfill. `flags[rank]` has, in that rank's memory, SLOTS x MAX_RANKS
 // words; `step` is the number of barriers before this launch, modulo 3.
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dx of a row by a team of TEAM_WARPS warps, in three steps: products, their sums over the row, dx.
+// A team of TEAM_WARPS warps computes dx of a row in three steps: products, their sums over the row, and dx.
 #pragma once
 #include "coat/backward_rows.cuh"
 #include "ptx/threads.cuh"
@@ -28,7 +28,7 @@ struct Weights {
         }
     }
 
-    // As [PACKS][2][TEAM_THREADS], so that what a warp reads at once is contiguous.
+    // Stores the weights as [PACKS][2][TEAM_THREADS], so that a warp reads contiguous memory.
     __device__ __forceinline__ void keep(float4* weights, int loader) const {
 #pragma unroll
         for (int k = 0; k < ROUNDS; ++k) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void add_row(const Row& row, const Saved& saved, F ov
 
 struct Products {
     float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
-    float sums[SUMS] = {};  // this thread's, then the row's
+    float sums[SUMS] = {};  // the sums of this thread, later those of the row
 
     // Calls over_rows(i, at, g, xhat) for element `at` of pack i.
     template <typename F>

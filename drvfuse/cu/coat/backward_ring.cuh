@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team's rows on their way through shared memory: RING slots, each filled by bulk copies while the rows before it are
-// worked at, so that what is in flight does not depend on registers.
+// A ring of RING slots in shared memory, through which a team loads its rows. Bulk copies fill a slot while earlier
+// rows are processed, so the number of bytes in flight does not depend on registers.
 //
-// A slot has a row's x, its g one after another, and its scales, whole: all of them must be on 16 bytes and of a
-// multiple of 16 bytes. Slots are on SLOT_ALIGNMENT: copies to places that are on 16 bytes only took a tenth longer.
-// The team's first thread copies. A slot is filled again behind the barrier of the row that was read from it.
+// A slot holds the whole x of a row, its arrays g and its scales. All of these must be aligned to 16 bytes, with sizes
+// that are multiples of 16. Slots are aligned to SLOT_ALIGNMENT: copies to slots that are aligned to 16 bytes took a
+// tenth longer. The team's first thread copies. A slot is filled again after the team's barrier that follows its reads.
 #pragma once
 #include "coat/backward_rows.cuh"
 #include "sync/mbarrier.cuh"
@@ -18,7 +18,7 @@ public:
         return (bytes(p) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
     }
 
-    // By all threads of the team; `slots` and `barriers` are the team's own.
+    // Called by all threads of the team; `slots` and `barriers` belong to the team.
     __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, Mbarrier* barriers, bool copies)
         : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
         if (copies_) {
@@ -27,7 +27,7 @@ public:
         }
     }
 
-    // Starts to copy `count` rows: `first`, and further ones `jump` apart. All slots must be free.
+    // Starts to copy `count` rows: `first`, first + jump, ... All slots must be free.
     __device__ __forceinline__ void begin(i64 first, i64 jump, int count) {
         next_ = first, jump_ = jump, left_ = count;
         if (!copies_) return;
@@ -73,7 +73,7 @@ public:
         pass();
     }
 
-    // The same where there is no later one.
+    // The same if there is no later row.
     __device__ __forceinline__ void pass() {
         if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
     }

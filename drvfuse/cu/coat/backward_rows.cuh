@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of the gradient's kernel, from memory and to it: x with its scales, up to three g, rstd and mean; dx.
+// Loads and stores of the rows of the gradient's kernels: x with its scales, up to three arrays g, rstd and mean; dx.
 //
-// A thread has PACKS packs of 8 columns, SPAN apart. Loads are predicated and volatile, so that they are issued where they
-// stand; what does not exist is undefined (with ALIGNED) or 0.
+// A thread has PACKS packs of 8 columns, SPAN columns apart. Loads are predicated and volatile, so they are issued in
+// program order. Elements that do not exist are undefined (with ALIGNED) or 0.
 #pragma once
 #include "coat/kernel.cuh"
 #include "sync/scratch.cuh"
@@ -34,7 +34,7 @@ struct BackwardParams {
     Scratch scratch;
     i64 x_stride, scale_stride, g_stride[3];
     int columns, segments;
-    int segment_rows, longer;  // the first `longer` segments have a row more
+    int segment_rows, longer;  // the first `longer` segments have one more row
     int early_trigger, unused;
 };
 
@@ -49,7 +49,7 @@ struct Row {
     Octet pack[PACKS];
 };
 
-// What the forward has saved of a row.
+// The values of a row that the forward pass has saved.
 struct Saved {
     float rstd, mean;
 
@@ -61,7 +61,7 @@ struct Saved {
     }
 };
 
-// A thread's place in the next row to load.
+// A thread's position in the next row to load.
 struct Cursor {
     const u8* x;
     const bf16* scales;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
     }
 }
 
-// Loads row `row`, if it is wanted.
+// Loads the saved values of row `row`, if they are wanted.
 __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
     Saved saved;
     ptx::load_f32_if(wanted, saved.rstd, p.rstd + row);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, co
     for (int k = 0; k < GRADIENTS; ++k) from.g[k] += jump * p.g_stride[k];
 }
 
-// Four elements of the gradient: the sum of the arrays', rounded to bf16 after each addition.
+// Four elements of the gradient: the sum of the elements of the arrays, rounded to bf16 after each addition.
 __device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int word) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over the rows of the tensor: of each segment's, left as words, and of the segments.
+// Sums over the rows of the tensor: first over the rows of each segment, stored as words, then over the segments.
 //
-// A word is the complement of a sum's bits, and 0 if there is none: what arithmetic gives for a NaN is 0x7fffffff, so
-// no sum has all bits set. The block that adds some columns polls the words themselves, relaxed, since each carries its
-// own readiness; then the thread that has read them writes 0, so that they are as the next launch must find them. No
-// barrier and no fence, which would wait for the stores of dx, and no number of the launch that blocks would have to
-// agree on.
+// A word is the complement of the bits of a sum, or 0 if the sum is not stored yet. Arithmetic gives 0x7fffffff for a
+// NaN, so no sum has all bits set. The block that adds the segments of some columns polls the words by relaxed loads,
+// since each word carries its own readiness. Then the thread that has read a word stores 0, as the next launch
+// requires. So there is no barrier and no fence, which would wait for the stores of dx, and no launch number.
 //
-// A segment's words are in the order in which the threads of a team have the sums: quad q of a row, 4 columns, is of
-// thread q % TEAM_THREADS, so that the stores of a warp are contiguous.
+// A segment's words have the order of the sums in the threads of a team: quad q of a row (4 columns) belongs to thread
+// q % TEAM_THREADS, so that the stores of a warp are contiguous.
 #pragma once
 #include "coat/backward_dx.cuh"
 
 constexpr int STRANDS = DRVFUSE_STRANDS;
 constexpr int ROW_QUADS = PACKS * SPAN / 4;
-constexpr int QUADS = THREADS / STRANDS;  // quads that a block adds up at a time
+constexpr int QUADS = THREADS / STRANDS;  // quads that a block adds at the same time
 constexpr int MOST = DRVFUSE_MOST;        // segments of a strand
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 
@@ -31,7 +30,7 @@ __device__ __forceinline__ void leave_words(u32* to, float4 sum) {
 
 __device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
 
-// The sums over all segments of this block's columns. False, for all threads, if a wait was given up.
+// Adds all segments of this block's columns. Returns false to all threads if a wait has timed out.
 __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
     const int own = threadIdx.x % QUADS, strand = threadIdx.x / QUADS;
     for (int first = blockIdx.x * QUADS; first < SUMS * ROW_QUADS; first += gridDim.x * QUADS) {
@@ -85,7 +84,7 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
     return true;
 }
 
-// Stores one of the sums, added from those of each thread, to a segment's words.
+// Adds the threads' parts of one of the sums, and stores it to a segment's words.
 __device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
                                               const float (&sums)[PACKS][WIDTH]) {
     if constexpr (TEAMS > 1) __syncthreads();

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of the FP8 RMSNorm forward share: parameters, a batch of rows in the first phase, the scale. How the
-// blocks of a grid meet: forward_meeting.cuh.
+// The common parts of the kernels of the FP8 norms' forward pass: parameters, a batch of rows in the first phase, and
+// the scale. forward_meeting.cuh has the exchange of maxima between blocks, forward_layernorm.cuh LayerNorm's first
+// phase.
 //
-// The sum of squares of a row is a tree on the columns alone: squares of 16 elements in order (they are exact), times
-// the scale twice; butterfly over a segment's 32; the segments in order. Numerics otherwise as COAT's: y =
-// (x * s * rstd) * w in fp32, its maximum of unrounded values, y rounded to bf16 before the quotient, which is a product
-// with the approximate reciprocal, as div.full computes it.
+// Sum of squares of a row. Its order depends only on the columns: the squares of 16 elements are added in order (they
+// are exact) and multiplied by the scale twice; the 32 packs of a segment are added by butterfly, and the segments in
+// order. All else is as in COAT: y = (x * s * rstd) * w in fp32, the maximum is that of the unrounded values, y is
+// rounded to bf16 before the quotient, and the quotient is a product with the approximate reciprocal, as div.full
+// computes it.
 //
-// The maximum. x * s is exact, so rstd * max|x * s * w|, each step rounded, is within 5 * 2^-24 of the row's largest |y|,
-// relatively. The scale is a monotone function of the maximum, rounded to bf16: if both ends of that range, widened to
-// 2^-21, have one scale, it is the scale. Else (one tensor in some thousands), or if a weight, an rstd or the estimate is
-// so large, small or strange that a step may be inexact by more, all blocks evaluate every y of their part and meet
-// again. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns) and no scale of an x that is not 0 exceeds
-// 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
-// LayerNorm's maximum: forward_layernorm.cuh.
-// NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
+// The estimate of the maximum. x * s is exact, so rstd * max|x * s * w|, with each step rounded, differs from the row's
+// largest |y| by at most 5 * 2^-24, relatively. The scale is a monotone function of the maximum, rounded to bf16. So if
+// both ends of that range, widened to 2^-21, give the same scale, it is the scale. Otherwise (for one tensor in some
+// thousands), or if a weight, an rstd or the estimate is so large or small, or NaN, that a step may have a larger
+// error, all blocks compute every y of their part and exchange the exact maxima. Bounds: with rstd >= 2^-20 no |x * s|
+// exceeds 2^20 * sqrt(columns), and no scale of an x that is not 0 exceeds 2^36 * sqrt(columns). With |w| and rstd <=
+// 2^20 the errors of underflow are then far below 2^-24 of a maximum of 2^-40.
+// NaN. If all y of a row are NaN, as with a NaN rstd, the maximum is a NaN; other NaN elements are ignored.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"
@@ -22,7 +24,7 @@
 #include "sync/scratch.cuh"
 
 constexpr bool LAYER = DRVFUSE_LAYER;    // LayerNorm
-constexpr bool AFFINE = DRVFUSE_AFFINE;  // of LayerNorm: with w and b
+constexpr bool AFFINE = DRVFUSE_AFFINE;  // LayerNorm with w and b
 constexpr bool GUESSED = LAYER && AFFINE;
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
@@ -34,8 +36,8 @@ constexpr bool WHOLE = DRVFUSE_WHOLE;  // ALIGNED, and whole tiles and groups of
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEGMENT = 32 * PACK;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
-constexpr u32 UNDECIDED = 0xffffffffu;   // above every magnitude, as bits
-constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
+constexpr u32 UNDECIDED = 0xffffffffu;   // greater than the bits of every magnitude
+constexpr float WEIGHT_LIMIT = 0x1p20f;  // the largest |w| for which the estimate of the maximum is used
 
 // drvfuse/ops/coat/rmsnorm_forward.py has the same layout.
 struct ForwardParams {
@@ -63,7 +65,7 @@ struct Place {
     int across, down;
 };
 
-// Each of N values added over the lanes as a butterfly adds them; lane l gets the sum of value l / (32 / N).
+// Adds each of N values over the lanes, in the order of a butterfly. Lane l gets the sum of value l / (32 / N).
 template <int N>
 __device__ __forceinline__ float sum_lanes(float (&v)[N]) {
     int mask = 16;
@@ -81,7 +83,7 @@ __device__ __forceinline__ float sum_lanes(float (&v)[N]) {
     return v[0];
 }
 
-// One of the arrays that have a value for each column, from column `at` on.
+// Loads a pack, from column `at` on, of an array that has a value for each column.
 template <int W>
 __device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const Weight* weight, int columns, int at) {
     if constexpr (ALIGNED) {
@@ -97,7 +99,7 @@ __device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const Fo
     load_weight_pack(pack, p.weight, p.columns, at);
 }
 
-// `largest` grows to the largest magnitude of a pack, a NaN if one is.
+// Raises `largest` to the largest magnitude of a pack; a NaN makes it a NaN.
 __device__ __forceinline__ void grow_to(float& largest, const Pack<Weight, PACK>& pack) {
     float v[PACK];
     to_float(v, pack);
@@ -105,7 +107,7 @@ __device__ __forceinline__ void grow_to(float& largest, const Pack<Weight, PACK>
     for (int i = 0; i < PACK; ++i) largest = ptx::max_nan(largest, fabsf(v[i]));
 }
 
-// One pack of each of BATCH rows; what does not exist is 0.
+// One pack of each of BATCH rows; elements that do not exist are 0.
 struct Batch {
     u32 word[BATCH][4];
     u16 scale[BATCH];
@@ -133,14 +135,14 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
     }
 }
 
-// `raw`, widened; `largest` grows to their largest magnitude, a NaN if one is.
+// Converts `raw` to fp32, and raises `largest` to the largest magnitude; a NaN makes it a NaN.
 __device__ __forceinline__ void take_phase1_weights(float (&w)[PACK], float& largest, const Pack<Weight, PACK>& raw) {
     to_float(w, raw);
 #pragma unroll
     for (int i = 0; i < PACK; ++i) largest = ptx::max_nan(largest, fabsf(w[i]));
 }
 
-// Of each row of a batch: the lane's sum of squares and largest |x * s * w|, as bits.
+// For each row of a batch: the lane's sum of squares, and the bits of its largest |x * s * w|.
 __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w)[PACK], float (&squares)[BATCH],
                                              u32 (&most)[BATCH]) {
 #pragma unroll
@@ -165,7 +167,7 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
     }
 }
 
-// The scales of four rows at a column; of rows that do not exist 0.
+// The scales of four rows at a column; 0 for rows that do not exist.
 __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams& p, i64 row, int at) {
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
     u16 one[4];
@@ -188,7 +190,7 @@ __device__ __forceinline__ float layer_normalised(float x, float scale, float me
     return layer_normalised(__fsub_rn(__fmul_rn(x, scale), mean), rstd, w, b);
 }
 
-// What is quantised: RMSNorm's y is rounded to bf16 first.
+// The value that is quantised. RMSNorm's y is rounded to bf16 first.
 __device__ __forceinline__ float quotient(float x, float scale, float mean, float rstd, float w, float b) {
     if constexpr (LAYER) return layer_normalised(x, scale, mean, rstd, w, b);
     return rounded_to_bf16(normalised(x, scale, rstd, w));
@@ -209,13 +211,13 @@ __device__ __forceinline__ u32 settled_scale(u32 maximum) {
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }
 
-// Whether `best` may be an estimate: no w may be so large that what underflows matters, and with a guess no b so large
-// that what it is off by does.
+// Whether `best` may be used as an estimate. No w may be so large that underflow matters, and with a guess at rstd no b
+// may be so large that the error of the guess matters.
 __device__ __forceinline__ bool may_estimate(u32 best, float largest_weight, float largest_bias) {
     return largest_weight <= WEIGHT_LIMIT && (!GUESSED || largest_bias <= 3.0f * __uint_as_float(best));
 }
 
-// 1 / root of the mean of squares; `best` grows to the row's estimate of the largest |y|, as bits.
+// Returns 1 / root of the mean of squares, and raises `best` to the bits of the row's estimate of the largest |y|.
 __device__ __forceinline__ float finish_row(const ForwardParams& p, float total, u32 most, u32& best) {
     const float rstd = reciprocal_root(__fadd_rn(ptx::divide_full(total, float(p.columns)), p.epsilon));
     const bool usual = rstd >= 0x1p-20f && rstd <= 0x1p20f;
@@ -223,7 +225,7 @@ __device__ __forceinline__ float finish_row(const ForwardParams& p, float total,
     return rstd;
 }
 
-// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN.
+// The bits of the largest |y| of a row, computed by a whole warp; NAN_BITS if all y are NaN.
 __device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float mean, float rstd) {
     float best = 0.0f;
     bool number = false;

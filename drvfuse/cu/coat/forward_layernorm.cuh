@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // LayerNorm in the first phase of the FP8 forward: sums, variances and the largest |y| of a batch of rows.
 //
-// The estimate of the maximum, with w and b. While the squares of a = x * s - mean are added up, rstd is not known yet. So
-// a guess at it is computed from the sums of x * s and of its square, and with it e = |fma(a * guess, w, b)|. M is the
-// largest e. The blocks read x once more if the guess differs from rstd by more than g = 2^-20, relatively, if some |b|
-// exceeds 3 * M, or if the range from M * (1 - 2^-17) to M * (1 + 2^-17) has two scales. Otherwise the scale of M is the
-// scale of the exact maximum, for this reason. Let u = 2^-24. The error of y = (a * rstd) * w + b is the rounding of two
-// products and of the sum; the error of e is the rounding of one product and of the fma. So |y| and e differ by at most
-// |a * rstd * w| * (g + 3 * u) + u * (|y| + e). Here |a * rstd * w| is at most e + |b|, so at most 4 * M, up to terms far
-// below u. In all that is less than 4 * M * (g + 5 * u), which is less than 2^-17 * M. A product that underflows has an
-// error of at most 2^-149; multiplied by a |w| of at most 2^20 this is far below u for an M of at least 2^-40. Where y is
-// a NaN, e is a NaN too. If all y of a row are NaN, either rstd is a NaN because of x, or all w or all b are NaN; the
-// estimate is not used then.
+// The estimate of the maximum, with w and b. While the squares of a = x * s - mean are added up, rstd is not known yet.
+// So a guess at it is computed from the sums of x * s and of its square, and with it e = |fma(a * guess, w, b)|. M is
+// the largest e. The blocks read x once more if the guess differs from rstd by more than g = 2^-20, relatively, if some
+// |b| exceeds 3 * M, or if the range from M * (1 - 2^-17) to M * (1 + 2^-17) has two scales. Otherwise the scale of M
+// is the scale of the exact maximum, for this reason. Let u = 2^-24. The error of y = (a * rstd) * w + b is the
+// rounding of two products and of the sum; the error of e is the rounding of one product and of the fma. So |y| and e
+// differ by at most |a * rstd * w| * (g + 3 * u) + u * (|y| + e). Here |a * rstd * w| is at most e + |b|, so at most 4
+// * M, up to terms far below u. In all that is less than 4 * M * (g + 5 * u), which is less than 2^-17 * M. A product
+// that underflows has an error of at most 2^-149; multiplied by a |w| of at most 2^20 this is far below u for an M of
+// at least 2^-40. Where y is a NaN, e is a NaN too. If all y of a row are NaN, either rstd is a NaN because of x, or
+// all w or all b are NaN; the estimate is not used then.
 #pragma once
 #include "coat/forward.cuh"
 
@@ -110,8 +110,8 @@ __device__ __forceinline__ void estimate_batch(float (&squares)[BATCH], u32 (&la
     for (int r = 0; r < BATCH; ++r) largest[r] = __float_as_uint(most[r]);
 }
 
-// For each row of a batch: the bits of the largest |y| with w and b over the first `valid` columns of the pack, of which
-// at least one exists; UNDECIDED if every y is a NaN.
+// For each row of a batch: the bits of the largest |y| with w and b over the first `valid` columns of the pack, of
+// which at least one exists; UNDECIDED if every y is a NaN.
 __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
                                                  const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
                                                  const Pack<Weight, PACK>& bias, int valid) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the blocks of a grid tell one another what their parts of the FP8 RMSNorm forward's maximum are.
+// The exchange between the blocks of a grid of their parts of the FP8 norms' maximum.
 //
-// Memory order: words of grid_words.cuh carry all that blocks tell one another. The epoch in them is the one that thread 0
-// of their block has read and handed on through shared memory, so a block leaves no word before it has read the epoch;
-// block 0 advances the epoch when it has seen a word of every block. Failure: scratch.cuh; then what qy, qy_t, the scale
-// and rstd hold is undefined.
+// Memory ordering. Blocks exchange values by words of grid_words.cuh. Thread 0 of a block reads the epoch and passes it
+// on through shared memory, so a block stores no word before it has read the epoch. Block 0 advances the epoch when it
+// has read a word of every block.
+// Failure: scratch.cuh. After a time-out qy, qy_t, the scale and rstd are undefined.
 #pragma once
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
@@ -20,7 +20,7 @@ struct Meetings {
     u32 epoch, users;
     u32 unused[2];
 
-    // By thread 0; a block barrier must follow.
+    // Called by thread 0; a block barrier must follow.
     __device__ __forceinline__ void begin(const ScratchUse& use) {
         estimate = exact = Largest{0, 0};
         epoch = use.epoch(), users = use.users();
@@ -34,8 +34,8 @@ __device__ __forceinline__ void tell(GridWords* words, int round, const Largest&
     if (gridDim.x > 1 && threadIdx.x == 0 && !absent) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
 }
 
-// Hears what all blocks have told, and awaits the other words of `all`, of which the first is its own; false, for all
-// threads, if this block has given up, now or, by `given_up`, before.
+// Waits for the maxima of all blocks, and for the other words of `all`, whose first entry it uses itself. Returns false
+// to all threads if this block has given up, now or, as `given_up` says, before.
 template <int N>
 __device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, u32 epoch, ScratchUse& use,
                                      const Scratch& scratch, bool given_up, Awaited (&all)[N]) {

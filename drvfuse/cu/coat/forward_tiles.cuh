@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the FP8 norms' forward keeps of its many rows, and a warp's tiles of them in the second phase.
+// The data of its many rows that a block of the FP8 norms' forward pass keeps, and a warp's tiles of them in phase 2.
 //
-// A tile has a group's rows and 32 / ROW_LANES * TC columns (tile.cuh), and is resident as a whole or not at all, so
-// lanes do not part. Of a tile that is not resident all rows have been asked for when it begins; each quad of rows that
-// has been used makes room in registers for one of the next tile.
+// A tile has the rows of a group and 32 / ROW_LANES * TC columns (tile.cuh). All of its x is resident in shared memory,
+// or nothing, so the lanes of a warp do not diverge. Loads of all rows of a tile that is not resident are in flight
+// when the tile begins; each quad of rows that was used makes room in registers for a quad of the next tile.
 #pragma once
 #include "coat/forward.cuh"
 
-constexpr bool KNOWN = DRVFUSE_KNOWN;      // scales and rstd of all rows are kept
+constexpr bool KNOWN = DRVFUSE_KNOWN;      // scales and rstd of all rows stay in shared memory
 constexpr bool REREADS = DRVFUSE_REREADS;  // less than half of x is resident
 constexpr int QUADS = TR / 4;
 static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
 static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
 
-// The rows of a block, counted from 0, and the data of them that it keeps in shared memory.
+// The rows of a block, counted from 0, and their data in shared memory.
 struct Rows {
     const ForwardParams& p;
     int team, teams;
@@ -27,7 +27,7 @@ struct Rows {
         const u32 inside = u32(team * BLOCK_ROWS) + u32(local) % BLOCK_ROWS;
         return u64(u32(local) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + inside;
     }
-    // Of rows that do not exist 0, or anything where it is KNOWN.
+    // A value of a row. For rows that do not exist it is 0, or with KNOWN undefined.
     __device__ __forceinline__ float statistic(const float* known, const float* all, int local) const {
         if constexpr (KNOWN) return known[local];
         const i64 row = global(local);
@@ -35,12 +35,12 @@ struct Rows {
     }
     __device__ __forceinline__ float rstd_of(int local) const { return statistic(rstd, p.rstd, local); }
     __device__ __forceinline__ float mean_of(int local) const { return LAYER ? statistic(mean, p.mean, local) : 0.0f; }
-    // Lanes TR rows apart read the same columns at once, so their places within 128 bytes are permuted to avoid bank
-    // conflicts.
+    // The place of x in shared memory. Lanes that are TR rows apart read the same columns at the same time, so their
+    // places within 128 bytes are permuted to avoid bank conflicts.
     __device__ __forceinline__ int resident_x(int local, int at) const {
         return local * p.resident_columns + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
     }
-    // Of a row and the next three. Lanes of several groups write, and read, one row's at once.
+    // The place of the scales of four rows. Lanes of several groups write, and read, those of one row at the same time.
     __device__ __forceinline__ int known_scales(int local, int at) const {
         const int group = u32(at - first) / QB;
         return group * count + (local ^ (4 * group & (BLOCK_ROWS - 1)));
@@ -82,7 +82,7 @@ __device__ __forceinline__ void fetch_batch(Batch& batch, const Rows& rows, int 
     for (int r = 0; r < BATCH; ++r) batch.scale[r] = u16(pair[r / 2] >> (16 * (r % 2)));
 }
 
-using Quad = u32[4][TC / 4];  // TC columns of four rows; what does not exist is any bytes
+using Quad = u32[4][TC / 4];  // TC columns of four rows; bytes that do not exist are undefined
 
 struct Factors {
     u32 scale[2];
@@ -101,13 +101,13 @@ struct Offset<true> {
 // A lane's part of a tile. With NEAR the whole tile is in shared memory, else none of it.
 template <bool NEAR>
 struct Piece {
-    int local, at, valid;           // its first row, of the block's, and column, and the columns from there on
+    int local, at, valid;           // its first row in the block, its first column, and the columns from there on
     int left;                       // rows that exist; 0 if its columns do not
-    i64 row;                        // the first of them
+    i64 row;                        // the first row of them
     int known;                      // offset of the scales of its first four rows
     typename Offset<NEAR>::type x;  // offset of the next quad to load, in Rows::x or ForwardParams::x
 
-    // After the last tile this points to one that may be read, so that loads of quads need no condition.
+    // After the last tile it points to a tile that may be read, so that loads of quads need no condition.
     __device__ __forceinline__ Piece(const Rows& rows, const Place& tile) {
         const ForwardParams& p = rows.p;
         const int lane = threadIdx.x % 32;
@@ -161,17 +161,17 @@ struct Piece {
     }
 };
 
-// A warp's tiles of those in `strips` strips, all resident or none: what it has asked for, and the loop over them.
+// A warp's tiles in `strips` strips, all resident or none: the quads in flight, and the loop over the tiles.
 template <bool NEAR>
 struct Tiles {
-    static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads that are asked for before they are used
+    static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight
     const Rows& rows;
     const int first, strips;
     Place tile;  // the next
     Quad quads[AHEAD];
     Pack<Weight, TC> weights, biases;
 
-    // Begins with the last rows, as L2 may still hold the data that was read last.
+    // The tiles begin with the last rows, since L2 may still hold the data that was read last.
     __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
         : rows(rows), first(first), strips(strips), tile{first, -1} {
         if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};
@@ -197,8 +197,8 @@ struct Tiles {
         piece.x += 4 * AHEAD * (NEAR ? p.resident_columns : p.x_stride);
         Factors factors;
         if (tile.down >= 0) piece.ask(factors, rows, 0);
-        // Where x is read again the warps are kept in step: on an H200 67 million elements take 5 % less time so, but
-        // half as many, most of which are in shared memory, take 5 % more.
+        // If x is read again, barriers keep the warps in step. On an H200 67 million elements take 5 % less time so.
+        // Half as many elements, most of which are in shared memory, take 5 % more.
         const int rounds = REREADS && strips > 0 ? (rows.count / TILE_ROWS * strips + WARPS - 1) / WARPS : 0;
         for (int round = 0; REREADS ? round < rounds : tile.down >= 0; ++round) {
             if constexpr (REREADS) {
@@ -222,7 +222,7 @@ struct Tiles {
             for (int q = 0; q < QUADS; ++q) {
                 Quad& word = quads[q % AHEAD];
                 u32 out[4][TC / 4];
-                if constexpr (LAYER && AFFINE) {  // there are no registers for both, widened, during all quads
+                if constexpr (LAYER && AFFINE) {  // there are no registers to keep both as fp32 during all quads
                     forget(weights), forget(biases);
                     to_float(weight, weights), to_float(bias, biases);
                     if (q + 1 == QUADS && more) ask_for_weights(after.at);

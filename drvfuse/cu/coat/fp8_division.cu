@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Per-tensor FP8 quantisation of x [rows, columns] of bf16 or fp32, with its transpose where asked.
+// FP8 quantisation of x [rows, columns], bf16 or fp32, with one scale, and with its transpose if wanted.
 //
 // y = FP8(fp32(x) / fp32(s_y)) with div.full. Without a given scale the grid first finds max|x| (NaN wins) and the scale
 // is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch.
 //
-// A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: number `first`, `first + step`, ... Of the
-// tiles that it has looked at for the maximum, the last stays in its registers and those before it, as far as there is
-// room, in its part of shared memory. It then quantises them from the last to the first, so that what it has to read
-// again is what L2 has held for the shortest time.
+// A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: number `first`, `first + step`, ... When it
+// searches the maximum, it keeps the last tile in registers, and the tiles before that in its part of shared memory, as
+// many as fit. Then it quantises its tiles from the last to the first. So it first reads those again that L2 has loaded
+// last.
 //
-// With a given scale the outputs are stored as not read again soon (st.global.cs). Without one, where x is read again,
-// plain stores were slightly faster on an H200.
+// With a given scale the outputs are stored by st.global.cs, since they are not read again soon. Without a given scale
+// x is read again, and ordinary stores were slightly faster on an H200.
 //
-// Global bytes per element: x once, or twice of what was not kept, and 1 for each output.
+// Global bytes per element: those of x, once more for tiles that were not kept, and 1 for each output.
 #include "coat/tile.cuh"
 #include "sync/grid_barrier.cuh"
 #include "sync/pdl.cuh"
@@ -42,7 +42,7 @@ struct DivisionParams {
     int columns, early_trigger;
 };
 
-// A lane's part of a tile: TR rows of TC elements, of which those that do not exist are 0.
+// A lane's part of a tile: TR rows of TC elements; elements that do not exist are 0.
 struct Tile {
     static constexpr int VECTORS = TR * TC * sizeof(X) / 16;
     i64 row;
@@ -84,7 +84,7 @@ struct Tile {
         return most;
     }
 
-    // Store to, and load from, the lane's part of a slot in shared memory.
+    // A store to the lane's part of a slot in shared memory, and a load from it.
     __device__ __forceinline__ void keep(uint4* slot) const {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8
             tile.place(p, number, across);
             tile.load(p);
             most = max(most, tile.largest());
-            const i64 behind = last - number;  // as many steps as tiles that come later
+            const i64 behind = last - number;  // `step` for each of the tiles that come later
             if (KEPT > 0 && behind > 0 && behind <= KEPT * step) {
                 tile.keep(own + (behind / step - 1) * (32 * Tile::VECTORS));
             }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of FP8 with group scales as results, each byte read and written once: a residual add, RMSNorm, or both in turn.
+// A residual add, RMSNorm, or both, whose results are FP8 with group scales. Each byte is read and written once.
 //
-//   ADD   a + b (bf16) in fp32; the sum rounded to bf16, and x and s_x of the unrounded sum.
-//   NORM  y = (x * s_x * rstd) * w in fp32; qy and s_y of the unrounded y; rstd. After ADD it takes x and s_x as they
-//         were stored, so that one launch gives the bytes of the two.
-// A group's scale is (max + 1e-10) / fp8_max in fp32, rounded to bf16 when stored; the quotient, by div.full, has the
-// unrounded one. A maximum is over the numbers of a group, and NaN if it has none.
+//   ADD   a + b (bf16) in fp32. It stores the sum rounded to bf16, and x and s_x, which quantise the unrounded sum.
+//   NORM  y = (x * s_x * rstd) * w in fp32. It stores qy and s_y, which quantise the unrounded y, and rstd. After ADD
+//         it takes x and s_x as they were stored, so one launch gives the same bytes as two launches.
+// A group's scale is (max + 1e-10) / fp8_max in fp32. It is rounded to bf16 when it is stored; the quotient, by
+// div.full, takes the unrounded scale. NaN elements do not enter a group's maximum, which is NaN only if all elements
+// are.
 //
-// Layout: a, b, x (without ADD) and its s_x have row strides; results are contiguous.
-// Grid: any. A team takes rows team, team + teams, ...; the next row is in flight while a row is worked on. Blocks share
-// no memory, so there is nothing to order and nothing to wait for.
-// A lane's pack of bf16 is 32 bytes. The two lanes of a pair load and store the halves of one pack, then those of the
-// other, and trade: so every access takes whole sectors.
+// Layout. a, b, x (without ADD) and its s_x have row strides; results are contiguous.
+// Grid. Any size. A team takes rows team, team + teams, ...; the next row is in flight while a row is processed. Blocks
+// share no memory, so there is nothing to order and nothing to wait for.
+// A lane's pack of bf16 has 32 bytes. The two lanes of a pair load and store the halves of one pack, then those of the
+// other, and exchange them, so that every access has whole sectors.
 #include "coat/kernel.cuh"
 #include "coat/teams.cuh"
 
@@ -39,7 +40,7 @@ struct GroupParams {
 using Bf16Pack = Pack<bf16, PACK>;
 using WeightPack = Pack<Weight, PACK>;
 
-// The lanes of a pair give each other the half of a pack that the other needs. Its own inverse.
+// The lanes of a pair exchange halves of their packs. A second call restores the packs.
 __device__ __forceinline__ void trade(Bf16Pack& pack) {
     const bool odd = threadIdx.x % 2;
 #pragma unroll
@@ -50,7 +51,7 @@ __device__ __forceinline__ void trade(Bf16Pack& pack) {
     }
 }
 
-// For a lane of a pair: where in the row its half of the pair's pack `which` begins.
+// For a lane of a pair: the column at which its half of the pair's pack `which` begins.
 __device__ __forceinline__ int half_at(int at, int which) {
     const int odd = threadIdx.x % 2;
     return at + PACK * (which - odd) + PACK / 2 * odd;
@@ -102,10 +103,10 @@ __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, c
     }
 }
 
-// Quantise this lane's pack, of which the first `valid` elements exist. All lanes of a warp call it; a group is 1 to 8
-// neighbouring lanes. `scale` gets the bits of the scale to store.
+// Quantises this lane's pack, whose first `valid` elements exist. Called by all lanes of a warp; 1 to 8 neighbouring
+// lanes form a group. `scale` gets the bits of the scale to store.
 __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 (&word)[4], u16& scale) {
-    float most = __uint_as_float(0x7fffffff);  // NaN loses to every number
+    float most = __uint_as_float(0x7fffffff);  // a NaN, which fmaxf drops beside a number
 #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         if (ALIGNED ? valid > 0 : i < valid) most = fmaxf(most, fabsf(v[i]));
@@ -125,7 +126,7 @@ __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 
     scale = u16(Word<bf16>::pack(pair));
 }
 
-// Store a quantised pack and, from the first lane of its group, the scale.
+// Stores a quantised pack, and, in the first lane of its group, the scale.
 __device__ __forceinline__ void store_group(const GroupParams& p, u8* to, u16* scales, i64 row, int at,
                                             const u32 (&word)[4], u16 scale) {
     if (at >= p.columns) return;
@@ -133,7 +134,7 @@ __device__ __forceinline__ void store_group(const GroupParams& p, u8* to, u16* s
     if (at % QB == 0) scales[row * ((p.columns + QB - 1) / QB) + at / QB] = scale;
 }
 
-// The sum of pack `i`, stored and quantised into `word` and `scale`.
+// Stores the sum of pack `i`, and quantises it into `word` and `scale`.
 __device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16Pack& b, i64 row, int at,
                                          u32 (&word)[4], u16& scale) {
     if constexpr (ALIGNED) trade(a), trade(b);

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 LayerNorm forward in one launch: x and its group scales are read, qy, its transpose, one scale, mean and rstd
-// written.
+// The forward pass of FP8 LayerNorm in one launch: it reads x and its group scales, and writes qy, its transpose, one
+// scale, mean and rstd.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
 // Grid: cooperative, blocks of TEAMS teams.
-//   Phase 1  A team takes rows team, team + teams, ..., each in registers: mean = sum / N, variance = sum of
-//            (x - mean)^2 / N over the columns that exist, rstd, and the row's largest |y|, of which only the grid's
-//            maximum is kept.
-//   Barrier  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  A warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: x again, which is in the L2
-//            cache if it fits there. The first tile's x is loaded before the barrier, the next one's before a tile is
-//            stored.
+//   Phase 1  A team takes rows team, team + teams, ..., each in registers. It computes mean = sum / N, variance = sum
+//            of (x - mean)^2 / N over the columns that exist, rstd, and the row's largest |y|, whose maximum it keeps.
+//   Barrier  The blocks exchange their maxima, and every block computes the one scale from the grid's maximum.
+//   Phase 2  A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns. It reads x again, from the L2
+//            cache if x fits there. The first tile's x is loaded before the barrier, and the next tile's before a tile
+//            is stored.
 //
-// A sum over a row: 16 elements in order (for the mean of x before its scale, then times the scale), then the tree of
-// teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
-// which is a product with the approximate reciprocal, as div.full computes it.
-// NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
+// Sums over a row: 16 elements in order (for the mean those of x, whose sum is multiplied by the scale), then in the
+// order of teams.cuh. y = (x * s - mean) * rstd, with PARAMETERS y * w + b, in fp32. It is not rounded before the
+// quotient, which is a product with the approximate reciprocal, as div.full computes it.
+// NaN. If all y of a row are NaN, as with a NaN in x, the maximum is a NaN; other NaN elements are ignored.
 //
-// PDL: the w and b that are held in registers are fetched before the wait, all else after it; the trigger is right after it
-// (early_trigger) or after the last store.
+// PDL. The w and b that stay in registers are read before the wait, all else after it. The trigger is right after the
+// wait (early_trigger) or after the last store.
 #include "coat/kernel.cuh"
 #include "coat/teams.cuh"
 #include "coat/tile.cuh"
@@ -30,7 +29,7 @@ constexpr bool HOLD = PARAMETERS && PACKS * sizeof(Weight) <= 4;  // w and b sta
 
 constexpr int WARPS = TEAM_WARPS * TEAMS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = 8;  // a thread's part of a tile
-constexpr int ROW_LANES = DRVFUSE_ROW_LANES;   // how many lanes are over one another
+constexpr int ROW_LANES = DRVFUSE_ROW_LANES;   // lanes that lie over one another in a tile
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
 
 struct LayerNormParams {
@@ -84,7 +83,7 @@ struct Tile {
     }
 };
 
-// Sum over the row of the thread's packs: of their elements, or of the squares of their distances from `mean`.
+// The sum over the row of the elements, or with SQUARES of the squares of their differences from `mean`.
 template <bool SQUARES>
 __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const Fp8Row& x, float mean, int columns) {
     float sums[PACKS];
@@ -115,7 +114,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(const LayerNormParams p) {
     __shared__ TeamScratch scratch;
     __shared__ u32 found;                                               // the largest |y| of the block, as bits
-    __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // of each warp's tile
+    __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // those of each warp's tile
     Team team;
     const float count = float(p.columns);
 
@@ -150,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         const float variance = ptx::divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
         const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
         if (team.member == 0 && team.lane == 0) p.mean[row] = mean, p.rstd[row] = rstd;
-        float best = __uint_as_float(NAN_BITS);  // loses to every number
+        float best = __uint_as_float(NAN_BITS);  // fmaxf drops a NaN beside a number
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int at = team.column(i), valid = p.columns - at;

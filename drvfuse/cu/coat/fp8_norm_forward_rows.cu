@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm or LayerNorm forward of many rows in one launch: a block quantises the very part of the tensor that it has
-// reduced. What it shares with the other kernels of the forward, with the numerics: forward.cuh.
+// The forward pass of FP8 RMSNorm or LayerNorm of many rows in one launch: a block quantises the part of the tensor
+// that it has reduced. forward.cuh has the common parts of the forward kernels, and the numerics.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
-// Grid: cooperative, one block a multiprocessor at most. PARTS blocks are a team; groups of BLOCK_ROWS rows go round the
-// teams, and each block of a team has `part_columns` columns, whole segments, of its rows.
-//   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Blocks of a
-//            team leave one another the sums. They give the rows' rstd, and with it the block's estimate of the largest
-//            |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and rstd do.
-//   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
+// Grid: cooperative, at most one block per multiprocessor. PARTS blocks form a team. The teams take groups of
+// BLOCK_ROWS rows in turn, and each block of a team has `part_columns` columns, whole segments, of the team's rows.
+//   Phase 1  A warp takes BATCH rows of one segment of 512 columns: the sum of squares, and the largest |x * s * w|.
+//            The blocks of a team exchange the sums. These give the rows' rstd, and with it the block's estimate of the
+//            largest |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and
+//            rstd do.
+//   Meeting  The blocks exchange their maxima, and every block computes the one scale from the grid's maximum.
+//   Phase 2  A warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
 //            still hold them, then those that are.
-// LayerNorm looks at x in phase 1 twice, the second time where it is kept: for the sum, which gives the mean; and for the
-// squares of what is left without it, which give the rstd. Then it has the largest |y|, too: without w and b the rstd
-// times the largest of what is left, with them an estimate by a guess at the rstd. Where that does not decide the scale,
-// blocks look once more.
+// LayerNorm reads x twice in phase 1, the second time from shared memory if it is resident: for the sum, which gives
+// the mean, and for the squares of x * s - mean, which give the rstd. It then has the largest |y| too: without w and b
+// this is rstd times the largest |x * s - mean|, with w and b an estimate with a guess at the rstd
+// (forward_layernorm.cuh). If the estimate does not decide the scale, the blocks read x once more.
 //
-// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
-// lane loads the scale of its 16 columns), and what is not resident or KNOWN is read again for each further look and for
-// phase 2; 2 are written. Each row's rstd, and its mean, adds 4. The weights are read once per warp and change of segment
-// in phase 1, and once per tile and row of lanes in phase 2.
+// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since
+// each lane loads the scale of its 16 columns). Elements that are not resident, and scales without KNOWN, are read
+// again for each further reading and for phase 2. 2 bytes are written. Each row's rstd, and its mean, adds 4. The
+// weights are read once per warp and change of segment in phase 1, and once per tile and row of lanes in phase 2.
 //
-// PDL: nothing in global memory is read before the wait; the trigger is right after the first loads (early_trigger) or
+// PDL. Nothing in global memory is read before the wait. The trigger is right after the first loads (early_trigger) or
 // after the last store.
 #include "coat/forward_layernorm.cuh"
 #include "coat/forward_meeting.cuh"
@@ -29,17 +30,17 @@
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
 constexpr bool LATE =
-    LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
+    LAYER && AFFINE;  // the first near tile is loaded late: there are no registers for it during the far tiles
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
 
-// A warp's batches of a chunk of rows, ordered so that it seldom changes segment: one batch is processed while the next
-// is loaded. They do not take turns in two sets of registers: then the loads of a round all count on one scoreboard,
-// and each waits for the others.
+// A warp's batches of a chunk of rows, in an order with few changes of segment: one batch is processed while the next
+// one is loaded. The batches do not alternate between two sets of registers: then all loads of a round would count on
+// one scoreboard, and each would wait for the others.
 struct Run {
-    Place asked;  // the batch that is asked for next, while there is one
+    Place asked;  // the batch that is loaded next, if there is one
     int left;     // batches from there on
-    Batch after;  // the batch before `asked`, on its way
+    Batch after;  // the batch before `asked`, in flight
 
     template <typename Fetch>
     __device__ __forceinline__ void begin(int first, int end, int segments, Fetch fetch) {
@@ -61,7 +62,7 @@ struct Run {
     }
 };
 
-// Each row of a chunk, with the sum over its segments.
+// Calls `finish` for each row of a chunk, with the sum over its segments.
 template <typename Finish>
 __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums, int first, int end, Finish finish) {
     const ForwardParams& p = rows.p;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums
     }
 }
 
-// LayerNorm's largest |y|, with w and b, of what a warp has of the block's rows; UNDECIDED if a pack has no number.
+// LayerNorm's largest |y|, with w and b, of a warp's part of the block's rows; UNDECIDED if all y of a pack are NaN.
 __device__ __forceinline__ u32 largest_of_all(const Rows& rows, int segments) {
     const ForwardParams& p = rows.p;
     u32 best = 0;
@@ -126,9 +127,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     // Phase 1.
     const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
     int first = 0, end = min(p.chunk_rows, count);  // the chunk
-    int held = -1;                                  // the segment of the weights that are in hand
+    int held = -1;                                  // the segment whose weights are in registers
     Run run;
-    Pack<Weight, PACK> raw;  // the chunk's first weights, on their way
+    Pack<Weight, PACK> raw;  // the chunk's first weights, in flight
     const auto fetch = [&](Batch& batch, const Place& place) {
         load_batch(batch, p, rows.global(place.down), column_of(place));
     };
@@ -151,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float largest_weight = 0.0f, largest_bias = 0.0f;
     bool given_up = false;
     float w[PACK];
-    // What the lanes have of four rows' sums and, unless LAYER adds the mean, of their largest magnitudes.
+    // Stores the sums of a batch's rows over the lanes and, if `magnitudes`, their largest magnitudes.
     const auto leave_batch = [&](float (&own)[BATCH], u32(&most)[BATCH], bool magnitudes, const Place& from) {
         const int row = from.down - first;
         const float sum = sum_lanes(own);
@@ -167,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             }
         }
     };
-    // Completes the sums of the chunk's rows; each of LAYER's rounds has words of its own. Contains a block barrier.
+    // Completes the sums of the chunk's rows. Each of LAYER's rounds has its own words. Contains a block barrier.
     const auto share_sums = [&](int round) {
         if constexpr (PARTS > 1) {
             u64* const of_round = words->sums + round * (p.rows * all_segments);
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 float squared[BATCH];
 #pragma unroll
                 for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r, GUESSED ? &squared[r] : nullptr);
-                if constexpr (GUESSED) {  // in any order, as they are for a guess
+                if constexpr (GUESSED) {  // in any order, since they are only for a guess
                     const float sum = sum_lanes(squared);
                     float* of_row = guesses + from.down - first + lane / (32 / BATCH);
                     if (lane % (32 / BATCH) == 0) atomicAdd(of_row, sum);
@@ -302,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const int near = min(strips, p.resident_columns / TILE_COLUMNS);
-    const int others = count / TILE_ROWS * (strips - near);  // the tiles that do not stay
+    const int others = count / TILE_ROWS * (strips - near);  // the tiles that are not resident
     const int second = (warp + WARPS - others % WARPS) % WARPS;
     Tiles<false> far_tiles(rows, near, strips - near, warp);
     Tiles<true> near_tiles(rows, 0, near, second);
@@ -320,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             strange = __syncthreads_or(most == UNDECIDED);
             if (!strange && lane == 0) atomicMax(&meetings.exact.own, most);
         }
-        // Whole rows: whether all y are NaN matters only for a whole row.
+        // A warp takes a whole row, since the test whether all y are NaN is for whole rows.
         for (int local = part + warp * PARTS; strange && local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;

@@ -1,52 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm or LayerNorm forward of a tensor that the registers of one grid hold: x is read once, and nothing is kept
-// in shared memory. RMSNorm of fewer rows: fp8_rmsnorm_forward_few.cu; of more: fp8_norm_forward_rows.cu. What they
-// share, with the numerics: forward.cuh.
+// The forward pass of FP8 RMSNorm or LayerNorm of a tensor that the registers of one grid hold: x is read once, and no
+// x is kept in shared memory. fp8_rmsnorm_forward_few.cu is for fewer rows, fp8_norm_forward_rows.cu for more.
+// forward.cuh has their common parts, and the numerics.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
-// Grid: cooperative. A strip of BLOCK_ROWS rows has PARTS * SPLIT blocks, side by side in the order of their indices.
-// A block holds its rows of one segment of 512 columns, or, with SPLIT, of every SPLITth pair of packs of a segment, and
-// a lane TR rows of one pack of 16 columns. Eight lanes are over one another and four side by side, in two pairs whose
-// packs are neighbours, so that sectors of 32 bytes of qy and of qy_t are written at once.
-//   Phase 1   of each row and pack: sum of squares, and largest |x * s * w|. The block adds what it has of the tree.
-//   Rows      blocks of a strip leave one another these sums, with the largest products. Each block finishes the tree,
-//             so it has the rstd of its rows and the strip's estimate of the largest |y|.
-//   Meeting   the first block of each strip leaves the strip's estimate, and all blocks read all of them, from which
-//             they compute the one scale. If that does not decide it, the blocks of a strip share out its rows, evaluate
-//             them exactly, and all blocks meet again.
-//   Phase 2   the same registers are quantised and stored, as they lie and turned.
+// Grid: cooperative. PARTS * SPLIT blocks, side by side in the order of their indices, have a strip of BLOCK_ROWS rows.
+// A block holds its rows of one segment of 512 columns, or, with SPLIT, of every SPLITth pair of packs of a segment. A
+// lane holds TR rows of one pack of 16 columns. Eight lanes lie over one another and four side by side, in two pairs
+// whose packs are neighbours, so that sectors of 32 bytes of qy and of qy_t are written at once.
+//   Phase 1   For each row and pack: the sum of squares, and the largest |x * s * w|. The block adds its part of the
+//             tree.
+//   Rows      The blocks of a strip exchange these sums, with the largest products. Each block completes the tree, so
+//             it has the rstd of its rows and the strip's estimate of the largest |y|.
+//   Meeting   The first block of each strip publishes the strip's estimate. All blocks read all estimates, and compute
+//             the one scale. If the estimates do not decide it, the blocks of a strip divide its rows, evaluate them
+//             exactly, and all blocks exchange the results.
+//   Phase 2   The same registers are quantised and stored, in rows and transposed.
 // LayerNorm exchanges partial results of rows twice: first the sums of x * s, which give the mean; then the sums of the
-// squares of x * s - mean. Without w and b the second exchange also carries the largest |x * s - mean|, which times rstd is
-// the row's largest |y|. With w and b each block computes its y when it knows rstd, and leaves the largest |y| at the meeting.
+// squares of x * s - mean. Without w and b the second exchange includes the largest |x * s - mean|, which times rstd is
+// the row's largest |y|. With w and b each block computes its y when it knows rstd, and publishes the largest |y| at
+// the meeting.
 //
-// The tree of a segment adds packs that differ in the highest bit of their numbers first. Of the five bits the highest
-// number the warp, then comes one of the lane, then those of the block within SPLIT, then the lowest one of the lane. So a
-// block adds over its warps and over one bit of its lanes, and leaves one sum, or with SPLIT one for each lowest bit.
+// The tree of a segment first adds packs whose numbers differ in the highest bit. The highest of the five bits of a
+// pack's number are the number of the warp; then come one bit of the lane, the bits of the block within SPLIT, and the
+// lowest bit, of the lane. So a block adds over its warps and over one bit of its lanes, and publishes one sum, or with
+// SPLIT one for each lowest bit.
 //
-// Memory order. Words of grid_words.cuh carry all that blocks tell one another: each 8 bytes have the launch's epoch, and
-// each round has words of its own. A block leaves no word before its threads have read the epoch. The word of a strip is
-// left by a block that has heard every block of the strip, and with w and b LayerNorm's is left by every block; so when
-// block 0 has seen all words of a meeting every block has read the epoch, and it may advance it. Failure: scratch.cuh; then what qy,
-// qy_t, the scale, mean and rstd hold is undefined.
+// Memory ordering. Blocks exchange values by words of grid_words.cuh: each has the launch's epoch in its 8 bytes, and
+// each round has its own words. A block stores no word before its threads have read the epoch. The word of a strip is
+// stored by a block that has read words of every block of the strip; with w and b every block stores one of LayerNorm's
+// words. So when block 0 has read all words of a meeting, every block has read the epoch, and block 0 may advance it.
+// Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 //
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd, and its mean, adds 4. Each row of lanes
 // reads the weights.
 //
-// PDL: RMSNorm's w is fetched before the wait, all else after it; the trigger is right after the loads (early_trigger) or
+// PDL. RMSNorm's w is read before the wait, all else after it. The trigger is right after the loads (early_trigger) or
 // after the last store.
 #include "coat/forward.cuh"
 #include "coat/forward_layernorm.cuh"
 #include "sync/grid_words.cuh"
 
 constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
-constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they leave for one segment
+constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they publish for one segment
 constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose parts a thread reads
 constexpr bool PAIRED = !(LAYER && AFFINE);       // whether a largest magnitude comes with a sum
 constexpr int WORDS = PAIRED ? 2 : 1;             // words of a sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
-constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, which lie in lines of their own
-constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // between those of two blocks, as far as there is room
+constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, which lie in separate lines
+constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // the same for two blocks
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
@@ -73,7 +76,8 @@ __device__ __forceinline__ Pair with_lane(const Pair& own, int mask) {
     return both(own, {__shfl_xor_sync(0xffffffffu, own.x, mask), most});
 }
 
-// Of N parts, added as a butterfly adds them: the highest bit of their numbers first.
+// The sum of N parts in the order of a butterfly: parts that differ in the highest bit of their numbers are added
+// first.
 template <int N>
 __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
 #pragma unroll
@@ -99,7 +103,7 @@ struct Seat {
     }
 };
 
-// The parts of this thread's rows that this block has.
+// The values of this thread's rows, from an array with a value for each of the block's rows.
 __device__ __forceinline__ void load_row_lane(float (&own)[TR], const float* of_rows, const Seat& seat) {
 #pragma unroll
     for (int q = 0; q < TR / 4; ++q) {
@@ -108,8 +112,8 @@ __device__ __forceinline__ void load_row_lane(float (&own)[TR], const float* of_
     }
 }
 
-// The parts of this thread's row in its segments, each poll of which is under way together. `given_up` is set if the wait
-// is over.
+// Waits for the parts of this thread's row in its segments, with the loads of all parts in flight in every poll. Sets
+// `given_up` on a time-out.
 __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64* words, const Seat& seat, u32 epoch,
                                           Patience& patience, bool& given_up) {
     for (;;) {
@@ -149,8 +153,8 @@ __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64
     }
 }
 
-// A round of rows: what `shared.packs` has of each row and pack becomes the total of this thread's row, and its largest
-// magnitude. A block barrier must be in front. Failure as of `await_row`.
+// One exchange of rows: returns the total, and the largest magnitude, of this thread's row from the parts of all packs,
+// of which `shared.packs` has this block's. A block barrier must precede it. Fails as `await_row` does.
 __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words, const Seat& seat, u32 epoch,
                                           Patience& patience, bool& given_up) {
     // Warp r has row r of every row lane, over all warps' packs.
@@ -193,8 +197,8 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
     return {__float_as_uint(total), product};
 }
 
-// The largest of `count` words that are `stride` words apart, for the whole warp; false if one of them was never
-// written.
+// Waits for `count` words that are `stride` words apart, and gives their maximum to the whole warp. Returns false on a
+// time-out.
 __device__ __forceinline__ bool hear_all(u32& most, const u64* words, int count, int stride, int blocks, u32 epoch,
                                          const Scratch& scratch) {
     Patience patience(scratch, true);
@@ -322,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
     u32 scale_bits = LAYER ? settled_scale(shared.all) : decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
-        // Whole rows: whether all y are NaN matters only for a whole row.
+        // A warp takes a whole row, since the test whether all y are NaN is for whole rows.
         for (int local = seat.part * WARPS + warp; local < BLOCK_ROWS; local += blocks * WARPS) {
             if (strip_row + local >= p.rows) break;
             const float mean = LAYER ? shared.mean[local] : 0.0f;

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm backward in one launch: x, its group scales and g are read once, dx is written once, dw summed in fp32.
-// With CENTRED it is LayerNorm's, which has a mean, a second sum c2 of the row, and db; without WEIGHTED there are no
-// w, dw and db, and so no words, no wait and no scratch. Few rows have a kernel of their own,
-// fp8_rmsnorm_backward_few.cu.
+// The backward pass of FP8 RMSNorm in one launch: it reads x, its group scales and g once, writes dx once, and adds dw
+// in fp32. With CENTRED it is that of LayerNorm, with a mean, a second sum c2 of each row, and db. Without WEIGHTED
+// there are no w, dw and db, and so no words, no waits and no scratch. fp8_rmsnorm_backward_few.cu is the kernel for
+// few rows.
 //
 // Layout: x [rows, columns] FP8 and GRADIENTS arrays g [rows, columns] bf16, each with a row stride; s_x bf16; w, rstd;
 // dx bf16. The gradient is g[0] + g[1] + g[2], rounded to bf16 after each addition. Segment s of `segments` has the
-// rows s, s + segments, ...; a block takes whole segments, so that all blocks are at neighbouring rows at any time. In
-// a segment team t of TEAMS takes every TEAMS-th row from its t-th on, and each thread keeps fp32 sums of g * xhat for
-// its PACKS packs of columns. Rows come through a ring in shared memory, or with RING 0 straight to registers: then a
-// row's loads are issued as soon as the registers of the row before it are free, and cross the reduction of c1. The last
-// rows of a segment, KEPT and one, are added up before their dx is computed, so that their sums are on the way to other
-// blocks meanwhile; the KEPT are taken from the ring twice. Global bytes an element: 1 + 2 / QB of x (RING 0: 1 + 2 / 8),
-// 2 GRADIENTS of g, 2 of dx; a row: 4 of rstd for each warp of a team; a column: w a block, 4 written, 4 read and 4
-// cleared a segment, dw.
+// rows s, s + segments, ...; a block takes whole segments, so that all blocks process neighbouring rows at any time.
+// Team t of TEAMS takes every TEAMS-th row of a segment, from the t-th on, and each thread keeps fp32 sums of g * xhat
+// for its PACKS packs of columns. Rows are loaded through a ring in shared memory. With RING 0 they are loaded to
+// registers: a row's loads are issued as soon as the registers of the row before it are free, before the reduction of
+// c1. The last KEPT + 1 rows of a segment are added before their dx is computed, so that other blocks get their sums
+// earlier; KEPT of them are read from the ring twice. Global bytes per element: 1 + 2 / QB for x (RING 0: 1 + 2 / 8), 2
+// GRADIENTS for g, 2 for dx. Per row: 4 for rstd in each warp of a team. Per column: w for each block, dw, and for each
+// segment 4 that are written, 4 that are read and 4 that are cleared.
 //
-// Order of dw: the rows of a team in turn (fma), the teams in turn, then strand i of STRANDS adds segments i, i +
-// STRANDS, ... and the strands are added in turn; one rounding. c1: 8 elements of a pack in turn, packs, a butterfly
-// over the lanes, the warps in turn, times 1 / columns. So all results have the same bits in every run and on every
+// Order of dw: the rows of a team in order (fma), the teams in order, then strand i of STRANDS adds segments i, i +
+// STRANDS, ..., and the strands are added in order; one rounding. c1: 8 elements of a pack in order, packs, a butterfly
+// over the lanes, the warps in order, times 1 / columns. So all results have the same bits in every run and on every
 // grid, and there are no locks. All operations are IEEE. A pack is 8 elements here, so that a warp's accesses of g and
 // dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
 //
-// Memory order: backward_sums.cuh.
-// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store of dw.
-// Grid: cooperative, at most one block a segment. The last block has the first segment: the first segments may have a
-// row more, and the first blocks add up columns. Failure: scratch.cuh; then dw is not written.
+// Memory ordering: backward_sums.cuh.
+// PDL. Nothing is read before the wait. The trigger is right after the wait (early_trigger) or after the last store of
+// dw.
+// Grid. Cooperative, at most one block per segment. The last block has the first segment, since the first segments may
+// have one more row, and the first blocks add columns. Failure: scratch.cuh. After a time-out dw is not written.
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
 
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         } else {
             load_row(row, from, count > 0, p, column, jump);
         }
-        // Of 32 rows, lane l has the l-th's; behind the loop `later` has those of the rows that are left.
+        // Lane l has the saved values of the l-th of 32 rows; after the loop `later` has those of the remaining rows.
         Saved some, later = load_saved(p, first + lane * jump, lane < (before > 0 ? before : count));
         float dw[PACKS][WIDTH], db[PACKS][WIDTH];
         clear(dw), clear(db);

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm backward of few rows, and LayerNorm's with CENTRED. dw needs no sum over a row, so here a block has rows
-// for dx and, apart from them, columns for dw, which it reads a second time, mostly from L2: blocks do not wait for one
-// another.
+// The backward pass of FP8 RMSNorm of few rows; with CENTRED that of LayerNorm. dw needs no sum over a row. So here a
+// block has rows for dx and, independently, columns for dw, for which it reads x and g a second time, mostly from L2.
+// Blocks do not wait for one another.
 //
-// Layout as of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
-// slice is 32 columns, 4 packs of 8: of slice b, b + B, ... (counted from the last block) thread t has pack t % 4 and,
-// of SLOTS rows at a time, row t / 4. Global bytes: as there, without words; x, its scales, g and rstd are read twice.
+// Layout: that of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
+// slice is 32 columns, 4 packs of 8. A block has slices b, b + B, ... (counted from the last block). Thread t has pack
+// t % 4 of a slice, and row t / 4 of each SLOTS rows. Global bytes: those of fp8_rmsnorm_backward.cu without words; x,
+// its scales, g and rstd are read twice.
 //
-// Order of dw: slot s adds the rows s, s + SLOTS, ... in turn (fma), strand i of WARPS adds the slots i, i + WARPS, ...
-// and the strands are added in turn; one rounding. c1 and dx as there. All operations are IEEE.
+// Order of dw: slot s adds the rows s, s + SLOTS, ... in order (fma), strand i of WARPS adds the slots i, i + WARPS,
+// ..., and the strands are added in order; one rounding. c1 and dx are computed as in fp8_rmsnorm_backward.cu. All
+// operations are IEEE.
 //
-// PDL: with WEIGHTS_FIRST, for early triggers, w is fetched before the wait, all else after it; the trigger is right after
-// it (early_trigger) or after the last store. Plain launch.
+// PDL. With WEIGHTS_FIRST, for early triggers, w is read before the wait, all else after it. The trigger is right after
+// the wait (early_trigger) or after the last store. The launch is not cooperative.
 #include "coat/backward_dx.cuh"
 
 constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm forward of few rows in one launch: x and its group scales are read, qy, its transpose, one scale and rstd
-// written. Of so few that one cluster holds them: fp8_rmsnorm_forward_few.cu; of many: fp8_norm_forward_rows.cu. What
-// they share, with the numerics: forward.cuh.
+// The forward pass of FP8 RMSNorm of few rows in one launch: it reads x and its group scales, and writes qy, its
+// transpose, one scale and rstd. fp8_rmsnorm_forward_few.cu is for tensors that one cluster holds,
+// fp8_norm_forward_rows.cu for many rows. forward.cuh has their common parts, and the numerics.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
-// Grid: cooperative, one block a multiprocessor at most. Groups of BLOCK_ROWS rows go round the blocks.
-//   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Their
-//            combination over the segments gives the rows' rstd and the block's estimate of the largest |y|.
-//   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh). Tiles go round the
-//            grid and each row's rstd comes from its block.
-// Global bytes an element with groups of QB: read twice 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the
-// scale of its 16); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile and row
-// of lanes in phase 2.
+// Grid: cooperative, at most one block per multiprocessor. The blocks take groups of BLOCK_ROWS rows in turn.
+//   Phase 1  A warp takes BATCH rows of one segment of 512 columns: the sum of squares, and the largest |x * s * w|.
+//            Over all segments they give the rows' rstd and the block's estimate of the largest |y|.
+//   Meeting  The blocks exchange their maxima, and every block computes the one scale from the grid's maximum.
+//   Phase 2  A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh), in turn with all
+//            warps of the grid. The block that has reduced a row publishes its rstd.
+// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read twice (the counters show 1 + 2 / 16,
+// since each lane loads the scale of its 16 columns), and 2 are written. Each row's rstd adds 4. The weights are read
+// once per warp and segment in phase 1, and once per tile and row of lanes in phase 2.
 //
-// PDL: a warp's first weights of each phase are fetched before the wait, all else after it; the trigger is right after it
-// (early_trigger) or after the last store.
+// PDL. A warp's first weights of each phase are read before the wait, all else after it. The trigger is right after the
+// wait (early_trigger) or after the last store.
 #include "coat/forward_meeting.cuh"
 
 // TC columns of four rows and the rows' scales; elements that do not exist are 0.

@@ -1,49 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm forward of a tensor so small that one block, or one cluster of blocks, holds it in registers: x is read
-// once, there is one exchange inside the cluster, and global memory has no part in it. Of more rows:
-// fp8_rmsnorm_forward.cu. What they share, with the numerics: forward.cuh.
+// The forward pass of FP8 RMSNorm of a tensor so small that one block, or one cluster of blocks, holds it in registers:
+// x is read once, and blocks exchange values once, without global memory. fp8_rmsnorm_forward.cu is for more rows.
+// forward.cuh has their common parts, and the numerics.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
 // Grid: one block, or one cluster of CLUSTER blocks, in a plain launch. A warp holds BATCH rows of one segment of 512
 // columns, each lane 16 columns. A block has SEGMENTS segments of all rows, BLOCK_ROWS of which exist or are 0; blocks
 // at the end of the cluster may have none.
-//   Phase 1   of each row of a warp: sum of squares, and largest |x * s * w|.
-//   Exchange  a warp sends these pairs to every block (cluster_exchange.cuh), or leaves them in its block's shared memory.
-//             Every warp adds the segments of all rows in order, so it has their rstd and the tensor's estimate of the
-//             largest |y|. If that does not decide the scale, which all warps see alike, the largest |y| themselves are
-//             exchanged, in the other set of pairs.
-//   Phase 2   the same registers are quantised and stored as they lie. Turned, they go through shared memory, where the
-//             columns of a block are one piece: a store of qy_t takes RUN bytes of a column, neighbours by neighbours.
-//             With one row qy_t lies as qy does.
+//   Phase 1   For each row of a warp: the sum of squares, and the largest |x * s * w|.
+//   Exchange  A warp sends these pairs to every block (cluster_exchange.cuh); a single block stores them in its shared
+//             memory. Every warp adds the segments of all rows in order, so it has their rstd and the tensor's estimate
+//             of the largest |y|. If the estimate does not decide the scale, on which all warps agree, the exact
+//             largest |y| are exchanged, in the other set of pairs.
+//   Phase 2   The same registers are quantised and stored as qy. For qy_t they pass through shared memory, where the
+//             columns of a block are contiguous: a store of qy_t takes RUN bytes of a column, and neighbouring threads
+//             store neighbouring bytes. With one row qy_t has the same bytes as qy.
 //
-// Memory order. Turn 0 carries the estimates and turn 1 the exact maxima, each once a launch, so no place is written
-// twice. In a cluster a warp's wait on the block's barrier object makes all pairs visible; in a single block a block
-// barrier does. The sends follow the wait at the cluster's barrier, at which every block has arrived after it has
+// Memory ordering. Turn 0 carries the estimates and turn 1 the exact maxima, each once in a launch, so no place is
+// written twice. In a cluster a warp's wait on the block's barrier object makes all pairs visible; in a single block a
+// block barrier does. The sends follow the wait at the cluster's barrier, at which every block has arrived after it has
 // initialised its barrier objects. A block exits only after it has received the pairs of every warp of the cluster in
-// each turn that is used, and nothing is sent later: so nothing is sent to a block that has exited. Blocks of a cluster
-// are resident together, so these waits end and no time limit is needed. Bytes of the tile of qy_t that other warps have
-// written are read behind a block barrier. The workspace is not used.
+// each turn that is used, and nothing is sent later. So nothing is sent to a block that has exited. Blocks of a cluster
+// are resident together, so these waits end and need no time-out. Bytes of the tile of qy_t that other warps have
+// written are read after a block barrier. The workspace is not used.
 //
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
 //
-// PDL: the weights are fetched before the wait, all else after it; the trigger is right after it (early_trigger) or after
-// the last store.
+// PDL. The weights are read before the wait, all else after it. The trigger is right after the wait (early_trigger) or
+// after the last store.
 #include "coat/forward.cuh"
 #include "common/cluster_exchange.cuh"
 
 constexpr int CLUSTER = DRVFUSE_CLUSTER;
-constexpr int GROUPS = BLOCK_ROWS / BATCH;  // groups of rows, and so the warps that have the same segment
+constexpr int GROUPS = BLOCK_ROWS / BATCH;  // groups of rows, and warps that have the same segment
 constexpr int SEGMENTS = WARPS / GROUPS;    // segments of a block
 constexpr int ROW_SHARE = 32 / BATCH;       // lanes that have a row's sum
-constexpr int MAX_PAIRS = 128;              // rows, as they are padded, times segments
+constexpr int MAX_PAIRS = 128;              // padded rows times segments
 constexpr int PITCH = PACK * BLOCK_ROWS + 16;
 static_assert(BATCH == 4 || (BATCH == 1 && BLOCK_ROWS == 1), "quads of rows are turned");
 static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// Called by a whole warp: the pair of the row that this lane has a share of.
+// Called by a whole warp. Sends the pair of the row that this lane shares.
 __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u32 first, u32 second) {
     const int share = threadIdx.x % ROW_SHARE;
     if constexpr (CLUSTER > 1) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u3
     }
 }
 
-// Called by all threads: afterwards everything that blocks have sent in this turn may be read.
+// Called by all threads. Afterwards all pairs that blocks have sent in this turn may be read.
 __device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
     if constexpr (CLUSTER > 1) {
         exchange.wait(turn, 0);
@@ -65,7 +65,8 @@ __device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
     }
 }
 
-// Of the values of a warp's rows, that of the row which this lane has a share of; by halves, as an index would need memory.
+// Selects from the values of a warp's rows that of the row which this lane shares. It halves the set in each step,
+// since an index would need memory.
 __device__ __forceinline__ u32 own_share(const u32 (&value)[BATCH]) {
     u32 left[BATCH];
     int mask = 16;
@@ -79,7 +80,7 @@ __device__ __forceinline__ u32 own_share(const u32 (&value)[BATCH]) {
     return left[0];
 }
 
-// Of each row, over the warp: 1 + the largest |y| as bits, or 0 if no y is a number.
+// For each row, over the warp: 1 + the bits of the largest |y|, or 0 if all y are NaN.
 __device__ __forceinline__ void exact_maxima(u32 (&most)[BATCH], const Batch& batch, const float (&w)[PACK],
                                              const float (&rstd)[BATCH], int valid) {
 #pragma unroll
@@ -99,7 +100,7 @@ __device__ __forceinline__ void exact_maxima(u32 (&most)[BATCH], const Batch& ba
     }
 }
 
-// The lane's 16 columns of four rows, into a tile in which a column has BLOCK_ROWS bytes.
+// Stores the lane's 16 columns of four rows in a tile in which a column has BLOCK_ROWS bytes.
 template <int Rows>
 __device__ __forceinline__ void keep_turned(u8* to, const u32 (&rows)[Rows][PACK / 4]) {
     if constexpr (Rows == 4) {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void keep_turned(u8* to, const u32 (&rows)[Rows][PACK
     }
 }
 
-// Columns `first` to first + width - 1 of all rows, from such a tile.
+// Stores columns `first` to first + width - 1 of all rows from the tile to qy_t.
 __device__ __forceinline__ void store_tile(const ForwardParams& p, const u8* tile, int first, int width) {
     const int rows = int(p.rows), batch_rows = int(p.batch_rows), runs = rows / RUN;
     for (int i = threadIdx.x; i < width * runs; i += THREADS) {

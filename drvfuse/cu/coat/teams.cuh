@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Teams: TEAM_WARPS warps that hold a row in registers, PACKS packs of 16 elements a thread, and add over it.
+// Teams of TEAM_WARPS warps, which hold a row in registers, PACKS packs of 16 elements in each thread, and add over it.
 //
-// Pack i of lane l of warp m has the columns from 16 l on of segment i * TEAM_WARPS + m, of 512 columns each. The order of
-// a sum is a tree on the columns alone: a pack's own, butterfly over a segment's 32 packs, the segments in order from +0.
+// Pack i of lane l of warp m has the columns from 16 l on of segment i * TEAM_WARPS + m; a segment has 512 columns. The
+// order of a sum depends only on the columns: inside each pack, the 32 packs of a segment by butterfly, and the
+// segments in order from +0.
 //
-// All threads of a team call `sum` and `any` alike. A team has a barrier of its own, and two sets of words in turn: a
-// warp is overtaken by one sum at most, as the next has a barrier.
+// All threads of a team call `sum` and `any` together. A team has its own barrier, and two sets of words, which sums
+// use in turn: a warp can be at most one sum ahead of another, since each sum has a barrier.
 #pragma once
 #include "common/fp8_rows.cuh"
 #include "ptx/special.cuh"
@@ -61,12 +62,12 @@ struct Team {
     }
 };
 
-// A thread's packs of a row of FP8, and the bits of their scales. What does not exist is 0.
+// A thread's packs of a row of FP8, and the bits of their scales. Elements that do not exist are 0.
 struct Fp8Row {
     u32 word[PACKS][4];
     u16 scale[PACKS];
 
-    // From a row's `x` and group `scales`; `columns` is 0 for a row that does not exist.
+    // Loads a row from `x` and group `scales`; `columns` is 0 for a row that does not exist.
     template <int QB, bool ALIGNED>
     __device__ __forceinline__ void load(const Team& team, const u8* x, const u16* scales, int columns) {
 #pragma unroll
@@ -84,15 +85,15 @@ struct Fp8Row {
         }
     }
 
-    // Makes the words of a pack unknown to the compiler from here on. Otherwise it would keep values computed from them
-    // until they are needed again, in many times as many registers.
+    // Makes the words of a pack unknown to the compiler from here on. Otherwise it would keep values that it has
+    // computed from them, in many more registers, until they are needed again.
     __device__ __forceinline__ void forget(int i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) ptx::forget(word[i][j]);
     }
 };
 
-// The pack at column `at` of something that has one value a column; 0 where there are no columns.
+// The pack at column `at` of an array that has a value for each column; 0 beyond the last column.
 template <bool ALIGNED, typename T>
 __device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int at, int columns) {
     clear(pack.word);

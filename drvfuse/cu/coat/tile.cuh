@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's tile of FP8 values and its transpose, from registers to memory. What the values are is the caller's.
+// Stores a warp's tile of FP8 values, and its transpose, from registers to memory.
 //
-// Each lane has TR rows by TC columns and ROW_LANES lanes are over one another. It hands over four rows at a time, which
-// are stored as they lie and turned; when all have come, TR bytes of each column are stored. A sector of 32 bytes should
-// be written at once: ROW_LANES * TR is at least 32 where there are as many rows.
+// Each lane has TR rows by TC columns, and ROW_LANES lanes lie over one another. A lane passes four rows at a time,
+// which are stored in rows and also transposed in registers; after the last rows TR bytes of each column are stored. To
+// write whole sectors of 32 bytes, ROW_LANES * TR is at least 32 if there are that many rows.
 #pragma once
 #include "common/fp8_rows.cuh"
 
@@ -24,10 +24,10 @@ struct Turned {
     }
 };
 
-// The nearest bf16, as F2FP leaves it: the upper half of a pair of which the lower is 0.
+// The value rounded to bf16, as a float. F2FP computes it as the upper half of a pair whose lower half is 0.
 __device__ __forceinline__ float rounded_to_bf16(float value) { return __uint_as_float(ptx::bf16x2(value, 0.0f)); }
 
-// TC values over a scale, given as its reciprocal.
+// TC values divided by a scale, which is given as its reciprocal.
 template <typename X, int TC>
 __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], float inverse) {
 #pragma unroll
@@ -36,10 +36,10 @@ __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], flo
     for (int j = 0; j < TC / 4; ++j) out[j] = Word<X>::pack(v + 4 * j);
 }
 
-// Columns `at`, at + 1, ... of a lane's rows from `row0` on, into [rows / batch_rows, columns, batch_rows], in stores of
-// RUN bytes. RUN divides batch_rows, so a run stays within its batch and is aligned. With ALIGNED all TC columns exist or
-// none, with WHOLE all rows and columns. STREAMING: runs of 8 bytes and more are stored with a hint that they are not
-// read again soon.
+// Stores columns `at`, at + 1, ... of a lane's rows from `row0` on to [rows / batch_rows, columns, batch_rows], in
+// stores of RUN bytes. RUN divides batch_rows, so the bytes of a store belong to one batch and are aligned. With
+// ALIGNED all TC columns exist or none does, with WHOLE all rows and columns exist. With STREAMING, stores of 8 bytes
+// and more have a hint that they are not read again soon.
 template <int RUN, bool ALIGNED, bool WHOLE = false, bool STREAMING = false, int TR, int TC>
 __device__ __forceinline__ void store_turned(u8* out, const Turned<TR, TC>& turned, i64 row0, i64 rows, i64 batch_rows,
                                              int columns, int at) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
 //
-// A rank's scales have the layout for its own rows, and are sent like that. The receiving rank stores each scale to its
-// place among the scales of all rows, in words of 4 bytes: a row's 4 groups in tiles, several rows of a group in columns.
-// The words of a pack are mostly adjacent in the gathered scales if the rank's rows begin at a whole tile or at a multiple
-// of 16 bytes of a column; then one access stores the pack. If the last bytes of a word are padding, a column's word is
-// stored without them, and a tile's word with bytes of 0, as no other rank has bytes in it.
+// The scales of a rank have this layout for the rank's own rows, and are moved as they lie. The rank that receives them
+// stores each scale to its place among the scales of all rows, by words of 4 bytes: a word has 4 groups of one row in tiles,
+// and one or four rows of a group in columns. Four words that belong together in the result are stored at once: as a rule
+// those of a rank whose rows begin at a whole tile, or at a multiple of 16 bytes of a column. The last word of a column may
+// end in padding, which is not stored, as the scales of another rank may belong there. In tiles the padding behind the last
+// group is stored as 0.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"

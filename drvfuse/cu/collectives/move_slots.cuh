@@ -4,7 +4,8 @@
 #include "collectives/move_copies.cuh"
 #include "sync/keys.cuh"
 
-// For push: `chunk_packs` is a multiple of the block's threads. A unit of work is one pack per thread of a block.
+// `chunk_packs` is the number of packs of a round, a multiple of the block's threads: a block sends one pack per thread at
+// a time.
 struct MovePushParams : MoveParams {
     PushCall push;
     i64 root;  // root of a broadcast
@@ -13,8 +14,8 @@ struct MovePushParams : MoveParams {
 using Pushing = KeyedPush<RANKS>;
 
 // Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
-// [distance - 1][chunk_packs / 32]. This struct has the offsets of a thread's slots at distance 1, and the strides from
-// one distance to the next.
+// [distance - 1][chunk_packs / 32]. `offset` and `key_offset` are those of this thread's pack and key at distance 1, and the
+// strides lead from one distance to the next.
 struct Slots {
     u32 offset, stride, key_offset, key_stride;
 

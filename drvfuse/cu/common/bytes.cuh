@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
-// A warp loads or stores one pack per lane. Packs at multiples of 16 bytes take one access each. Packs at other
-// addresses do too if the 32 packs of the warp are adjacent, 512 bytes in all. Then every lane but the first accesses
-// the 16 aligned bytes in which its pack begins, and exchanges a part of them with the lane beside it. The first lane
-// accesses the bytes that are left at the two ends of the 512, 16 in all, one by one. So a warp never accesses a byte
-// outside its packs. All other packs, those of the last warp of an array and of warps whose packs belong to two arrays, are
-// accessed by words of 4 bytes if they are aligned to these, else byte by byte.
+// A warp loads or stores one pack per lane. There are three ways:
+//   - A pack that is whole and at a multiple of 16 bytes takes one access of 16 bytes.
+//   - Whole packs at other addresses, where those of the 32 lanes lie one behind the other, are a row of 512 bytes. Each lane
+//     but the first accesses 16 aligned bytes, and the lanes exchange the parts that belong to their neighbours by shuffles.
+//     The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
+//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to that, else byte by byte. These
+//     are the packs of the last warp of an array, and of a warp whose packs belong to two arrays.
+// No warp touches a byte that does not belong to its packs.
 #pragma once
 #include "common/pack16.cuh"
 
@@ -21,14 +23,14 @@ __device__ __forceinline__ u32 misalignment(const char* at) { return u32(reinter
 // Whether one access reads or writes the pack.
 __device__ __forceinline__ bool is_whole(const Spot& spot) { return spot.left >= 16 && misalignment(spot.at) == 0; }
 
-// Whether the packs of all 32 lanes are whole and adjacent, in the order of the lanes.
+// Whether the packs of the 32 lanes are a row.
 __device__ __forceinline__ bool in_a_row(const Spot& spot) {
     const u64 at = reinterpret_cast<u64>(spot.at), first = __shfl_sync(0xffffffffu, at, 0);
     return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
 }
 
-// The access of a lane: all 16 bytes at once, or only `bytes` of them, by words if `words` is set, else byte by byte. The
-// first `behind` of these bytes lie 512 bytes behind the others.
+// What a lane accesses: of a pack by itself its `bytes`, of a row 16 bytes. They are accessed at once (`whole`), by words
+// (`words`) or byte by byte. Of the ends of a row the first `behind` bytes are those behind the last aligned access.
 struct Access {
     char* at;
     i64 bytes;
@@ -60,7 +62,7 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// The words of the lane that is `ahead` lanes ahead, modulo 32.
+// The words of the lane whose number is greater by `ahead`, modulo 32.
 __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 ahead) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several sums over a warp at once.
+// Several sums over a warp at the same time.
 #pragma once
 #include "common/prelude.cuh"
 
-// The sums over the warp of V values a lane, as by V butterflies. The lane gets that of value lane / (32 / V).
+// The sums over the warp of V values of each lane, in the order of V butterflies. A lane gets the sum of value
+// lane / (32 / V).
 template <int V, int MASK = 16>
 __device__ __forceinline__ float butterfly_sums(const float (&v)[V], int lane) {
     if constexpr (MASK == 0) {

@@ -1,54 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = act . weight^T for 1 to 8 rows of act, and RMSNorm of the first n_normed columns of y, in one launch.
 //
-// Layout: act [M, K] and weight [N, K] with row strides, gamma [n_normed], scales of an FP8 weight: one, [N] or
-// [N, ceil(K / 128)], of an FP8 act: one, [M] or [M, ceil(K / 128 or 64)]; a bias [N]. normed [M, n_normed] and unnormed
-// [M, N - n_normed] are written once. The workspace has a header and a word for each normed sum, M x padded (n_normed
-// rounded up to 4).
+// Layout. act [M, K] and weight [N, K] have row strides; gamma is [n_normed] and the bias [N]. The scales of an FP8
+// weight are one number, [N] or [N, ceil(K / 128)], those of an FP8 act one number, [M] or [M, ceil(K / 128 or 64)].
+// normed [M, n_normed] and unnormed [M, N - n_normed] are written once. The workspace has a header and a word for each
+// normed sum, M x padded words (padded is n_normed rounded up to 4).
 //
-// Sums. A row of the weight is cut into packs of 16 bytes, and 32 packs are a group, one access of a warp. The products of
-// a pack are added in order from +0 and, with scales for groups of columns, multiplied by the pack's scale of the weight, then
-// by that of act; a group's 32 packs are added by butterfly (xor 16, 8, 4, 2, 1); lane l adds groups l, l + 32, ... in order
-// from +0, and a butterfly over the 32 lanes ends it. Then the sum is multiplied by the weight's scale of the tensor or row,
-// then by act's of the row, the bias is added, and the epilogue applied, each in fp32: that is y. So the tree depends on K
-// and the weight's type alone, and the bits of y do not depend on N, M, n_normed or the grid. Where act and weight have 16
-// bits or fewer the product is exact, and fma rounds the sum only; else product and sum are rounded each.
-// The norm reads y in fp32, not what is stored of it. Its sum of squares is the tree of reduce.cuh over packs of four columns;
-// out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded once.
+// Sums. A row of the weight consists of packs of 16 bytes. A group is 32 packs, one access of a warp. The products of a
+// pack are added in order from +0. If scales belong to groups of columns, this sum is multiplied by the pack's scale of
+// the weight, then by that of act. The 32 packs of a group are added by butterfly (xor 16, 8, 4, 2, 1). Lane l adds
+// groups l, l + 32, ... in order from +0, and the 32 lanes are added by butterfly. The sum is multiplied by the
+// weight's scale of the tensor or row, then by act's scale of the row; then the bias is added and the epilogue applied,
+// each in fp32. The result is y. So the order depends only on K and the weight's type, and the bits of y do not depend
+// on N, M, n_normed or the grid. If act and weight have at most 16 bits, the product is exact, and fma rounds only the
+// sum; otherwise product and sum are both rounded. The norm reads y in fp32, not the stored outputs. Its sum of squares
+// has the order of reduce.cuh over packs of four columns; out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded
+// once.
 //
-// Grid: one-dimensional; every block has each gridDim.x-th row, so that the normed ones come first and the finish below hides
-// behind the reading of the others. Warps of a block: WARPS_A_ROW warps are a team that has a row, each lane the same PACKS
-// places of every row, so that act stays in registers where M is 1; TEAMS of them take turns. SUM_WARPS warps begin the
-// stages and add what the teams leave (pipeline.cuh); nothing holds up all warps at once. With DIRECT, for few and short
-// rows, there are none: a team is one warp, which adds and publishes its rows itself. The others finish, in the last block;
-// elsewhere one of them reads the epoch with DIRECT, and that is all.
+// Grid. One-dimensional. Each block has every gridDim.x-th row, so the normed rows come first, and the finish below
+// takes place while the other rows are read. WARPS_A_ROW warps form a team, which multiplies a row; each lane has the
+// same PACKS places of every row, so that act stays in registers if M is 1. TEAMS teams take turns. SUM_WARPS warps
+// begin the stages and add the group sums of the teams (pipeline.cuh); no barrier stops all warps at once. With DIRECT,
+// for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes its rows itself. The remaining
+// warps do the finish, in the last block. In other blocks they end at once, but with DIRECT one of them reads the
+// epoch.
 //
-// Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu; the word is
-// its own flag, so there is no fence and no counter in the way. The tag is the workspace's next epoch; every publisher has
-// read the epoch before, and the finish advances it when it has seen all words of this tag: so a workspace zeroed
-// once serves any number of launches in stream order, of any shape, and words of an aborted launch never match. The last
-// block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Epoch accesses are relaxed too: the
-// publisher's read comes before its word, which holds it, and the advance after the words are seen.
+// Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu. The word
+// is its own flag, so no fence and no counter is needed. The tag is the workspace's next epoch. Every publisher has
+// read the epoch before, and the finish advances it when it has read all words with this tag. So a workspace that was
+// zeroed once serves any number of launches in stream order, of any shape, and words of an aborted launch never match.
+// The last block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Accesses to the epoch are
+// relaxed too: the publisher's read comes before its word, which contains it, and the advance comes after the words
+// were read.
 // All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no cooperative
-// launch and no free multiprocessors. CUDA does not promise that order. In another one the last block would keep a place
-// for itself, which stops the others only where the device has no second one for them; that ends as every wait does,
-// bounded as scratch.cuh says; its report names the block that has not left its word. After it the epoch advances all the
-// same.
+// launch and no free multiprocessors. CUDA does not guarantee that order. In another order the last block would occupy
+// its place, which stops the other blocks only if the device has no second place. That wait ends as every wait does, by
+// the time-out of scratch.cuh, whose report names the block that has not published its word. The epoch advances then
+// too.
 //
-// The finish counter is zero unless a launch is under way: the last block adds 1 after the wait for the producer, and
-// stores 0 at its end. If it did not find 0, two launches share it, or it was never zeroed, and that is reported. Without
-// normed rows there is no last block in this sense, and neither counter nor workspace is touched.
+// The finish counter is zero unless a launch is running: the last block adds 1 after the wait for the producer, and
+// stores 0 at its end. If it does not find 0, two launches share the counter, or it was never zeroed; that is reported.
+// Without normed rows no block does a finish, and neither counter nor workspace is accessed.
 //
-// PDL: gamma, and the weights of the first stages with their scales for 1 x 128, are fetched before the wait, all else after
-// it. Every block triggers: at entry with early_trigger, else when one of its warps has stored its last sums.
+// PDL. gamma, and the weights of the first stages with their scales for 1 x 128, are read before the wait, all else
+// after it. Every block triggers: at entry with early_trigger, else when one of its warps has stored its last sums.
 //
-// Trace: of the last block the finish, of the others the first warp that adds, which with DIRECT multiplies too.
+// Trace. The last block records the finish, the other blocks the first warp that adds, which with DIRECT also
+// multiplies.
 #include "gemv/norm.cuh"
 #include "gemv/products.cuh"
 #include "gemv/sums.cuh"
 #include "sync/pdl.cuh"
 
-constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the first thread that writes a trace: the warps that add
+constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the first thread of the warps that add writes the trace
 constexpr u32 COUNTER_HELD = 4;                              // a reason, like those in scratch.cuh
 
 // Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
@@ -73,7 +77,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     Products products(p, rows, results);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     Slot slots[STEP] = {};
-    if constexpr (!DEPENDENT) products.load_act_ahead();  // ahead of the weights, else it would come after them
+    if constexpr (!DEPENDENT) products.load_act_ahead();  // before the weights, or act would arrive after them
 #pragma unroll
     for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
     __syncthreads();
@@ -115,7 +119,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
     // Only one thread reads the word, since all blocks read the same address.
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
-    if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // ahead of the weights, like act
+    if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // before the weights, like act
     for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
     wait_for_producer();
     trace.start();
@@ -126,7 +130,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
         announcement.make(stage.first >= p.polled_from);
         pipeline.full[stage.slot()].wait(stage.parity());
         pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);
-        if (stage.index == turn && rows.normed > 0) {  // not before: what is begun must not wait for the epoch
+        if (stage.index == turn && rows.normed > 0) {  // not earlier: the copies must not wait for the epoch
             if (reads) pipeline.tell(epoch);
             pipeline.epoch_read.wait(0);
             tag = pipeline.tag;
@@ -157,13 +161,13 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.start();
     if (leads) held = atomicAdd(p.finish_counter, 1u);
     const u32 tag = next_epoch(epoch);
-    pipeline.published.wait(0);  // the others' are there soon: polling earlier would slow down what this block reads
+    pipeline.published.wait(0);  // then the others' words arrive soon; earlier polls would slow down this block's reads
     trace.lap(TraceRole::sync);
     const float factor = norm.factor(tag, trace);
     trace.need(factor);
     trace.lap(TraceRole::apply_reduce);
     norm.store(factor);
-    if (leads) {  // all words are seen
+    if (leads) {  // all words were read
         ptx::store_relaxed_gpu(&p.scratch.state->epoch, tag);
         atomicExch(p.finish_counter, 0u);
     }

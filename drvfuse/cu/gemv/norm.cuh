@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The finish of cu/gemv/gemv_partial_norm.cu: the last NORM_WARPS * M warps of the last block wait for the normed sums and
-// normalise them.
+// The finish of cu/gemv/gemv_partial_norm.cu: the last NORM_WARPS * M warps of the last block wait for the normed sums
+// and normalise them.
 #pragma once
 #include "gemv/params.cuh"
 #include "gemv/butterfly.cuh"
 #include "common/reduce.cuh"
 #include "trace/trace.cuh"
 
-constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs a lane waits for at a time: a power of two
-constexpr bool HELD = DRVFUSE_NORM_HELD;   // a lane waits once only, and keeps what it normalises
+constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs for which a lane waits at the same time: a power of two
+constexpr bool HELD = DRVFUSE_NORM_HELD;   // a lane waits only once, and keeps the values that it normalises
 constexpr int BUCKETS =
-    HELD ? BATCH * NORM_WARPS : 32;  // for sums of groups of packs, one of each lane of the last butterfly
+    HELD ? BATCH * NORM_WARPS : 32;  // for sums of groups of packs, one for each lane of the last butterfly
 static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
 
 struct Words {
@@ -45,19 +45,21 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
     }
 }
 
-// The words of the last pack that no column has are published as 0 (result.cuh), so that all packs are whole here.
+// Words of the last pack beyond the last column are published as 0 (result.cuh), so that all packs are whole here.
 //
-// This is the end of every launch, by warps that wait for each instruction before: fewer of them are what makes it fast.
+// This code ends every launch, in warps that wait for the result of each instruction. So its speed depends on the
+// number of instructions.
 class Norm {
 public:
-    // Without HELD `stash` has room for M x padded floats, if p.stashed: first gamma, then the products with it.
+    // Without HELD, if p.stashed, `stash` has room for M x padded floats: first for gamma, then for the products with
+    // gamma.
     __device__ __forceinline__ Norm(const GemvParams& params, float4* stash, float (*shared_buckets)[32])
         : p(params), buckets(shared_buckets), lane(threadIdx.x % 32),
           m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
           part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
           words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
 
-    // Called before the producer has ended, as no producer may write gamma.
+    // Called before the wait for the producer, since no producer may write gamma.
     __device__ __forceinline__ void load() {
         if constexpr (HELD) {
             load_gammas(part);
@@ -77,19 +79,19 @@ public:
         __syncwarp();
     }
 
-    // Waits for all normed sums, and returns the factor by which each is multiplied.
+    // Waits for all normed sums, and returns the factor by which they are multiplied.
     __device__ __forceinline__ float factor(u32 tag, BlockTrace<FIRST_NORM_THREAD>& trace) {
         Patience patience(p.scratch);
 #pragma unroll 1
         for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
             const float sum = squares(group, tag, patience);
-            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // this lane's in all rounds
+            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // this lane's bucket in all rounds
             if (lane % LANES == 0) bucket = HELD ? sum : __fadd_rn(bucket, sum);
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
         if (!FAULT("gemv-no-block-barrier-before-norm")) ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
-        const float sum = butterfly_sum<BUCKETS / 2>(buckets[m][lane % BUCKETS]);  // more would add zeros
+        const float sum = butterfly_sum<BUCKETS / 2>(buckets[m][lane % BUCKETS]);  // more steps would add zeros
         const float mean = __fdiv_rn(sum, float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
@@ -133,7 +135,7 @@ private:
         }
     }
 
-    // Waits for the packs of a turn: lane / LANES says of which group the sum is returned.
+    // Waits for the packs of a turn. Returns the sum of squares of the group with number lane / LANES in the turn.
     __device__ __forceinline__ float squares(int group, u32 tag, Patience& patience) {
         Words w[BATCH];
         float sums[BATCH];
@@ -154,9 +156,11 @@ private:
         return butterfly_sums(sums, lane);
     }
 
-    // The words of a turn's packs once all of the warp carry the tag; those of packs that do not exist are 0.
+    // Waits until all words of the warp's packs of a turn have the tag, and reads them. Words of packs that do not
+    // exist are 0.
     //
-    // No branch and no address stands between two polls: in place of packs that do not exist the last one is loaded.
+    // There are no branches and no computations of addresses between two polls: a pack that does not exist is replaced
+    // by the last pack.
     __device__ __forceinline__ void await(Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
         const u64* from[BATCH];
 #pragma unroll
@@ -211,5 +215,5 @@ private:
     const u64* const words;
     float4* const products;
     Pack<Gamma, 4> gamma[BATCH];
-    float held[HELD ? BATCH : 1][4];  // products with it
+    float held[HELD ? BATCH : 1][4];  // the products with gamma
 };

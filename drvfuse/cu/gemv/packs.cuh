@@ -31,8 +31,8 @@ __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int 
     }
 }
 
-// Loads 16 bytes of a row of the weight, of which `valid`, if that is less, are in the row; the others become zero.
-// Without `wanted` the words stay as they are.
+// Loads 16 bytes of a row of the weight. If only `valid` bytes are inside the row, the others become zero. Without
+// `wanted` the words are unchanged.
 __device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool wanted, int valid) {
     if constexpr (ACCESS == 16) {
         ptx::load_readonly_once_v4_if(wanted, word, at);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&wo
     for (int i = 0; i < 4; ++i) Word<T>::unpack(word[i], v + i * Word<T>::per_word);
 }
 
-// Elements of act's row `m` that belong to a pack of the weight; those behind the row's end are zero.
+// The elements of act's row `m` that belong to a pack of the weight. Elements beyond the end of the row are zero.
 __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const GemvParams& p, int m, int index) {
     const Act* at = p.act + m * p.act_stride + i64(index) * W;
     const int valid = p.columns - index * W;
@@ -59,13 +59,13 @@ __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const GemvParams& p
     }
 }
 
-// The scale of a pack of act, if it has scales for groups.
+// The scale of a pack of act, if act has scales for groups of columns.
 __device__ __forceinline__ float scale_of_act(const GemvParams& p, int m, int index) {
     if constexpr (ACT_SCALES != Scales::group) return 1.0f;
     return index * W < p.columns ? p.act_scales[m * p.act_scale_step + index * W / ACT_SCALE_GROUP] : 0.0f;
 }
 
-// The scale of a pack of the weight, if it has scales for groups.
+// The scale of a pack of the weight, if the weight has scales for groups of columns.
 __device__ __forceinline__ float scale_of_weight(const GemvParams& p, i64 row, int index) {
     if constexpr (SCALES != Scales::group) return 1.0f;
     const i64 of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cu/gemv/gemv_partial_norm.cu is compiled for and called with, and which rows a block has.
+// The definitions and parameters of cu/gemv/gemv_partial_norm.cu, and the rows of a block.
 #pragma once
 #include "common/fp8_rows.cuh"
 #include "sync/scratch.cuh"
@@ -15,23 +15,23 @@ constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
 constexpr int TEAMS = DRVFUSE_TEAMS;            // teams of warps that share a row; team s % TEAMS multiplies stage s
 constexpr int PACKS = DRVFUSE_PACKS;            // 16-byte packs of a row held per lane: 1, 2 or 4
 constexpr int STEP = DRVFUSE_STEP;              // rows of a stage
-constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;  // warps that finish a row of act: a power of two
-constexpr int SUM_LANES = DRVFUSE_SUM_LANES;    // a power of two, as many as a row has groups, but 32 at most
-constexpr int ACCESS = DRVFUSE_ACCESS;          // bytes of an access that all rows of the weight are aligned to
-constexpr int STAGES = DRVFUSE_STAGES;          // stages that are under way
-constexpr int SLOTS = DRVFUSE_SLOTS;            // slots for stages under way, multiplied or added
+constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;  // warps that normalise the results of a row of act: a power of two
+constexpr int SUM_LANES = DRVFUSE_SUM_LANES;    // lanes that add the groups of a row: a power of two
+constexpr int ACCESS = DRVFUSE_ACCESS;          // the bytes of an access to which all rows of the weight are aligned
+constexpr int STAGES = DRVFUSE_STAGES;          // stages in flight
+constexpr int SLOTS = DRVFUSE_SLOTS;            // slots for stages in flight, being multiplied or being added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;    // warp s % SUM_WARPS of these adds stage s
 constexpr bool DIRECT = SUM_WARPS == 0;         // a warp has whole rows, and adds its group sums itself
-constexpr bool COPIED = DRVFUSE_COPIED;         // by the copy engine to shared memory, else loaded to registers
+constexpr bool COPIED = DRVFUSE_COPIED;         // the copy engine copies weights to shared memory
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;       // a row has several stages
-constexpr bool WHOLE = DRVFUSE_WHOLE;           // a row has all packs of its warps
+constexpr bool WHOLE = DRVFUSE_WHOLE;           // every lane has a pack of the row at each of its places
 constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;   // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
 enum class Scales { none, tensor, row, group };
 constexpr Scales SCALES = Scales::DRVFUSE_SCALES;          // the weight's scales
-constexpr Scales ACT_SCALES = Scales::DRVFUSE_ACT_SCALES;  // never tensor: one for all rows is one at the same place
-constexpr int ACT_SCALE_GROUP = DRVFUSE_ACT_SCALE_GROUP;   // columns of a scale of act for a group
+constexpr Scales ACT_SCALES = Scales::DRVFUSE_ACT_SCALES;  // never tensor: one scale is a row's with step 0
+constexpr int ACT_SCALE_GROUP = DRVFUSE_ACT_SCALE_GROUP;   // columns that share a scale of act
 constexpr bool BIASED = DRVFUSE_BIASED;
 
 constexpr int W = 16 / sizeof(Weight);  // elements of a pack
@@ -39,7 +39,7 @@ constexpr int SCALE_GROUP = 128;
 static_assert(ACT_SCALE_GROUP % W == 0, "the columns of a pack have one scale of act");
 constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
 
-constexpr int PRODUCT_WARPS = WARPS_A_ROW * TEAMS;  // the first ones; those that sum come next, those that norm last
+constexpr int PRODUCT_WARPS = WARPS_A_ROW * TEAMS;  // then come the warps that add, and those that normalise
 constexpr int FIRST_SUM_THREAD = 32 * PRODUCT_WARPS;
 constexpr int FIRST_NORM_THREAD = FIRST_SUM_THREAD + 32 * SUM_WARPS;
 constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
@@ -53,18 +53,18 @@ static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from c
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
-// The fields that the first copy needs come first, as a kernel's parameters are fetched by cache lines.
+// The fields that the first copy needs come first, since parameters of a kernel are loaded by cache lines.
 struct GemvParams {
     const Weight* weight;
     i64 weight_step;  // bytes between rows, below 2^32
     int columns;      // K
     int n_normed, n_unnormed;
-    int rows_share, rows_more;      // rows of a block: rows_share each, the first rows_more blocks have 1 more
+    int rows_share, rows_more;      // a block has rows_share rows, the first rows_more blocks have 1 more
     int normed_share, normed_more;  // normed rows likewise
     int chunks;                     // stages of a row
     int groups;                     // groups of a row
     int early_trigger;
-    int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
+    int polled_from;  // the last block polls after it has published this number of rows, since polls delay its reads
     int unused;
     const Act* act;
     i64 act_stride;  // distance between act's rows, in elements
@@ -73,17 +73,17 @@ struct GemvParams {
     Out* unnormed;
     u64* words;
     const Gamma* gamma;
-    u32* finish_counter;  // the caller's, or that of the workspace
+    u32* finish_counter;  // that of the caller or of the workspace
     Scratch scratch;
     int padded;   // n_normed rounded up to 4
-    int stashed;  // shared memory holds what is normalised
+    int stashed;  // shared memory holds the values that are normalised
     float eps;
     int act_scale_step;  // distance between the scales of act's rows, in elements
     const float* act_scales;
     const Bias* bias;
 };
 
-// The rows of a block: every gridDim.x-th, so the normed ones come first.
+// The rows of a block: every gridDim.x-th row, so the normed rows come first.
 struct Rows {
     int count, normed;
 

@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of cu/gemv/gemv_partial_norm.cu: some rows of the weight each, or a chunk of them.
+// The stages of cu/gemv/gemv_partial_norm.cu. A stage is some rows of the weight, or a chunk of these rows.
 //
-// STAGES of them are under way. A stage has one of SLOTS places for its group sums, and with COPIED one for its weights, in
-// a ring in shared memory that the copy engine writes; else the warps that multiply load weights to registers. TEAMS of warps
-// take turns at stages, and so do SUM_WARPS warps: such a warp begins stages, and sums those that are done:
+// STAGES stages are in flight. A stage uses one of SLOTS slots. A slot has room for the stage's group sums, and with
+// COPIED for its weights, in a ring in shared memory that the copy engine writes. Otherwise the warps that multiply
+// load weights to registers. The teams of warps that multiply take turns at stages. So do the SUM_WARPS warps that
+// begin stages and add their group sums. A slot has two barriers:
 //
-//     it begins a stage         -> full[slot]   the stage's weights are there, and its group sums may be written
-//     a team multiplies it      -> done[slot]   the group sums are written, and the weights read
+//     a sum warp begins a stage -> full[slot]   the stage's weights have arrived, and its group sums may be written
+//     a team multiplies it      -> done[slot]   the group sums are written, and the weights were read
 //
-// When the weights of stage s are there, the warp whose turn s is begins stage s + STAGES, so that as many bytes are under way
-// whether or not the products keep up, then waits until s is done, and sums it. SLOTS is more than STAGES, and it and STAGES are
-// multiples of SUM_WARPS: the warp begins and sums all stages of a slot, and begins one when it has summed the one before. That
-// is done, so its weights are read, and summed, so its group sums are.
+// When the weights of stage s have arrived, the sum warp of stage s begins stage s + STAGES, so that the number of
+// bytes in flight does not depend on the speed of the products. Then it waits until stage s is done, and adds its group
+// sums. SLOTS is greater than STAGES, and both are multiples of SUM_WARPS. So one warp begins and adds all stages of a
+// slot, and it begins a stage there after it has added the stage before: the weights and the group sums of that stage
+// were read.
 //
-// Invariant: a waiter is at most one phase from its mbarrier, so the parity is unambiguous. A waiter cannot fall two phases
-// behind: the next phase of full[slot] begins only after its warp has seen done[slot], at which all warps of the team arrive
-// behind their wait for full[slot]; and the next phase of done[slot] begins only with the next stage in the slot. A waiter cannot
-// run ahead, where its wait would return at once: SLOTS is a multiple of TEAMS too, so whoever waits for a stage of a slot, of
-// either kind, has waited for the stage before it.
+// Invariant: a waiter is at most one phase from its mbarrier, so the parity is unambiguous. A waiter cannot be two
+// phases behind: the next phase of full[slot] begins only after the sum warp has seen done[slot], at which all warps of
+// the team arrive after their wait for full[slot]; and the next phase of done[slot] begins only with the next stage in
+// the slot. A waiter cannot be ahead, where its wait would return at once: SLOTS is also a multiple of TEAMS, so each
+// warp that waits for a stage of a slot, at either barrier, has waited for the stage before it in the slot.
 #pragma once
 #include "gemv/params.cuh"
 #include "sync/mbarrier.cuh"
 
 struct Stage {
-    int index, first, chunk;  // its first row in the block
+    int index, first, chunk;  // `first` is the stage's first row in the block
 
     static __device__ __forceinline__ Stage at(int index, const GemvParams& p) {
         return CHUNKED ? Stage{index, index / p.chunks * STEP, index % p.chunks} : Stage{index, index * STEP, 0};
@@ -44,10 +46,10 @@ __device__ __forceinline__ int sums_slot(const Stage& stage) {
 struct Pipeline {
     Mbarrier full[SLOTS], done[SLOTS];
     Mbarrier epoch_read;  // `tag` is written
-    Mbarrier published;   // enough of the block's sums are for the last block to poll
+    Mbarrier published;   // the sums that the last block waits for before it polls
     u32 tag;
 
-    // By one thread, before a __syncthreads().
+    // Called by one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {
         for (int i = 0; i < SLOTS; ++i) {
             full[i].init(1);
@@ -58,19 +60,19 @@ struct Pipeline {
         if constexpr (COPIED) bulk_copies_from_here();
     }
 
-    // By one thread of a block with normed rows: the launch number that their words carry.
+    // Called by one thread of a block with normed rows: sets the tag of the block's words, the epoch after `epoch`.
     __device__ __forceinline__ void tell(u32 epoch) {
         tag = next_epoch(epoch) + (FAULT("block-3-of-another-launch") && blockIdx.x == 3);
         epoch_read.arrive();
     }
 
-    // By one warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
+    // Called by one warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
     __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
         Mbarrier& barrier = full[stage.slot()];
         const int lane = threadIdx.x % 32;
         const int count = min(rows.count - stage.first, STEP);
         if (count <= 0) return;
-        __syncwarp();  // all lanes have read the group sums that may be written behind this
+        __syncwarp();  // all lanes have read the group sums, which may be overwritten from here on
         if constexpr (!COPIED) {
             if (lane == 0) barrier.arrive();
         } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Group sums of rows of the weight, as cu/gemv/gemv_partial_norm.cu says.
+// The products of rows of the weight with act, and their group sums, as cu/gemv/gemv_partial_norm.cu defines them.
 #pragma once
 #include "gemv/butterfly.cuh"
 #include "gemv/packs.cuh"
@@ -7,7 +7,7 @@
 #include "gemv/result.cuh"
 
 constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;      // act in registers
-constexpr bool AHEAD = !CHUNKED && PACKS * Pack<Act, W>::words <= 8;  // act's next row is loaded beside the products
+constexpr bool AHEAD = !CHUNKED && PACKS * Pack<Act, W>::words <= 8;  // act's next row is loaded during the products
 constexpr int TOGETHER = RESIDENT ? STEP : 2;                         // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
@@ -27,7 +27,7 @@ public:
         : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32),
           column(threadIdx.x / 32 % WARPS_A_ROW) {}
 
-    // Begin to load to registers the data of row `s` of a stage that is not copied to shared memory.
+    // Begins to load the data of row `s` of a stage to registers, if the copy engine does not copy the stage.
     __device__ __forceinline__ void load(Slot& slot, const Stage& stage, int s) const {
         if constexpr (COPIED && SCALES != Scales::group) return;
         const int r = stage.first + s;
@@ -45,7 +45,7 @@ public:
         }
     }
 
-    // The places of act's first row.
+    // Loads this lane's elements of act's first row.
     __device__ __forceinline__ void load_act_ahead() {
         if constexpr (RESIDENT || AHEAD) {
 #pragma unroll
@@ -60,9 +60,9 @@ public:
         }
     }
 
-    // The group sums of a stage's rows into `parts` [STEP][M][GROUPS], or with DIRECT the rows' sums to where they go, words
-    // with `tag`. The stage's weights are at `weights` in shared memory if they are copied. Each slot is loaded anew, for the
-    // next stage, once it is used.
+    // Stores the group sums of a stage's rows in `parts` [STEP][M][GROUPS]. With DIRECT it adds them, and stores the
+    // sums or publishes them with `tag`. With COPIED the stage's weights are at `weights` in shared memory. After its
+    // use each slot is loaded for the next stage.
     __device__ __forceinline__ void multiply(Slot (&slots)[STEP], const Stage& stage, const Stage& next, u32 weights,
                                              float* parts, u32 tag) {
 #pragma unroll
@@ -147,7 +147,8 @@ private:
         }
     }
 
-    // The rows' sums from their group sums: as where 32 lanes add a group each, as the others would add zeros.
+    // The sums of rows from their group sums. Lanes beyond the number of groups would add zeros, so the bits are those
+    // of a butterfly over 32 lanes.
     __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
         constexpr int LANES = 32 / VALUES;  // lanes that have the same value
         float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));

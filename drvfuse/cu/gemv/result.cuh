@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of the complete sums of cu/gemv/gemv_partial_norm.cu, and where they go.
+// The last steps of a complete sum of cu/gemv/gemv_partial_norm.cu: scales, bias, epilogue, and its store.
 #pragma once
 #include "common/epilogue.cuh"
 #include "gemv/params.cuh"
@@ -16,8 +16,8 @@ public:
     {
     }
 
-    // The sum of the block's row `r` and row `m` of act: published if the row is normed, else stored. With the last normed
-    // one come zeros to the end of its pack of four.
+    // Takes the sum of the block's row `r` and row `m` of act: publishes it if the row is normed, else stores it. With
+    // the last normed row it also publishes zeros to the end of its pack of four.
     __device__ __forceinline__ void put(int r, int m, float sum, u32 tag) const {
         const int row = rows[r];
         const float y = value(row, m, sum);
@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    // y[m, row] of the sum.
+    // y[m, row], from the sum.
     __device__ __forceinline__ float value(int row, int m, float sum) const {
         if constexpr (SCALES == Scales::tensor) sum = __fmul_rn(sum, *p.scales);
         if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[row]);

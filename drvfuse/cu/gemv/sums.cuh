@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Complete sums of rows of the weight from their group sums, by one warp, as cu/gemv/gemv_partial_norm.cu says.
+// Complete sums of rows of the weight from their group sums, by one warp, as cu/gemv/gemv_partial_norm.cu defines them.
 #pragma once
 #include "gemv/pipeline.cuh"
 #include "gemv/result.cuh"
@@ -10,8 +10,8 @@ public:
                                     const Results& results_of_block)
         : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32) {}
 
-    // Adds a stage's group sums, and publishes or stores those of the rows that are complete. SUM_LANES add a row's groups:
-    // with fewer groups than 32 the other lanes of the butterfly would add zeros.
+    // Adds a stage's group sums, and publishes or stores the sums of the rows that are complete. SUM_LANES lanes add a
+    // row's groups: with fewer than 32 groups the other lanes of the butterfly would add zeros.
     __device__ __forceinline__ void add(const Stage& stage, u32 tag, const float* parts) {
         const int groups = p.groups - (CHUNKED ? stage.chunk * GROUPS : 0), part = lane % SUM_LANES;
         const int values = min(rows.count - stage.first, STEP) * M;
@@ -49,7 +49,7 @@ public:
 private:
     static constexpr int VALUES_A_TURN = 32 / SUM_LANES;
     static constexpr int ALL_TURNS = (STEP * M + VALUES_A_TURN - 1) / VALUES_A_TURN;
-    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // turns at a time
+    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // turns that are loaded together
     static constexpr int ROUNDS = (ALL_TURNS + TURNS - 1) / TURNS;
     static constexpr int VALUES_AT_A_TIME = TURNS * VALUES_A_TURN;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instructions of thread-block clusters (sm_90): their barrier, the shared memory of the other blocks, and stores to it
-// that complete on a barrier object there. Addresses in shared memory have 32 bits; those of other blocks are in the
-// window shared::cluster.
+// Instructions of thread-block clusters (sm_90): the cluster's barrier, addresses in the shared memory of other blocks,
+// and stores there that complete on a barrier object. Addresses in shared memory have 32 bits; those in other blocks
+// are in the window shared::cluster.
 #pragma once
 #include "common/types.cuh"
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ u32 block_in_cluster() {
     return rank;
 }
 
-// barrier.cluster.arrive.relaxed.aligned: it releases nothing but what a fence before it covers
+// barrier.cluster.arrive.relaxed.aligned: only a fence before it releases anything
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -30,14 +30,14 @@ __device__ __forceinline__ u32 address_in_block(u32 address, u32 rank) {
     return mapped;
 }
 
-// st.async.shared::cluster.v2.b32, which counts 8 bytes on the barrier object when it has completed
+// st.async.shared::cluster.v2.b32: when it is complete, it counts 8 bytes on the barrier object
 __device__ __forceinline__ void store_async_v2(u32 to, u32 first, u32 second, u32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
                  "r"(first), "r"(second), "r"(barrier)
                  : "memory");
 }
 
-// fence.mbarrier_init.release.cluster: the inits before it come before a cluster_arrive() after it
+// fence.mbarrier_init.release.cluster: orders earlier inits of barrier objects before a later cluster_arrive()
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -45,8 +45,8 @@ __device__ __forceinline__ u32 plus_zero_f16x2(u32 word) {
     return word;
 }
 
-// For e4m3 and e5m2: cvt.rn.f16x2.e4m3x2 of two elements, and of the four of a word; cvt.rn.satfinite.e4m3x2.f32 twice,
-// in one piece, so that the second conversion merges with the first.
+// For e4m3 and e5m2: cvt.rn.f16x2.e4m3x2 of two elements, and of the four elements of a word; and
+// cvt.rn.satfinite.e4m3x2.f32 twice in one asm statement, so that the two conversions are merged.
 #define DRVFUSE_FP8(TYPE)                                                                                             \
     __device__ __forceinline__ u32 f16x2_of_##TYPE##x2(u16 bits) {                                                    \
         u32 halves;                                                                                                   \

@@ -25,7 +25,7 @@ __device__ __forceinline__ float root_approx(float value) {
     return root;
 }
 
-// max.NaN.f32: NaN if one of them is
+// max.NaN.f32: NaN if one of the operands is a NaN
 __device__ __forceinline__ float max_nan(float a, float b) {
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
     return a;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instructions on barrier objects in shared memory, which are given by their 32-bit addresses: see sync/mbarrier.cuh.
+// Instructions on barrier objects in shared memory, by their 32-bit addresses. sync/mbarrier.cuh uses them.
 #pragma once
 #include "common/types.cuh"
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u
                  : "memory");
 }
 
-// The same of bytes that are not read again: L2 gives up their lines first.
+// The same for bytes that are not read again: L2 evicts their lines first.
 __device__ __forceinline__ void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"

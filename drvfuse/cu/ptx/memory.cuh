@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and stores that no other thread takes part in, one function an instruction, which stands beside it.
+// Loads and stores by which threads do not synchronise. Each function is one instruction, which its comment names.
 //
-// All are volatile, so they are issued where they stand; those that clobber memory also keep their place among ordinary
-// accesses. "once" is L1::no_allocate: what is read once does not displace what L1 holds. "readonly" is the path for
-// bytes that nobody writes while the kernel runs. Functions that end in `_if` are predicated, not branched round, so
-// that no arithmetic is scheduled in front of them. Addresses in shared memory are 32-bit ones of that window.
+// All are volatile, so they are issued in program order; those that clobber memory also keep their order with ordinary
+// accesses. "once" is L1::no_allocate: bytes that are read once do not displace others in L1. "readonly" is the load
+// path for bytes that nobody writes while the kernel runs. Functions that end in `_if` are predicated, without a
+// branch, so that no arithmetic is scheduled before them. Addresses in shared memory are 32-bit addresses of the shared
+// window.
 #pragma once
 #include "common/types.cuh"
 
@@ -51,7 +52,8 @@ __device__ __forceinline__ void load_once_v4(u32* word, const void* from) {
                  : "l"(from));
 }
 
-// The same of two words and of four, of u16 and of f32, predicated; what is not wanted is undefined.
+// The same for two words and for four words, and loads of u16 and f32, predicated. Values that are not wanted are
+// undefined.
 __device__ __forceinline__ void load_once_v2_if(bool wanted, u32* word, const void* from) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2]; }"
                  : "=r"(word[0]), "=r"(word[1])
@@ -149,7 +151,7 @@ __device__ __forceinline__ void store_v4(void* to, const u32* word) {
                  : "memory");
 }
 
-// st.global.cs.v2.u32: what is not read again soon
+// st.global.cs.v2.u32, for bytes that are not read again soon
 __device__ __forceinline__ void store_streaming_v2(void* to, const u32* word) {
     asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word[0]), "r"(word[1]) : "memory");
 }
@@ -194,7 +196,7 @@ __device__ __forceinline__ void store_shared_v2(u32 to, u64 first, u64 second) {
     asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(to), "l"(first), "l"(second) : "memory");
 }
 
-// st.shared.v2.u32 of the halves of a word, to the upper of which `more` is added: fewer instructions than a 64-bit sum
+// st.shared.v2.u32 of the halves of a word, after `more` was added to the upper half: faster than a 64-bit addition
 __device__ __forceinline__ void store_shared_with_high(u32 to, u64 word, u32 more) {
     asm volatile(
         "{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
@@ -203,7 +205,7 @@ __device__ __forceinline__ void store_shared_with_high(u32 to, u64 word, u32 mor
         : "memory");
 }
 
-// ld.shared.v4.u32, and st.global.v4.u32 of it with `more` added to the second word, if `index` is less than `count`
+// If `index` < `count`: ld.shared.v4.u32, then st.global.v4.u32 of these words, with `more` added to the second one
 __device__ __forceinline__ void copy_shared_v4_if_less(u32 index, u32 count, u32 from, u32 more, void* to) {
     asm volatile(
         "{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accesses by a multicast address, which stands for memory of several devices, and the fence between them and accesses
-// by a device's own address. One function an instruction, which stands beside it; sm_90 or later.
+// Accesses by a multicast address, which stands for memory of several devices, and the fence between these accesses and
+// accesses by a device's own address. Each function is one instruction, which its comment names; sm_90 or later.
 //
-// Nothing but these instructions may use a multicast address, and they may use no other. A sum is of the values that all
-// the devices have there, in no specified order, with fp32 arithmetic; those of 16-bit types are rounded once, by the
-// instruction. They are as wide as 4 or 16 bytes, so a single 16-bit value cannot be accessed. All are relaxed at system
-// scope, since the memory lies on several devices; that orders nothing, which is the barrier's work.
+// Only these instructions may use a multicast address, and they may use no other address. A load returns the sum of the
+// values on all devices, in an unspecified order and with fp32 arithmetic; the instruction rounds sums of 16-bit types
+// once. An access has 4 or 16 bytes, so a single 16-bit value cannot be accessed. All accesses are relaxed at system
+// scope, since the memory lies on several devices; they order nothing, and need the barrier for that.
 #pragma once
 #include "common/types.cuh"
 
@@ -32,7 +32,7 @@ DRVFUSE_REDUCE_V4(reduce_f16x2_v4, "multimem.ld_reduce.relaxed.sys.global.add.ac
 DRVFUSE_REDUCE_V4(reduce_bf16x2_v4, "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2")
 #undef DRVFUSE_REDUCE_V4
 
-// Stores of bit patterns to all devices: the type f32 moves the bits of any other.
+// Stores of bit patterns to all devices. They have the type f32, which moves any bits unchanged.
 
 // multimem.st.relaxed.sys.global.f32
 __device__ __forceinline__ void broadcast_u32(void* to, u32 word) {
@@ -52,14 +52,14 @@ __device__ __forceinline__ void broadcast_v4(void* to, const u32* word) {
                  : "memory");
 }
 
-// multimem.red.relaxed.sys.global.add.v4.f32: it adds where a store is meant, for a fault (common/faults.cuh)
+// multimem.red.relaxed.sys.global.add.v4.f32, for a planted fault that adds instead of storing (common/faults.cuh)
 __device__ __forceinline__ void add_to_all_v4(void* to, const u32* word) {
     asm volatile("multimem.red.relaxed.sys.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]),
                  "r"(word[1]), "r"(word[2]), "r"(word[3])
                  : "memory");
 }
 
-// fence.proxy.alias: what precedes it by one address of a place in memory precedes what follows it by another
+// fence.proxy.alias: orders earlier accesses to memory by one address before later accesses to it by another address
 __device__ __forceinline__ void fence_aliases() { asm volatile("fence.proxy.alias;" ::: "memory"); }
 
 }  // namespace ptx

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accesses to global memory by which threads meet: relaxed, acquire and release loads and stores, atomics and fences, at
-// the scope of this GPU or of the system. One function an instruction; the first part of its name is the instruction's.
+// Accesses to global memory by which threads synchronise: relaxed, acquire and release loads and stores, atomics and
+// fences, at GPU scope or system scope. Each function is one instruction.
 #pragma once
 #include "common/types.cuh"
 
@@ -36,7 +36,7 @@ DRVFUSE_STORE(store_release_sys, u64, "l", "st.release.sys.global.u64")
 DRVFUSE_STORE(store_volatile, u64, "l", "st.volatile.global.u64")
 #undef DRVFUSE_STORE
 
-// Each 8-byte part of a vector is an access of its own to other threads.
+// For other threads each 8-byte part of a vector is a separate access.
 
 // ld.relaxed.gpu.global.v2.u32
 __device__ __forceinline__ void load_relaxed_gpu_v2(u32& first, u32& second, const void* from) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_relaxed_sys_v2(u64& first, u64& second, con
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
 }
 
-// ld.relaxed.sys.global.u64, predicated; `value` stays as it is where it is not wanted
+// ld.relaxed.sys.global.u64, predicated; `value` is unchanged unless `wanted`
 __device__ __forceinline__ void load_relaxed_sys_if(bool wanted, u64& value, const u64* from) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p ld.relaxed.sys.global.u64 %0, [%2]; }"
                  : "+l"(value)
@@ -85,7 +85,7 @@ __device__ __forceinline__ void load_relaxed_sys_if(bool wanted, u64& value, con
                  : "memory");
 }
 
-// ld.relaxed.sys.global of one, two, four or eight words, of which eight are two accesses
+// ld.relaxed.sys.global of one, two, four or eight words; eight words take two instructions
 __device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[1], const void* from) {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word[0]) : "l"(from) : "memory");
 }
@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[8], const voi
     load_relaxed_sys_words(reinterpret_cast<u32(&)[4]>(word[4]), static_cast<const char*>(from) + 16);
 }
 
-// st.relaxed.sys.global of one, two, four or eight words, of which eight are two accesses
+// st.relaxed.sys.global of one, two, four or eight words; eight words take two instructions
 __device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&word)[1]) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word[0]) : "memory");
 }
@@ -131,14 +131,14 @@ __device__ __forceinline__ void add_relaxed_gpu(u64* counter, u64 amount) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(amount) : "memory");
 }
 
-// atom.relaxed.gpu.global.add.u32: what was there
+// atom.relaxed.gpu.global.add.u32: returns the old value
 __device__ __forceinline__ u32 increment_relaxed_gpu(u32* counter) {
     u32 before;
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
 }
 
-// atom.acq_rel.gpu.global.add.u32: what was there
+// atom.acq_rel.gpu.global.add.u32: returns the old value
 __device__ __forceinline__ u32 increment_acq_rel_gpu(u32* counter) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

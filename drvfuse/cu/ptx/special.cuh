@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Special registers, programmatic dependent launch, and what the compiler must not know.
+// Special registers, programmatic dependent launch, and values that the compiler must treat as unknown.
 #pragma once
 #include "common/types.cuh"
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ u64 cycles() {
     return now;
 }
 
-// %clock64, predicated; `now` stays as it is where it is not wanted
+// %clock64, predicated; `now` is unchanged unless `wanted`
 __device__ __forceinline__ void cycles_if(bool wanted, u64& now) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mov.u64 %0, %%clock64; }"
                  : "+l"(now)
@@ -34,14 +34,14 @@ __device__ __forceinline__ u32 sm_index() {
     return index;
 }
 
-// %ctaid.x, read here and not where the kernel has read it before
+// %ctaid.x, read again at this point, so that it takes no register before it
 __device__ __forceinline__ u32 block_x() {
     u32 x;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
     return x;
 }
 
-// %ctaid.y likewise
+// %ctaid.y, read in the same way
 __device__ __forceinline__ u32 block_y() {
     u32 y;
     asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
@@ -62,8 +62,8 @@ __device__ __forceinline__ void launch_grids() {
 #endif
 }
 
-// No instruction: the compiler takes `value` from here on as unknown, so it neither keeps nor moves what it has computed
-// from it.
+// No instruction. From here on the compiler treats `value` as unknown, so it neither keeps nor moves results that it
+// has computed from it.
 template <typename T>
 __device__ __forceinline__ void forget(T& value) {
     static_assert(sizeof(T) == 4, "a register");

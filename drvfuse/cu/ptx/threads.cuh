@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the threads of a block or warp do together, beyond the compiler's own functions.
+// Instructions that the threads of a block or warp execute together, for which the compiler has no functions.
 #pragma once
 #include "common/types.cuh"
 
@@ -10,7 +10,7 @@ __device__ __forceinline__ void bar_sync(u32 number, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// bar.arrive: the threads that bar_sync() there wait for this one, which goes on
+// bar.arrive: this thread arrives at the barrier and continues; threads in bar_sync() wait for it
 __device__ __forceinline__ void bar_arrive(u32 number, u32 threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ u32 warp_or(u32 value) {
     return result;
 }
 
-// exit: this thread ends, wherever it is
+// exit: ends this thread
 __device__ __forceinline__ void exit_thread() { asm volatile("exit;"); }
 
 }  // namespace ptx

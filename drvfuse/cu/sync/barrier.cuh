@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// The barrier between the blocks with one index on all ranks, its bound in time, and what happens at the bound.
+// The barrier between the blocks with one index on all ranks, its time-out, and what follows the time-out.
 //
-// State, in each rank's workspace: `epoch`, the number of barriers all calls before this one had; flags[block][peer],
-// written by that peer alone with the ordinal of the last barrier it arrived at. Ordinals are epoch + 1, 2, ... and
-// never decrease, so nothing is reset between calls, a grid may change from call to call, and a graph replays
-// unchanged.
+// State in each rank's workspace: `epoch` is the number of barriers of all earlier calls. Only `peer` writes
+// flags[block][peer]: the ordinal of the last barrier at which its block has arrived. Ordinals are epoch + 1, epoch +
+// 2, ... and never decrease, so nothing is reset between calls, the grid may differ from call to call, and a graph
+// replays unchanged.
 //
 // Ordering. Thread t < ranks releases (st.release.sys) the ordinal into peer t's flag and acquires (ld.acquire.sys) its
-// own flag of peer t. `publish` puts a block barrier before the release, so that what any thread of this block did
-// before (stores to be read by peers, loads of what peers will overwrite) happens before the release by cumulativity;
-// the block barrier after the acquire hands the peers' writes to every thread of the block. Together: all that the
-// paired blocks did before their arrival happens before all that this block does afterwards. A start barrier needs no
-// `publish`: what it guards was done by earlier kernels of the stream.
+// own flag of peer t. `publish` adds a block barrier before the release. By cumulativity all earlier accesses of all
+// threads of this block (stores for peers, loads of memory that peers will overwrite) then happen before the release.
+// The block barrier after the acquire orders the peers' writes before the later accesses of every thread of the block.
+// Together: everything that the paired blocks did before their arrival happens before everything that this block does
+// afterwards. A start barrier needs no `publish`, since it guards accesses of earlier kernels of the stream.
 //
-// Aliases. With Aliases the ranks' kernels access memory by its own address and by a multicast address. Two accesses of
-// which one precedes the other are ordered by that only if a fence.proxy.alias stands on the way between them. Every
-// way from what precedes a barrier to what follows it passes a thread that releases a flag, so these execute the fence
-// right before: after the block barrier of `publish`, or, at a start barrier, after the wait for the producer.
+// Aliases. With Aliases the ranks' kernels access memory by its own address and by a multicast address. Of two such
+// accesses one happens before the other only if there is a fence.proxy.alias on the path between them. Every path
+// across a barrier passes a thread that releases a flag, so these threads execute the fence directly before the
+// release: after the block barrier of `publish`, or, at a start barrier, after the wait for the producer.
 //
 // Progress needs the blocks with one index to be resident together; devices place blocks in index order.
 //
-// Calls that differ between ranks are found here too (calls.cuh). A barrier that is told to `publish`, any but the start
-// barrier, also waits for the peers' words.
+// The barrier also detects calls that differ between ranks (calls.cuh). Every barrier but the start barrier, so every
+// one with `publish`, also waits for the words of the peers' calls.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when this rank's
 // abort word is set. The first thread of a rank to give up writes the report and sets the abort word of every rank. A
-// thread that gives up goes on to the block barrier, and the whole block learns of it there: `arrive_and_wait` is false
-// for every thread or for none. The caller then skips its work. The abort word stays set until the host clears it.
+// thread that gives up continues to the block barrier, which informs the whole block: `arrive_and_wait` returns false
+// on all threads or on none. The caller then skips its work. The abort word stays set until the host clears it.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/multimem.cuh"
@@ -40,7 +40,7 @@
 template <int Ranks, bool Aliases = false>
 class Barrier {
 public:
-    // After wait_for_producer(); every thread of the block. Reads the workspace's state.
+    // Called by every thread of the block, after wait_for_producer(). Reads the workspace's state.
     __device__ __forceinline__ Barrier(const Call& call, Trace& trace)
         : call_(call), trace_(trace), calls_(call), ordinal_(0), epoch_(0) {
         char* own = call.workspaces[call.rank];
@@ -52,7 +52,8 @@ public:
         calls_.start();
     }
 
-    // All threads of the block. False, for all of them, if the call is aborted; then nothing may be assumed of peers.
+    // Called by all threads of the block. Returns false to all of them if the call is aborted; then nothing is known
+    // about the peers.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         const bool unordered = FAULT("no-block-barrier-before-release") ||
                                (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);
@@ -65,7 +66,7 @@ public:
             if constexpr (Aliases && !FAULT("multimem-no-alias-fence")) ptx::fence_aliases();
             set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), epoch_ + ordinal_);
         }
-        if (!publish) calls_.tell();  // behind the flag, whose release would wait for it
+        if (!publish) calls_.tell();  // after the flag, whose release would wait for this store
         if (threadIdx.x < Ranks && !aborted_) aborted_ = !wait(threadIdx.x, epoch_ + ordinal_, publish, met);
         trace_.waits(ordinal_ - 1, Ranks, met);
         const bool all = FAULT("no-block-barrier-after-spin") ? !aborted_ : !__syncthreads_or(aborted_);
@@ -73,9 +74,9 @@ public:
         return all;
     }
 
-    // All threads of the block, once, after the last barrier of a call that was not aborted: the last block to get here
-    // advances the epoch by the number of barriers passed. Every other block has read the epoch long before. Returns the
-    // new epoch to the one thread that has written it, and 0 to all others.
+    // Called by all threads of the block, once, after the last barrier of a call that was not aborted. The last block
+    // that calls it advances the epoch by the number of barriers; all blocks have read the epoch by then. Returns the
+    // new epoch to the thread that has written it, and 0 to all others.
     __device__ __forceinline__ u64 finish() {
         if (threadIdx.x == 0) {
             char* own = call_.workspaces[call_.rank];
@@ -90,7 +91,7 @@ public:
         return 0;
     }
 
-    // The epoch with which the kernel began, to the threads t < Ranks.
+    // The epoch at the start of the kernel. Only threads t < Ranks have it.
     __device__ __forceinline__ u64 epoch() const { return epoch_; }
 
 private:

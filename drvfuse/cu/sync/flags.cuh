@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank's flag for a peer is written and read: with release and acquire at the scope of the system. All else that
-// stands here are faults (common/faults.cuh).
+// The store and the load of a rank's flag for a peer: release and acquire at system scope. All other code in this file
+// is planted faults (common/faults.cuh).
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"

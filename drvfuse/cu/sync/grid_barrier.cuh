@@ -2,9 +2,9 @@
 // A grid-wide barrier that carries a maximum, for cooperative launches of at most MAX_GRID blocks.
 //
 // Each block owns a 64-bit slot: (epoch, value). A block stores its slot with release and then polls all slots until
-// each carries this launch's epoch, so the word is its own flag and nothing is reset between launches. The epoch is
-// read by every block before its slot is stored; block 0 advances it after the barrier, when all have read it. So a
-// workspace that was zeroed once serves any number of launches in stream order, of any grid.
+// each has this launch's epoch, so a slot is its own flag and nothing is reset between launches. Every block reads the
+// epoch before it stores its slot; block 0 advances the epoch after the barrier, when all blocks have read it. So a
+// workspace that was zeroed once serves any number of launches in stream order, with any grids.
 //
 // Failure: scratch.cuh.
 #pragma once
@@ -18,10 +18,10 @@ struct GridWorkspace {
     u64 slots[MAX_GRID];
 };
 
-// `use` is made at the kernel's start and finished here. `shared_maximum` is 0 on entry for all, or a shared word that
-// every thread's value has been folded into before the last __syncthreads(). After it, that is the maximum over the grid
-// (as u32), and what any thread of any block wrote to global memory before is visible to all threads. False, for all
-// threads of the block, if a block did not arrive.
+// The barrier. The caller makes `use` at the kernel's start, and this function finishes it. The shared word
+// `*shared_maximum` is the maximum of the values that threads of the block have stored in it before the call, or 0.
+// Afterwards the word has the maximum over the grid (as u32), and all earlier writes of all blocks to global memory are
+// visible to all threads. Returns false to all threads of the block if a block did not arrive.
 __device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse& use, u32* shared_maximum) {
     __syncthreads();
     if (gridDim.x == 1) return true;

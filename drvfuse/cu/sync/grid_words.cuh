@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words that blocks of one launch leave for one another: 64 bits, the launch's epoch and a value, so a word is its own
-// flag and orders no other memory. They follow the state of scratch.cuh in the workspace.
+// Words by which blocks of one launch exchange values. A word has 64 bits, the launch's epoch and a value, so it is its
+// own flag, and orders no other memory. The words follow the state of scratch.cuh in the workspace.
 #pragma once
 #include "sync/scratch.cuh"
 
 constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 16;
 
-// drvfuse/plans/coat_forward.py has its size.
+// drvfuse/plans/coat_forward.py has the size of this struct.
 struct GridWords {
     ScratchState state;
     u64 maxima[2][MAX_WORD_BLOCKS];  // the maximum of each block, in two rounds
@@ -18,13 +18,14 @@ __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
     ptx::store_relaxed_gpu(word, u64(epoch) << 32 | value);
 }
 
-// A word to wait for, and the value that `block` has stored there; without a word nothing is waited for.
+// A word to wait for, the block that stores it, and its value when it has arrived. If the word is null, there is no
+// wait.
 struct Awaited {
     const u64* word;
     u32 block, value;
 };
 
-// The values of all words, each poll of which is under way together; `given_up` is set if the wait is over.
+// Waits for the values of all words, with one load for each in flight in every poll. Sets `given_up` on a time-out.
 template <int N>
 __device__ __forceinline__ void await_words(Awaited (&all)[N], u32 epoch, Patience& patience, bool& given_up) {
     for (;;) {

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the push protocol (push.cuh) carries foreign bytes, of which any word may be ABSENT: under a key.
+// Bytes in the push protocol (push.cuh). Any word of them may be equal to ABSENT, so they are sent under a key.
 //
-// A warp sends one pack of four words per lane to a peer, and a word more, the key. Each word travels as `word ^ key`, so a
-// key is right if it is none of ~word: then no word that is sent is ABSENT, and the key, a small number, is not either.
-// The warp has at most 128 words, so one of the numbers 0 to 128 is right, and it takes the least. Mostly no word is ABSENT,
-// and the key is 0 after one vote. The receiver takes word ^ key again: bytes arrive as they are, and 516 bytes are sent for
-// 512.
+// A warp sends one pack of four words per lane to a peer, and one more word, the key. Each word is sent as `word ^
+// key`. A key is valid if it is not equal to ~word for any of the words: then no word that is sent is ABSENT. The key
+// itself is a small number, so it is not ABSENT either. The warp has at most 128 words, so one of the numbers 0 to 128
+// is valid; it takes the smallest. Usually no word is ABSENT, and one vote shows that the key is 0. The receiver
+// computes word ^ key again, and so gets the original bytes. 516 bytes are sent for 512.
 //
-// The key is sent by the first lane, and it is sent where a warp has no bytes for a peer, too. So every warp hears from
-// the warp of the same numbers of every peer, in every unit of every round, whatever the moves are: that is what push.cuh
-// demands of each call (a word from every peer) and of calls of several rounds (who sends a thread words has heard that
-// its slots are clear). There the argument is about a thread; here it is about a warp:
-//   `receive` brings the warp together when all lanes have cleared what they have taken. So that comes before the
-//   first lane's fence between rounds, and before its next key. Every lane of the peer's warp polls that key itself, and its
-//   own fence stands between that poll and what it sends in the round after. With the relaxed words these are release and
-//   acquire patterns, as in push.cuh.
-//   After several rounds a warp has heard in the last round of all that its peers' warps of the same numbers cleared in the
-//   round before it, and together a rank's warps have heard of all of that.
-// A key's slot is cleared by the first lane when all lanes have taken the key, which the same meeting of the warp says.
+// The first lane sends the key, also if the warp has no bytes for a peer. So in every unit of every round each warp
+// receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this of each
+// call (a word from every peer) and of calls of several rounds (before a thread is sent words, its peer knows that its
+// slots are clear). The argument there is about threads; here it is about warps:
+//   `receive` ends with __syncwarp(), after all lanes have cleared the slots that they have read. So the clears come
+//   before the first lane's fence between rounds, and before its next key. Every lane of the peer's warp polls that key
+//   itself, and executes a fence between that poll and its stores of the next round. With the relaxed words these are
+//   release and acquire patterns, as in push.cuh.
+//   In the last of several rounds a warp receives words that its peers' warps of the same index have sent after all of
+//   their clears of the round before. Together the warps of a rank know so of all clears.
+// The first lane clears the slot of a key after the same __syncwarp(), when all lanes have read the key.
 #pragma once
 #include "sync/push.cuh"
 
-// The key for the packs of the warp's lanes, of which those that do not `exist` are not sent. All 32 lanes come to it.
+// The key for the packs of the warp's lanes. A pack that does not `exist` is not sent. Called by all 32 lanes.
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     }
 }
 
-// Push calls of foreign bytes, of a pack per thread.
+// Push calls of bytes, with one pack per thread.
 template <int Ranks>
 class KeyedPush : public Push<Ranks, false, false, false> {
     using Base = Push<Ranks, false, false, false>;
@@ -48,9 +48,9 @@ class KeyedPush : public Push<Ranks, false, false, false> {
 public:
     using Base::Base;
 
-    // K packs that peers have sent, `stride` bytes apart, each where it is `wanted`, and in the same wait the key of each,
-    // `key_stride` bytes apart, which comes from every peer and is for the whole warp. Pack k is of distance k + 1. They are
-    // cleared. All 32 lanes come to it.
+    // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears them. Pack k comes from
+    // distance k + 1. Only packs that are `wanted` are read. The same wait reads the key of each peer, at addresses
+    // `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
     template <int K>
     __device__ __forceinline__ void receive(u32 (&words)[K][4], const bool (&wanted)[K], u32 offset, u32 stride,
                                             u32 (&keys)[K][1], u32 key_offset, u32 key_stride, Leg leg = PUSH) {
@@ -74,7 +74,7 @@ public:
             },
             [&](Report* to) {
                 int first = 0;
-                u32 where = 0;  // found without an index that varies, so that the keys stay in registers
+                u32 where = 0;  // computed without a variable index, so that the keys stay in registers
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) {
                     const bool no_key = Base::absent(keys[k]), late = no_key || (wanted[k] && Base::absent(words[k]));
@@ -88,7 +88,7 @@ public:
         for (int k = 0; k < K; ++k) {
             if (wanted[k] && !FAULT("slot-not-cleared")) Base::template clear<4>(at + k * stride);
         }
-        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have the keys, and have cleared their slots
+        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all lanes have read the keys
         if (threadIdx.x % 32 == 0) Base::template clear_all<K, 1>(keys_at, key_stride);
     }
 };

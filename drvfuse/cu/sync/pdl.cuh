@@ -10,14 +10,15 @@ __device__ __forceinline__ void wait_for_producer() { ptx::wait_for_grids(); }
 // Lets the dependent kernel become resident once every block has executed this or exited. It orders no memory.
 __device__ __forceinline__ void launch_dependents() { ptx::launch_grids(); }
 
-// The entry of a kernel that reads nothing before its producer has completed: it may let its dependents start at once.
+// The entry of a kernel that reads nothing before its producer has completed. With an early trigger its dependents may
+// start right after that.
 template <typename Params>
 __device__ __forceinline__ void enter_stream(const Params& p) {
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
 }
 
-// The end of a kernel: without an early trigger its dependents may start here.
+// The end of a kernel. Without an early trigger its dependents may start here.
 template <typename Params>
 __device__ __forceinline__ void leave_stream(const Params& p) {
     if (!p.early_trigger) launch_dependents();

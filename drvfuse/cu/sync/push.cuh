@@ -1,55 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 // The push protocol: a rank stores words into its peers' slots, and every word carries its own readiness.
 //
-// Slots. Each rank has two halves of slots in its workspace, which rounds use in turn; a call has one round, or several
-// where its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender stores any
-// other word; the receiver polls until no word of what it wants is ABSENT, takes it, and stores ABSENT again. A word of
-// an input that is ABSENT itself, NaNs in every type, is sent as other NaNs: no result can tell, as NaN results are
-// canonical. Rounded results, FP8 codes and scales are never ABSENT, since theirs are canonical. Slots are named by
-// distance: what comes from rank r lies at distance d in the slots of rank (r + d) mod ranks, so every offset is the
-// same on every rank, and nobody asks who it is while it polls.
+// Slots. Each rank has two halves of slots in its workspace, which rounds use in turn. A call has one round, or several
+// if its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender stores any
+// other word. The receiver polls until none of the words that it wants is ABSENT, takes them, and stores ABSENT again.
+// An input word that is equal to ABSENT, which consists of NaNs in every type, is sent as other NaNs: results are the
+// same, since
+// NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since their NaNs are canonical.
+// Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r + d) mod ranks. So every
+// offset is the same on every rank, and polls need no rank numbers.
 //
-// Which half. The first round uses the half of the epoch's parity. A call advances the epoch by one if the number of
-// its rounds is odd, and leaves it if that is even, as the next call then begins with the same half. Every warp of the
-// grid reads the epoch first. Later it adds its share of EPOCH_UNIT to it, or its block does after a barrier, so the
-// epoch cannot advance before the last warp has read it: one addition by one thread would let a late warp read the next
-// epoch.
+// Halves. The parity of the epoch selects the half of the first round. A call advances the epoch by one if the number
+// of its rounds is odd. Otherwise it leaves the epoch, since the next call then begins with the same half. Every warp
+// of the grid reads the epoch at its start. Later the warp, or its block after a barrier, adds its share of EPOCH_UNIT,
+// so the epoch cannot advance before the last warp has read it. (If one thread added EPOCH_UNIT, a late warp could read
+// the next epoch.)
 //
-// Memory ordering. Words are stored and polled relaxed at system scope; each guards nothing but itself. What needs
-// order is that a slot is stored again only after its receiver has made it ABSENT: two rounds later.
-//   Between calls. Every call receives a word from every peer, also from one that owns nothing (`greet`). So when rank
-//   A begins call k + 2 it has completed call k + 1, has heard of rank B's call k + 1 in it, and B began that after it
-//   had completed its call k, with all that B cleared. Completion of a kernel releases and acquires at system scope.
-//   Calls of pull algorithms between two push calls may leave the parity as it was: their barriers say the same.
-//   A call's second round uses the half of the last round of the call before. A thread sends to a peer in it only after
-//   it has heard from that peer in the first round, which the peer began after it had completed the call before.
-//   Between rounds. Thread t of block b sends to, receives from and clears for the thread of the same numbers, in every
-//   round. In round r + 1 A's thread hears from B's thread what that sent after it had cleared its slot of round r.
-//   `next_round` puts a fence between: with the relaxed words they are release and acquire patterns.
-//   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
-//   hear of the clears in the round before it, whose slots the first round of the next call uses.
-//   After several rounds. The next call may give those slots to any thread of any rank, so when rank A's call ends it must
-//   have heard of the clears of every thread of every peer in the last round but one. By push_one_shot A's thread has: in
-//   the last round it hears from the thread of the same numbers of every peer. By push_two_shot it need not: if all that
-//   block b does is owned by rank C, then A's thread of that block hears from C alone, and B's word, which follows B's
-//   fence, went to C. C's result depends on B's word, but data dependence orders nothing in PTX, and C's fence of the
-//   round is before both. B's clear could then come behind A's word of the next call and take it away. So with `Relays` a
-//   thread executes a fence in the last round between the first pieces that it has received as owner, one from each peer,
-//   and its first result (`relay`): C's poll and that fence acquire, that fence and C's result release, and A's poll and
-//   the end of its kernel acquire. Of two ranks none is a third, and slots of a call's only round are used again by the
-//   call after the next.
+// Memory ordering. Words are stored and polled by relaxed accesses at system scope; each word guards only itself. One
+// order is needed: a slot may be stored again, two rounds later, only after its receiver has stored ABSENT in it.
+//   Between calls. Every call receives a word from every peer, also from a peer that owns nothing (`greet`). When rank
+//   A begins call k + 2, it has completed call k + 1, and in it has received a word of rank B's call k + 1. B has begun
+//   that call after it had completed its call k, with all of its clears. The end of a kernel releases and acquires at
+//   system scope. If calls of pull algorithms lie between two push calls, their barriers give the same order.
+//   A call's second round uses the half of the last round of the call before. A thread sends words to a peer in it only
+//   after it has received words of that peer's first round, which the peer has begun after it had completed the call
+//   before.
+//   Between rounds. In every round a thread sends to, receives from and clears for the threads of the same index in the
+//   blocks of the same index. In round r + 1 A's thread receives words that B's thread has sent after it had cleared
+//   its slots of round r. `next_round` executes a fence in between: with the relaxed words this is a release and an
+//   acquire pattern. The last of several rounds sends as many words as the others, however little of the tensor is
+//   left. Otherwise no rank would know of the clears in the round before it, whose slots the first round of the next
+//   call uses.
+//   After several rounds. In the next call any thread of any rank may use these slots. So before rank A's call ends,
+//   the clears of all threads of all peers in the last round but one must happen before that end. By push_one_shot they
+//   do: in the last round A's thread receives words of the thread of the same index of every peer. By push_two_shot
+//   this is not enough. If rank C owns all work of block b, A's thread of that block receives words of C alone; B's
+//   word, which follows B's fence, went to C. C's result depends on B's word, but in PTX a data dependence orders
+//   nothing, and C's fence of the round comes before both. Then B's clear could overwrite A's word of the next call. So
+//   with `Relays` a thread executes a fence in the last round, between the first pieces that it has received as owner,
+//   one from each peer, and its first result (`relay`). C's poll and this fence acquire, this fence and C's result
+//   release, and A's poll and the end of A's kernel acquire. With two ranks there is no third rank; and after a call of
+//   one round its slots are used again only by the call after the next.
 //
-// Calls that differ between ranks are found here too: the first wait of block 0 is also one for the words of calls.cuh.
+// The protocol also detects calls that differ between ranks: the first wait of block 0 also waits for the words of
+// calls.cuh.
 //
 // Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
 // with the lowest indices end first. Devices place blocks in index order.
 //
 // Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
-// once in 1024 polls; the first thread of a rank to give up writes the report and sets every rank's abort word. In leg
-// GATHER it waits an eighth longer, from when the bound has passed: the owner of what is gathered may itself wait for
-// inputs, and who waits for these names the rank that is missing, also where time has leapt for all at once. A thread
-// that gives up goes on with what it has read, through all that follows, but polls no more: no block waits for it in
-// vain, and the blocks of a cluster still send one another what they wait for. The host then empties all slots.
+// once in 1024 polls. The first thread of a rank to give up writes the report and sets every rank's abort word. In leg
+// GATHER a thread waits an eighth longer, counted from when it has seen the bound pass: the owner of the results may
+// itself wait for inputs, and that wait names the missing rank, also if the clock jumps. A thread that gives up
+// continues with the words that it has read, through all later steps, but polls no more. So no block waits for it in
+// vain, and the blocks of a cluster still send one another their words. The host then empties all slots.
 #pragma once
 #include "common/faults.cuh"
 #include "common/pack16.cuh"
@@ -63,20 +67,20 @@ constexpr u32 ABSENT = 0xffffffffu;
 constexpr u32 FOR_ABSENT = 0x7fff7fffu;
 constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: a 4-byte word every 16 bytes by distance
 
-// What a push call needs beside `Call`. drvfuse/ops/collectives/kernels.py has the same layout.
+// The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {
-    char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is this rank's own
-    u64 first_share;                 // of EPOCH_UNIT, what the first warp or block of the grid adds to the epoch,
-    u64 share;                       // and every other one
+    char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is that of this rank
+    u64 first_share;  // what the first warp or block of the grid adds to the epoch, a part of EPOCH_UNIT,
+    u64 share;        // and every other one
     u32 half_bytes;
     int rounds;
 };
 
 enum Leg : u32 { PUSH = 1, GATHER = 2 };
 
-// With `Together` the lanes of a warp leave a poll together; then all 32 come to it. Shares of the epoch are added by
-// warp or, with `ByBlock`, by block: thousands of additions to one word would take longer than a barrier in each block.
-// `Relays` is a constant, so that the fence of several rounds costs calls of one round nothing, not even a test.
+// With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds its share of the epoch or,
+// with `ByBlock`, each block does: thousands of additions to one word would take longer than a barrier in each block.
+// `Relays` is a template parameter, so that calls of one round do not even have a test for the fence.
 template <int Ranks, bool Together, bool ByBlock, bool Relays>
 class Push {
 public:
@@ -86,7 +90,7 @@ public:
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
-    // After wait_for_producer(), every thread of the grid, before anything else.
+    // Called by every thread of the grid, right after wait_for_producer().
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
@@ -94,8 +98,8 @@ public:
         calls_.tell();
     }
 
-    // Adds the share of this warp or block to the epoch, once, by all threads of the block. After its first words are
-    // sent, so that it takes no time from them.
+    // Adds the share of this warp or block to the epoch. Called once by all threads of the block, after their first
+    // words were sent, so as not to delay them.
     __device__ __forceinline__ void join() {
         if (joined_) return;
         joined_ = true;
@@ -126,14 +130,14 @@ public:
         relays_ = Relays && round_ + 1 == push_.rounds && !FAULT("no-fence-before-last-results");
     }
 
-    // Every thread, between what it receives as owner and the results that it sends.
+    // Called by every thread after it has received pieces as owner, before it sends results.
     __device__ __forceinline__ void relay() {
         if (!Relays || !relays_) return;
         relays_ = false;
         ptx::fence_sys();
     }
 
-    // The distance of rank `of` from this one, which is the distance at which it receives.
+    // The distance of rank `of` from this rank. At this distance rank `of` receives words from this rank.
     __device__ __forceinline__ int distance(int of) const {
         const int ahead = of - call_.rank;
         return ahead < 0 ? ahead + Ranks : ahead;
@@ -144,8 +148,8 @@ public:
         ptx::store_relaxed_sys_words(push_.slots[distance] + half_ + offset, word);
     }
 
-    // K pieces of N words that peers have sent, `stride` bytes apart: piece k, of distance k + 1 in leg PUSH and
-    // `source` in leg GATHER. They are cleared. Nothing happens where they are not `wanted`.
+    // Waits for K pieces of N words, which peers have sent to addresses `stride` bytes apart, and clears them. Piece k
+    // comes from distance k + 1 in leg PUSH, and from `source` in leg GATHER. Does nothing unless they are `wanted`.
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
@@ -175,7 +179,7 @@ public:
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
-    // The same in leg GATHER of one piece and, where it is wanted, of one word elsewhere: in one wait.
+    // The same in leg GATHER for one piece and, if it is wanted, for one more word, in a single wait.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
@@ -191,8 +195,8 @@ public:
         if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
 
-    // By the first warp of one block, once in a call of `units` pieces of work of which rank k owns k, k + ranks, ...:
-    // a rank that owns none sends every peer a word, and every peer takes it.
+    // Called by the first warp of one block, once in a call of `units` pieces of work, of which rank k owns k, k +
+    // ranks, ... A rank that owns no piece sends a word to every peer, and every peer receives it.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;
@@ -216,7 +220,8 @@ protected:
         half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
     }
 
-    // Only with the fault of that name, which must not change results: this warp waits for up to 4 us, or twice that.
+    // Code of the planted fault of this name, which must not change results: this warp waits for up to 4 us, or twice
+    // that.
     static __device__ __forceinline__ void fall_behind() {
         if (!FAULT("warps-that-fall-behind")) return;
         const u64 begin = ptx::cycles();
@@ -225,7 +230,7 @@ protected:
         while (ptx::cycles() - begin < cycles) __nanosleep(100);
     }
 
-    // Of the fault of that name: a word that push calls do not use.
+    // For the planted fault of this name: a word that push calls do not use.
     __device__ __forceinline__ u64* epoch_of_block() const {
         return flag_word(call_.workspaces[call_.rank], blockIdx.x, call_.rank);
     }
@@ -258,7 +263,7 @@ protected:
 
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
 
-    // poll() loads what is wanted and says whether some of it is absent; tell(report) then writes that.
+    // The loop of a wait. poll() loads the wanted words and returns whether one is absent; tell(report) names it.
     template <typename Poll, typename Tell>
     __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
@@ -268,7 +273,7 @@ protected:
             bool late = poll();
             late |= listener.listen();
             if (Together ? !__any_sync(0xffffffffu, late) : !late) break;
-            // The tests follow one another: if they are nested, the compiled loop takes 0.1 us longer.
+            // The tests are not nested: with nested tests the compiled loop takes 0.1 us longer.
             bool ends = aborted_;
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
             const bool differs = polls % 32 == 0 && listener.differs();
@@ -300,7 +305,7 @@ protected:
 
     __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
-        // The epoch with which the call began, in full: since then it has advanced by less than 2^32.
+        // All bits of the epoch at the start of the call: since then it has advanced by less than 2^32.
         const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
         const u64 began = now - u32(u32(now) - epoch_);
         to->peer = peer;
@@ -318,11 +323,11 @@ protected:
     u32 half_;
     int round_;
     bool joined_;
-    bool relays_;  // the next results are the first ones of the last round of several
+    bool relays_;  // the next results are the first results of the last of several rounds
     bool aborted_;
 };
 
-// What is sent for words of an input.
+// The words that are sent for words of an input.
 template <int N>
 __device__ __forceinline__ void make_sendable(u32 (&word)[N]) {
 #pragma unroll

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every collective kernel gets by value, and where things lie in a rank's workspace and report block.
+// The parameters that all collective kernels share, and the layout of a rank's workspace and report block.
 //
-// The offsets are definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC) that the host passes in; the host
-// has the only copy. Words of a workspace: epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
-// calls[2][peer] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT. calls.cuh
-// says what the numbers and calls are.
+// The host defines the offsets and passes them as definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC).
+// The words of a workspace are epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
+// calls[2][peer] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
+// calls.cuh describes `numbers` and `calls`.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"
 #include "ptx/ordered.cuh"
 
-// Written by the thread that gives up; `magic` is written last. Lies in pinned host memory.
+// The report block in pinned host memory. The thread that gives up writes it, `magic` last.
 struct Report {
     u32 rank;
     u32 peer;
@@ -23,14 +23,14 @@ struct Report {
     u32 word;  // the missing word, for legs 1 and 2
 };
 
-// The part of the parameter block that all collectives share. drvfuse/ops/collectives/kernels.py has the same layout.
+// The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
 struct Call {
-    const void* sources[DRVFUSE_MAX_RANKS];  // what to sum, by rank, where the kernel reads it in place
+    const void* sources[DRVFUSE_MAX_RANKS];  // the inputs by rank, if the kernel reads them in place
     char* workspaces[DRVFUSE_MAX_RANKS];     // by rank; entry `rank` is this device's own
     const void* input;                       // this rank's input
     Report* report;
     u64 timeout_ns;
-    u64 hash;  // of the call, in its upper 48 bits; 0: it is not compared with that of other ranks (calls.cuh)
+    u64 hash;  // the hash of the call in the upper 48 bits; 0: calls are not compared (calls.cuh)
     int rank;
     int early_trigger;  // 1: launch dependents at entry, 0: at the end
 };
@@ -60,8 +60,8 @@ __device__ __forceinline__ u64* call_word(char* workspace, u32 generation, int p
 }
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
 
-// The report of a rank that gives up, and the abort words of all ranks: by one thread. Only the first of a rank reports;
-// `describe(report)` then writes peer, phase, expected, seen, leg and word.
+// Called by a thread that gives up: sets the abort words of all ranks, and writes the report if it is the first thread
+// of its rank. `describe(report)` writes peer, phase, expected, seen, leg and word.
 template <int Ranks, typename Describe>
 __device__ __forceinline__ void give_up(const Call& call, const Describe& describe) {
     if (atomicCAS(reporter_word(call.workspaces[call.rank]), 0u, 1u) != 0) return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trace of a kernel: which phase each block was in, and when.
+// The trace of a kernel: the times of the phases of each block.
 //
-// Without the definition DRVFUSE_TRACE everything here is empty, and a kernel that calls it has the PTX of one that
-// does not. A kernel is traced like this:
+// Without the definition DRVFUSE_TRACE all functions are empty, and a kernel that calls them has the same PTX as one
+// that does not. A kernel is traced like this:
 //
 //     extern "C" __global__ void kernel(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
 //         Trace trace{DRVFUSE_TRACE_ARGUMENT};   // the entry; nothing is written yet
@@ -12,51 +12,51 @@
 //         trace.exit();                          // last, by all threads
 //     }
 //
-// Who writes. The thread with threadIdx.x == Writer, whose warp must be whole; laps of other threads do nothing, so a
-// call needs no `if`. A phase is the writer's: where it must last until values have arrived or are computed, call
-// `need(values)` before the lap, or the clock is read while loads are in flight.
+// Writer. The thread with threadIdx.x == Writer writes; its warp must be whole. Laps of other threads do nothing, so a
+// call needs no `if`. The phases are those of the writer. If a phase must last until values are loaded or computed,
+// call `need(values)` before the lap, since otherwise the clock is read while loads are in flight.
 //
-// Where it writes. Words wait in shared memory until the block exits: a global store in flight would hold up the
-// kernel's next fence. There is room for DRVFUSE_TRACE_WORDS, and the host counts what it takes; phases beyond that go
-// to the last word.
+// Memory. The words stay in shared memory until the block exits, since a global store in flight would delay the
+// kernel's next fence. There is room for DRVFUSE_TRACE_WORDS words, and the host computes how many are needed. Further
+// phases overwrite the last word.
 //
-// What it costs is instructions: in a short kernel each runs once, and takes the writer's warp some five cycles.
+// Cost. Each traced step adds instructions that take the writer's warp about five cycles.
 //
-// Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
-// blockIdx.x + gridDim.x * blockIdx.y, each `words` words long, an even number:
+// Layout of a launch's section, in 8-byte words, which drvfuse/trace/layout.py has too. Block number blockIdx.x +
+// gridDim.x * blockIdx.y has `words` words, an even number:
 //     0   %globaltimer at the entry, in ns
 //     1   clock at the entry
 //     2   %globaltimer at the exit + (SM id << 48)
 //     3   clock at the exit, the end of the phase `finish`                     zero: the block has not run
 //     4.. `waits` words, one a round and peer: clock when the peer was seen    zero: it was not
 //     ..  one a phase, in order: clock at its end + (role + 1 << 48)           zero: there was none
-// "clock" is %clock64, which is the SM's own: differences are good within a block, up to 2^48 cycles, and the two
-// %globaltimer readings place them. Every launch writes all words.
+// "clock" is %clock64 of the SM: differences are valid within a block, up to 2^48 cycles. The two readings of
+// %globaltimer relate them to the time of the device. Every launch writes all words.
 //
-// Memory ordering. The section belongs to one prepared launch; launches of it follow each other, and the stores come
-// after the wait for the producer. Its reader waits for the kernel's end.
+// Memory ordering. The section belongs to one prepared launch, whose launches follow each other, and the stores come
+// after the wait for the producer. The reader waits for the end of the kernel.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"
 
-// What a block did since the previous lap. drvfuse/trace/layout.py has the names, in the same order.
+// The activity of a block since the previous lap. drvfuse/trace/layout.py has the names, in the same order.
 enum class TraceRole : u32 {
-    producer,      // from the entry until the kernel in front had completed
-    stage,         // copied the own input to where peers read it
+    producer,      // from the entry until the previous kernel had completed
+    stage,         // copied its input to staging memory
     push,          // stored to peers
     sync,          // waited for the other threads of the block
     wait,          // waited for a peer, inside a barrier; no lap has this role
-    barrier,       // waited for all peers and for the threads that watch them
-    load,          // read what the phase after it works on
+    barrier,       // waited for all peers, and for the threads that poll
+    load,          // loaded the data of the next phase
     multiply,      // products of a row and a vector
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results
-    receive,       // waited until the words of all peers had come
-    apply_load,    // the block that finishes the others' work: waited for it and read it,
+    receive,       // waited until the words of all peers had arrived
+    apply_load,    // the block that completes the results of the others: waited for these and read them,
     apply_reduce,  // reduced it,
     apply_store,   // stored the result
-    finish,        // all that comes after the last lap
+    finish,        // everything after the last lap
 };
 
 #ifdef DRVFUSE_TRACE
@@ -64,7 +64,7 @@ enum class TraceRole : u32 {
 struct TraceParams {
     u64* section;  // less than 2^32 words
     u32 words;     // words of a block
-    u32 waits;     // how many of these are for waits
+    u32 waits;     // the number of these words that are for waits
 };
 
 #define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params
@@ -97,7 +97,7 @@ public:
           next_(buffer_ + 8 * (HEADER + params.waits)) {
         u64 entered_ns = 0, entered = 0;
         if (writes()) entered_ns = ptx::nanoseconds(), entered = ptx::cycles();
-        if (in_warp()) {  // the writer's lane comes first, the others zero what is behind
+        if (in_warp()) {  // the writer's lane has the first words, and the other lanes zero the rest
             const u32 own = buffer_ + 16 * ((threadIdx.x - Writer) % 32);
             ptx::store_shared_v2(own, entered_ns, entered);
 #pragma unroll 1
@@ -109,7 +109,7 @@ public:
     // Called after the wait for the producer, before any lap.
     __device__ __forceinline__ void start() { lap(TraceRole::producer); }
 
-    // The writer was in phase `role` since the lap before.
+    // Ends a phase: since the previous lap the writer was in phase `role`.
     __device__ __forceinline__ void lap(TraceRole role) {
         if (writes()) {
             ptx::store_shared_with_high(next_, ptx::cycles(), (u32(role) + 1) << 16);
@@ -120,27 +120,27 @@ public:
     // Makes the writer wait until these values are loaded: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
-        // The word is written anew at the exit.
+        // The exit overwrites this word.
         if (writes()) ptx::store_shared_u32(buffer_ + 24, trace_detail::mix(values));
     }
 
-    // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round
-    // right after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
+    // For a loop that polls, in any thread: sets `when` to the current time if `ready`. It is called in each round
+    // right after the load, so the time does not depend on when the threads of the warp reconverge.
     __device__ __forceinline__ void stamp(u64& when, bool ready) const { ptx::cycles_if(ready, when); }
 
-    // All threads, once a round: thread t < peers has waited for peer t from the lap before until `when`, or has not
-    // seen what it waited for, and `when` is 0. The lap that follows is number `round`, from 0, of role `barrier`; the
-    // writer must be in warp 0.
+    // Called by all threads once in each round: thread t < peers has waited for peer t from the previous lap until
+    // `when`, which is 0 if the wait has failed. The next lap has role `barrier`, and is the lap number `round` of that
+    // role, from 0. The writer must be in warp 0.
     __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
         static_assert(Writer < 32, "warp 0 copies the words");
         if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)
             ptx::store_shared_u64(buffer_ + 8 * (HEADER + round * peers + threadIdx.x), when);
     }
 
-    // The phase `finish` ends; nothing may follow. All threads of the writer's warp, in every block.
+    // Ends the phase `finish`. Called last, by all threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
         if (!in_warp()) return;
-        // Read before the clocks, as they take longer.
+        // These registers are read before the clocks, since that takes longer.
         const u32 sm = ptx::sm_index(), x = ptx::block_x(), y = ptx::block_y();
         if (writes()) {
             const u64 exited_ns = ptx::nanoseconds();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast the clocks of a device run, and how far the global timers of two devices are apart. One thread each.
+// The rates of the clocks of a device, and the offset between the global timers of two devices. Each kernel has one
+// thread.
 //
-// Failure. Every loop is bounded by a number of rounds; a kernel that runs out of them leaves zeros in what it did not
-// measure, and the host says that it is unknown.
+// Failure. Every loop is bounded by a number of rounds. A kernel that reaches the bound leaves zeros in the results
+// that it has not measured, which the host reports as unknown.
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 
-// Waits until the global timer ticks. Returns it, and the clock right before the reading.
+// Waits until the global timer changes. Returns its value, and the clock right before the reading.
 __device__ __forceinline__ u64 next_tick(u64& clock, int rounds) {
     const u64 before = ptx::nanoseconds();
 #pragma unroll 1
@@ -18,7 +19,8 @@ __device__ __forceinline__ u64 next_tick(u64& clock, int rounds) {
     return 0;
 }
 
-// found[0]: the smallest tick in ns. found[1], found[2]: cycles, and ns, from one tick to another at least `span` later.
+// found[0]: the smallest tick in ns. found[1], found[2]: cycles, and ns, from one tick to another at least `span`
+// later.
 extern "C" __global__ void trace_ticks(u64* found, u64 span, int rounds) {
     u64 first_clock, clock;
     const u64 first = next_tick(first_clock, rounds);
@@ -37,10 +39,11 @@ extern "C" __global__ void trace_ticks(u64* found, u64 span, int rounds) {
     found[2] = last - first;
 }
 
-// Two devices run it at the same time, one of them as `caller`. Round r: the caller reads its timer and sends r to
-// `theirs`; the other sees it in `mine`, reads its own timer and sends r back; the caller sees that and reads its timer
-// again. So the other's reading lies between the caller's two, whatever the way takes. The words guard nothing else.
-// times: the caller's two readings of each round, or the other's one.
+// Two devices run it at the same time, one of them as `caller`. In round r the caller reads its timer and stores r to
+// `theirs`. The other device polls `mine`, reads its own timer and stores r back. The caller polls its word and reads
+// its timer again. So the reading of the other device lies between the two readings of the caller, however long the
+// transfer takes. The words guard no other memory. `times` gets the two readings of the caller in each round, or the
+// one reading of the other device.
 extern "C" __global__ void trace_meet(u64* mine, u64* theirs, u64* times, int meetings, int caller, int rounds) {
 #pragma unroll 1
     for (u64 r = 1; r <= u64(meetings); ++r) {

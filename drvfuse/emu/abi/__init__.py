@@ -99,7 +99,9 @@ class Status(IntEnum):
 
 
 class Barrier(IntEnum):
-    """op_kind of the status BARRIER. ARRIVE suspends too, until all lanes of the warp have arrived."""
+    """op_kind of the status BARRIER: the operation at a barrier of the block. ARRIVE suspends too, until all lanes of
+    the warp have arrived.
+    """
 
     SYNC = 0
     ARRIVE = 1
@@ -110,7 +112,7 @@ class Barrier(IntEnum):
 
 
 class ClusterBarrier(IntEnum):
-    """op_kind of CLUSTER."""
+    """op_kind of the status CLUSTER: the operation at the barrier of the cluster."""
 
     ARRIVE = 0
     WAIT = 1
@@ -119,7 +121,7 @@ class ClusterBarrier(IntEnum):
 
 
 class Trap(IntEnum):
-    """op_kind of TRAP."""
+    """op_kind of the status TRAP: why the thread traps."""
 
     TRAP = 0
     ASSERT = 1  # a failed assertion: message op_value, file op_addr, line op_a, function op_seen
@@ -129,7 +131,8 @@ class Trap(IntEnum):
 
 
 class WarpOp(IntEnum):
-    """op_kind of WARPOP; op_mask is the member mask of the instruction (0xffffffff if it has none).
+    """op_kind of the status WARPOP: the operation of the warp. op_mask is the member mask of the instruction
+    (0xffffffff if it has none).
 
     SHFL: op_a value (32 bits), op_b lane or delta, op_c clamp/segment word -> op_result value, op_pred in range.
     VOTE: op_a predicate (0/1) -> op_result (0/1, or the mask for BALLOT).

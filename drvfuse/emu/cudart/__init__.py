@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA runtime API on the emulated driver, with `cuda.bindings.runtime`'s names, types and results.
 
-Most functions are one call of the driver, and are made from the two signatures (`pairs`). What the runtime has of its
-own is written by hand: the current device of a thread and its primary context, the last error (`state`, `devices`),
-null pointers and pitches (`memory`), the kinds of copies (`copies`). Error codes of both APIs are the same numbers.
+Most functions are one call of the driver, and are made from the signatures of both functions (`pairs`). The functions
+that the runtime implements itself are written by hand: the current device of a thread, its primary context and the last
+error (`state`, `devices`), null pointers and pitches (`memory`), the kinds of copies (`copies`). Error codes have the
+same numbers in both APIs.
 
-`EmulatedRuntime(driver)` is the namespace on the driver API of a machine or of one of its processes. What needs no
-driver, such as `cudaGetErrorName`, is cuda.bindings' own.
+`EmulatedRuntime(driver)` is the namespace for the driver API of a machine or of one of its processes. Functions that
+need no driver, such as `cudaGetErrorName`, are those of cuda.bindings.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WITHOUT_DRIVER = {"cudaCreateChannelDesc", "cudaGetErrorName", "cudaGetErrorStr
 
 
 class EmulatedRuntime:
-    """The functions as attributes; everything else is cuda.bindings.runtime's."""
+    """The runtime functions as attributes. All other attributes are those of cuda.bindings.runtime."""
 
     def __init__(self, driver: Any) -> None:
         self._state = State(driver)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arguments of the runtime become arguments of the driver, and results of the driver results of the runtime.
+"""Conversion of the runtime's arguments to arguments of the driver, and of the driver's results to those of the
+runtime.
 
-Enums of both APIs have the same numbers. Handles of the runtime are handles of the driver, or have its number. A
-structure has the same layout in both, so it passes by its bytes, up to the length of the shorter one, and what the
-driver has written into it comes back; `structs` has those that differ.
+Enums have the same numbers in both APIs. Handles of the runtime are handles of the driver, or have the same number. A
+structure has the same layout in both APIs, so its bytes are copied, up to the length of the shorter one, and copied
+back after the call. `structs` has the structures that differ.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NAMED = re.compile(r"(list\[)?:py:obj:`~\.(\w+)`")
 
 @dataclass
 class Argument:
-    """An argument as the driver takes it. `finish` is called after the call."""
+    """An argument for the driver. `finish` is called after the call."""
 
     value: Any
     finish: Callable[[], None] = lambda: None
@@ -36,7 +37,7 @@ ArgumentMaker = Callable[[State, Any], Argument]
 
 
 def argument_maker(name: str, annotation: Any, other: Any) -> ArgumentMaker:
-    """The conversion of the parameter of that name, by its annotations in the two signatures: text, or
+    """The conversion of a parameter, by its annotations in the two signatures. These are text or
     `inspect.Parameter.empty`.
     """
     if not isinstance(annotation, str):
@@ -52,7 +53,7 @@ def argument_maker(name: str, annotation: Any, other: Any) -> ArgumentMaker:
 def _list_of(make: ArgumentMaker) -> ArgumentMaker:
     def made(state: State, value: Any) -> Argument:
         if not isinstance(value, list | tuple):
-            return Argument(value)  # None, or the driver says what is wrong
+            return Argument(value)  # None, or a value that the driver refuses
         elements = [make(state, item) for item in value]
 
         def finish() -> None:
@@ -83,7 +84,7 @@ def is_structure(kind: Any) -> bool:
 
 
 def enum_of(kind: Any, value: Any) -> Any:
-    """The member of an enum by number. One that the enum does not have is an invalid value."""
+    """The member of an enum with a number. Fails with an invalid value if there is none."""
     try:
         return kind(int(value))
     except ValueError:
@@ -91,7 +92,7 @@ def enum_of(kind: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Handles and function pointers that only the runtime has pass by their number."""
+    """The number of a handle or a function pointer whose class only the runtime has. Other values are unchanged."""
     kind = type(value)
     foreign = kind.__module__ == RT.__name__ and hasattr(kind, "__int__") and not is_enum(kind)
     return int(value) if foreign and len(kind.__mro__) == 2 else value
@@ -107,7 +108,7 @@ def _structure(state: State, value: Any, kind: Any, target: Any) -> Argument:
 
 
 def copy(target: Any, source: Any) -> None:
-    """The bytes of one structure into another."""
+    """Copy the bytes of one structure to another."""
     sizes = [api.sizeof(type(value)) for value in (target, source) for api in (_api(type(value)),)]
     ctypes.memmove(int(target.getPtr()), int(source.getPtr()), min(sizes))
 
@@ -117,7 +118,9 @@ def _api(kind: type) -> Any:
 
 
 def result_maker(text: str) -> Callable[[Any], Any]:
-    """The conversion of a result, by the type in a docstring: "int", "Any", ":py:obj:`~.cudaStream_t`", "list[...]"."""
+    """The conversion of a result, by its type in the docstring, such as "int", "Any", ":py:obj:`~.cudaStream_t`" or
+    "list[...]".
+    """
     found = _NAMED.match(text)
     if found is None:
         return _plain_result if text == "Any" else {"float": float, "bytes": bytes}.get(text, _number)
@@ -131,7 +134,7 @@ def _number(value: Any) -> Any:
 
 
 def _plain_result(value: Any) -> Any:
-    """Device pointers are plain numbers in the runtime."""
+    """The result in the runtime, in which device pointers are plain numbers."""
     return int(value) if isinstance(value, T.CUdeviceptr) else value
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The current device, its primary context, properties and peers of devices, and the last error."""
+"""The current device and its primary context, properties and peers of devices, and the last error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _F = T.CUfunction_attribute
 
 
 def _existing(state: State, device: Any) -> int:
-    """A device argument; fails unless there is such a device."""
+    """The number of a device argument. Fails unless there is such a device."""
     number = integer(device)
     only(0 <= number < state.cu.cuDeviceGetCount(), _INVALID_DEVICE)
     return number
@@ -35,13 +35,13 @@ def cudaSetDevice(state: State, device: Any) -> None:
 
 @function(1, context=False)
 def cudaGetDevice(state: State) -> int:
-    """The device of the current context, whoever made it current; without one, the device that the thread has set."""
+    """Returns the device of the current context or, if there is none, the device that the thread has set."""
     return int(state.cu.cuCtxGetDevice()) if int(state.cu.cuCtxGetCurrent()) else state.thread.device
 
 
 @function(context=False)
 def cudaInitDevice(state: State, device: Any, deviceFlags: Any, flags: Any) -> None:
-    """Makes the primary context, and leaves the current device what it is."""
+    """Makes the primary context of a device, and does not change the current device."""
     device = _existing(state, device)
     if integer(flags) & RT.cudaInitDeviceFlagsAreValid:
         state.cu.cuDevicePrimaryCtxSetFlags(device, deviceFlags)
@@ -55,7 +55,7 @@ def cudaSetDeviceFlags(state: State, flags: Any) -> None:
 
 @function(context=False)
 def cudaDeviceReset(state: State) -> None:
-    """Destroys everything that the process has on the current device, for all threads, and clears the sticky errors."""
+    """Destroys all that the process has on the current device, for all threads, and clears sticky errors."""
     device = cudaGetDevice(state)
     state.drop_primary(device)
     state.cu.cuDevicePrimaryCtxReset(device)
@@ -65,13 +65,13 @@ def cudaDeviceReset(state: State) -> None:
 
 @function(1, context=False)
 def cudaChooseDevice(state: State, prop: Any) -> int:
-    """The devices of a machine are identical, so the first one is chosen."""
+    """Chooses the first device, as all devices of a machine are identical."""
     return 0
 
 
 @function(1, context=False)
 def cudaGetDeviceProperties(state: State, device: Any) -> Any:
-    """Fills in the fields that attributes or other calls of the driver know; the others are 0."""
+    """Returns properties. Fields that no attribute and no other call of the driver gives are 0."""
     cu, device = state.cu, _existing(state, device)
     found = RT.cudaDeviceProp()
     for field in (name for name in dir(found) if not name.startswith("_")):
@@ -129,7 +129,7 @@ _FIELDS = {
     "gpuDirectRDMAWritesOrdering": "GPU_DIRECT_RDMA_WRITES_ORDERING",
     "canUseHostPointerForRegisteredMem": "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
 }
-"""Fields of cudaDeviceProp whose attribute has another name than theirs in capitals."""
+"""The attributes of those fields of cudaDeviceProp whose name in capitals is not the name of the attribute."""
 
 
 def _attribute_of(field: str) -> Any:
@@ -155,7 +155,7 @@ def cudaDeviceDisablePeerAccess(state: State, peerDevice: Any) -> None:
 
 @function(context=False)
 def cudaGetLastError(state: State) -> int:
-    """The last error of a call of this thread, which is then cleared unless the context is lost."""
+    """Returns the last error of a call of this thread, and clears it unless the context is lost."""
     return state.last_error(clear=True)
 
 
@@ -169,7 +169,7 @@ def cudaPeekAtLastError(state: State) -> int:
 
 @function(1)
 def cudaFuncGetAttributes(state: State, func: Any) -> Any:
-    """The attributes of a cudaFunction_t or cudaKernel_t, the only kernels that Python can name."""
+    """Returns the attributes of a cudaFunction_t or cudaKernel_t, which are the only kernels that Python can name."""
     found = RT.cudaFuncAttributes()
     own = {
         "maxDynamicSharedSizeBytes": "MAX_DYNAMIC_SHARED_SIZE_BYTES",

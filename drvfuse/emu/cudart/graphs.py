@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, events and nodes of graphs, where the runtime lacks parameters of the driver or has them in another
+"""Functions for streams, events and nodes of graphs whose parameters differ from those of the driver in number or
 order.
 """
 
@@ -60,6 +60,6 @@ def cudaGraphExecMemcpyNodeSetParams1D(
 
 @function()
 def cudaGraphKernelNodeCopyAttributes(state: State, *args: Any, **kwargs: Any) -> None:
-    """The bindings of CUDA 12 name the source first, those of 13 the destination, as the driver does."""
+    """Copies attributes. The bindings of CUDA 12 take the source first, those of 13 the destination, as the driver."""
     nodes = inspect.signature(RT.cudaGraphKernelNodeCopyAttributes).bind(*args, **kwargs).arguments
     state.cu.cuGraphKernelNodeCopyAttributes(nodes["hDst"], nodes["hSrc"])

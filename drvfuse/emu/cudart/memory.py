@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation, where the runtime differs from the driver: nothing to allocate or free is no error."""
+"""Allocation, for which the runtime differs from the driver: allocating or freeing nothing is no error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .types import RT
 
 _P = T.CUpointer_attribute
 _ELEMENT = 4
-"""Size of an element that a pitch is to suit, in bytes; the runtime does not ask for it."""
+"""The element size, in bytes, for which a pitch is chosen. The runtime has no parameter for it."""
 
 
 @function(1)
@@ -23,7 +23,7 @@ def cudaMalloc(state: State, size: Any) -> int:
 
 @function()
 def cudaFree(state: State, devPtr: Any) -> None:
-    """Frees memory. With a null pointer it only makes the context."""
+    """Frees memory. For a null pointer it only makes the context."""
     address = host_address(devPtr)
     if address:
         state.cu.cuMemFree(address)
@@ -66,7 +66,7 @@ def cudaMallocPitch(state: State, width: Any, height: Any) -> tuple[int, int]:
 
 @function(1)
 def cudaMalloc3D(state: State, extent: Any) -> Any:
-    """Rows of `width` bytes and planes of `height` rows."""
+    """Allocates rows of `width` bytes, in planes of `height` rows."""
     given("extent", extent, RT.cudaExtent)
     found = RT.cudaPitchedPtr()
     found.ptr, found.pitch = cudaMallocPitch(state, extent.width, extent.height * extent.depth)
@@ -76,7 +76,7 @@ def cudaMalloc3D(state: State, extent: Any) -> Any:
 
 @function(1)
 def cudaPointerGetAttributes(state: State, ptr: Any) -> Any:
-    """The attributes of any pointer. One that the driver does not know counts as unregistered host memory."""
+    """Returns the attributes of a pointer. One that the driver does not know counts as unregistered host memory."""
     cu, address = state.cu, host_address(ptr)
     found = RT.cudaPointerAttributes()
     kinds = RT.cudaMemoryType

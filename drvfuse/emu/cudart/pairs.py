@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of the runtime that are one call of the driver.
 
-`cudaStreamQuery(stream)` is `cuStreamQuery(hStream)`, and most others are of that kind: the driver's function has the
-same name but for the prefix, or is in `RENAMED`, and the same parameters in the same order, perhaps with a context
-behind them, which is then the current one. How an argument or a result passes from one API to the other follows from
-its types, as the signatures and docstrings of cuda.bindings say (`convert`). A function whose counterpart the emulated
-driver refuses is refused by it.
+`cudaStreamQuery(stream)` is `cuStreamQuery(hStream)`, and so are most functions. The driver's function has the same
+name except for the prefix, or is in `RENAMED`. It has the same parameters in the same order, sometimes followed by a
+context, for which the current one is passed. `convert` converts arguments and results by their types in the signatures
+and docstrings of cuda.bindings. If the emulated driver refuses its function, the call of the runtime is refused too.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ RENAMED = {
     "cudaStreamCreateWithFlags": "cuStreamCreate",
 }
 _DEVICE_ALONE = ("cuDevice", "cuDriver")
-"""Functions of the driver that begin so need no context."""
+"""The prefixes of driver functions that need no context."""
 
 _RETURNS = re.compile(r"\nReturns\n-+\n(.*?)(?:\n\S+[^\n]*\n---|\Z)", re.S)
 
 
 def paired(name: str) -> Function:
-    """The function of the runtime by its counterpart in the driver."""
+    """A function of the runtime, made from its counterpart in the driver."""
     counterpart = RENAMED.get(name, "cu" + name.removeprefix("cuda"))
     real, other = getattr(RT, name), getattr(T, counterpart, None)
     outputs = results(real)
@@ -78,7 +77,7 @@ def paired(name: str) -> Function:
 
 
 def results(real: Any) -> list[str]:
-    """The types behind the error code that a function of the bindings returns, as its docstring names them."""
+    """The types of the results of a function of the bindings, without the error code, by its docstring."""
     found = _RETURNS.search(real.__doc__ or "")
     names = [line for line in (found[1] if found else "").splitlines() if line and not line.startswith(" ")]
     return [line.partition(" : ")[2] or line for line in names[1:]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of the runtime that are refused although the driver has no counterpart that would be: which, and why."""
+"""The functions of the runtime that are refused and have no refused counterpart in the driver, with the reasons."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REASONS = {
 
 
 def reason(name: str) -> str:
-    """Why a function is refused."""
+    """The reason why a function is refused."""
     return next((why for pattern, why in _REASONS.items() if re.search(pattern, name)), NEWER)
 
 
 def refuse(name: str, signature: inspect.Signature) -> Callable[..., Any]:
-    """The replacement for a refused function: it fails with cudaErrorNotSupported, and is reported once."""
+    """The replacement for a refused function. It fails with cudaErrorNotSupported, and makes one report."""
 
     def call(state: State, *args: Any, **kwargs: Any) -> Any:
         signature.bind(*args, **kwargs)
-        process = getattr(state.driver, "process", None)  # None: another process holds the machine
+        process = getattr(state.driver, "process", None)  # None if another process serves the machine
         if process is not None:
             report = Report("unsupported", f"{name} is refused: {reason(name)}", process=process.title)
             with process.machine.lock:

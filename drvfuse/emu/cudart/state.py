@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state that the runtime keeps between calls, and the steps common to all its calls.
 
-A thread has a current device and a last error. A call that needs a context takes the one that is current in the driver
-API; if there is none, the primary context of the thread's device becomes current. A primary context is retained once
-for the process, until `cudaDeviceReset`.
+A thread has a current device and a last error. A call that needs a context uses the current context of the driver API;
+if there is none, the primary context of the thread's device becomes current. The runtime retains each primary context
+once per process, until `cudaDeviceReset`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .types import RT
 
 SUCCESS, INVALID_VALUE, UNKNOWN = 0, 1, 999
 _STICKY = frozenset({214, 700, *range(702, 704), *range(709, 712), *range(714, 720)})
-"""Errors that stay until the device is reset, whoever asks for them: the context is lost."""
+"""Sticky errors, after which the context is lost. They are not cleared until the device is reset."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failed(Exception):
-    """A function fails with this code of the driver or the runtime."""
+    """Makes a function fail with a code of the driver or the runtime."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -32,7 +32,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the runtime: `call(state, *arguments)` gives its `outputs` values, or raises Failed."""
+    """A function of the runtime. `call(state, *arguments)` returns its `outputs` values, or raises Failed."""
 
     name: str
     call: Callable[..., Any]
@@ -41,11 +41,11 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-"""Those that are written by hand."""
+"""The functions that are written by hand."""
 
 
 def function(outputs: int = 0, *, context: bool = True) -> Callable[[F], F]:
-    """Register a function under its own name. `context`: it needs a current one."""
+    """Register a function under its name. `context`: it needs a current context."""
 
     def register(call: F) -> F:
         FUNCTIONS[call.__name__] = Function(call.__name__, call, outputs, context)
@@ -55,7 +55,7 @@ def function(outputs: int = 0, *, context: bool = True) -> Callable[[F], F]:
 
 
 def only(condition: object, code: int = INVALID_VALUE) -> None:
-    """Fail unless the condition holds."""
+    """Raise Failed(code) unless the condition holds."""
     if not condition:
         raise Failed(code)
 
@@ -66,8 +66,9 @@ class _Thread(threading.local):
 
 
 class State:
-    """The runtime on one driver. `cu.NAME(...)` calls one of its functions and gives what follows its code, or raises
-    Failed."""
+    """The runtime on one driver. `cu.NAME(...)` calls a driver function and returns its results without the CUresult,
+    or raises Failed.
+    """
 
     def __init__(self, driver: Any) -> None:
         self.driver, self.cu = driver, _Checked(driver)
@@ -82,7 +83,7 @@ class State:
             self._started = True
 
     def bound(self, function: Function) -> Callable[..., Any]:
-        """The function as cuda.bindings.runtime has it."""
+        """A function in the form in which cuda.bindings.runtime has it."""
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             try:
@@ -147,7 +148,7 @@ class _Checked:
 
 
 def error(code: int) -> Any:
-    """The runtime's error of a number. The driver has a few that the runtime knows no name for."""
+    """The runtime's error with a number. For a few codes of the driver the runtime has no name."""
     try:
         return RT.cudaError_t(code)
     except ValueError:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structures that the runtime and the driver lay out differently: descriptions of copies, and what contains them."""
+"""Structures with different layouts in the runtime and the driver: descriptions of copies, and structures that contain
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _SIDES = {
 
 
 def given(name: str, value: Any, kind: type) -> Any:
-    """A structure given as an argument. Raises TypeError for anything else, as the bindings do."""
+    """A structure that was given as an argument. Raises TypeError for a value of another type, as the bindings do."""
     if not isinstance(value, kind):
         wanted, found = f"{kind.__module__}.{kind.__name__}", type(value).__name__
         raise TypeError(f"Argument {name!r} has incorrect type (expected {wanted}, got {found})")
@@ -35,28 +37,28 @@ def given(name: str, value: Any, kind: type) -> Any:
 
 
 def sides(kind: Any) -> tuple[Any, Any]:
-    """The memory types of source and destination that a kind of copy names."""
+    """The memory types of source and destination for a kind of copy."""
     only(int(kind) in _SIDES, INVALID_DIRECTION)
     return _SIDES[int(kind)]
 
 
 def kind_of(source: Any, destination: Any) -> Any:
-    """The kind of copy between memory types."""
+    """The kind of a copy between two memory types."""
     return next((_K(kind) for kind, both in _SIDES.items() if both == (source, destination)), _K.cudaMemcpyDefault)
 
 
 def set_side(copy: Any, side: str, memory: Any, address: int, pitch: int) -> None:
-    """Set one side, "src" or "dst", of a CUDA_MEMCPY2D, _3D or _3D_PEER."""
+    """Set the source ("src") or the destination ("dst") of a CUDA_MEMCPY2D, _3D or _3D_PEER."""
     setattr(copy, f"{side}MemoryType", memory)
     setattr(copy, f"{side}{'Host' if memory == _M.CU_MEMORYTYPE_HOST else 'Device'}", address)
     setattr(copy, f"{side}Pitch", pitch)
 
 
 def _volume(copy: Any, p: Any, memories: tuple[Any, Any]) -> Any:
-    """Fill in what a copy of a volume has in common with, and without, peers."""
+    """Fill in the fields of a CUDA_MEMCPY3D that a CUDA_MEMCPY3D_PEER has too."""
     for side, memory in zip(("src", "dst"), memories, strict=True):
         if int(getattr(p, f"{side}Array") or 0):
-            raise Failed(NOT_SUPPORTED)  # arrays
+            raise Failed(NOT_SUPPORTED)  # arrays are not emulated
         there, at = getattr(p, f"{side}Ptr"), getattr(p, f"{side}Pos")
         only(p.extent.width <= there.pitch or p.extent.height * p.extent.depth <= 1, INVALID_PITCH)
         set_side(copy, side, memory, int(there.ptr or 0), there.pitch)
@@ -96,7 +98,7 @@ def _volume_of(copy: Any) -> Any:
 
 
 def _node(state: State, p: Any) -> Any:
-    """A CUgraphNodeParams: laid out as in the runtime, except that of a copy."""
+    """A CUgraphNodeParams. It has the same layout as in the runtime, except for a copy."""
     node = T.CUgraphNodeParams()
     if p.type == RT.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
         node.type = T.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of what the threads of a launch wait for, with places in the source."""
+"""Descriptions of what each thread of a launch waits for, with its place in the source."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _WAITS = (
     ("sleeping", "sleeping"),
     ("ready", "runnable"),
 )
-"""Masks of a warp, and what the lanes in them do."""
+"""The masks of a warp, and what the lanes in each mask do."""
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A thread that waits. `address` and `seen` are those of the word that it polls; `mbarrier` describes an mbarrier
-    there.
+    """A thread that waits. If it polls a word, `address` and `seen` are the address and the value of the word, and
+    `mbarrier` describes the word if it is an mbarrier.
     """
 
     block: Index
@@ -45,8 +45,8 @@ class Blocked:
 
 
 def blocked(launch: structs.Launch, identity: Identity, window: Window, undecided: int = 0) -> list[Blocked]:
-    """All live threads of a launch, and what each waits for. `undecided` is the number of polls after which registers
-    still changed, so that it is not certain that these threads wait for ever.
+    """All live threads of a launch, and what each waits for. If `undecided` is not 0, registers still changed after
+    that number of polls, so it is not certain that the threads wait for ever.
     """
     found = []
     for block in resident(launch):
@@ -88,7 +88,7 @@ def _at_cluster_barrier(launch: structs.Launch, block: structs.Block, t: structs
 
 
 def resident(launch: structs.Launch) -> Iterator[structs.Block]:
-    """The blocks of a launch that have begun and not ended."""
+    """The blocks of a launch that have started and not ended."""
     for slot in range(launch.high):
         block = structs.Block.from_address(launch.slots + slot * launch.slot_stride)
         if block.active:
@@ -101,7 +101,7 @@ def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> stru
 
 
 def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
-    """The waiting threads of a block, each with the mask's field and the text of its entry in _WAITS."""
+    """The waiting threads of a block, each with the mask that has its lane and the text of that mask in _WAITS."""
     for w in range(launch.warps):
         warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))
         for field, text in _WAITS:
@@ -112,7 +112,7 @@ def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str
 
 
 def _polled_by(block: structs.Block, t: structs.Thread) -> int:
-    """The site of the instruction by which a thread polls its word, wherever it is at the moment."""
+    """The site of the instruction by which a thread polls its word, even if the thread is at another place now."""
     poll = structs.Poll.from_address(block.polls + t.linear * sizeof(structs.Poll))
     for word in poll.word[: t.polls & abi.POLL_COUNT]:
         if word.addr == t.op_addr:

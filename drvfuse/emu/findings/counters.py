@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of a launch's memory accesses; times are not measured.
+"""Counts of the memory accesses of launches. Times are not measured.
 
-Accesses are those of single threads; bytes are what the accesses named, whatever hardware would fetch for them.
+An access is an access of one thread. Bytes are those that the access names, and not those that hardware would transfer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ _EXACT = 10_000_000  # larger numbers are rounded in tables
 
 @dataclass(frozen=True)
 class Count:
-    """Accesses and bytes. "local" is memory of the launch's own device, "remote" that of others, "host" pinned memory.
+    """Numbers of accesses and bytes. "local" is memory of the launch's own device, "remote" memory of other devices,
+    "host" pinned memory.
 
     An atomic counts as one access that reads and writes. Local memory and parameters are not counted in bytes.
-    "reduced" and "broadcast" are what multimem instructions named, once for all devices of the team; what they read and
-    wrote of each device's memory is in the counts above besides. Each is one access.
+    "reduced" and "broadcast" are the bytes that multimem instructions name, once for all devices of the team; each such
+    instruction is one access. The bytes that it reads and writes in the memory of each device are in the other counts
+    too.
     """
 
     accesses: int = 0
@@ -50,13 +52,13 @@ class Count:
 
 
 class Counters:
-    """Counts of one launch: `total`, and `lines` by (file, line) of the source, with the `opcodes` of each line.
+    """The counts of one launch: `total`, and `lines` by (file, line) of the source, with the `opcodes` of each line.
 
-    barriers    barriers of blocks completed
-    warp_ops    shuffles, votes and other warp operations completed
-    resumes     times that a thread was run until it suspended; a measure of the emulator's own work
+    barriers    the number of completed barriers of blocks
+    warp_ops    the number of completed shuffles, votes and other warp operations
+    resumes     the number of times that a thread was run until it suspended, which measures the emulator's own work
 
-    Made of an array of `abi.structs.Site`, one for each of the sites.
+    It is made of an array of `abi.structs.Site`, one for each of the sites.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Counters:
 
     @functools.cached_property
     def opcodes(self) -> dict[Line, tuple[str, ...]]:
-        """The PTX opcodes that each line was counted for."""
+        """The PTX opcodes whose accesses were counted for each line."""
         found: dict[Line, dict[str, None]] = {}
         for i in self._used.tolist():
             found.setdefault(_line(self._sites[i]), {})[self._sites[i].opcode] = None
@@ -123,7 +125,7 @@ class KernelCounters:
     opcodes: dict[Line, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, counters: Counters) -> KernelCounters:
-        """Add a launch; returns itself."""
+        """Add the counts of a launch, and return this object."""
         self.launches += 1
         self.barriers += counters.barriers
         self.warp_ops += counters.warp_ops
@@ -137,7 +139,9 @@ class KernelCounters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """One row per source line, and the sums; bytes by the owner of the memory. Columns of zeros are left out."""
+        """A table with one row per source line, and a row of sums. Bytes are given by the owner of the memory. Columns
+        of zeros are left out.
+        """
         total = self.total
         names = [f.name for f in fields(Count) if getattr(total, f.name) or f.name == "accesses"]
         header = [name.replace("shared_", "smem_").replace("_read", " r").replace("_written", " w") for name in names]
@@ -165,7 +169,7 @@ class KernelCounters:
 
 
 class Summary:
-    """The counts of several launches: `kernels` by name, in the order in which they first ended."""
+    """The counts of several launches. `kernels` are sorted by the time at which a launch of the kernel first ended."""
 
     def __init__(self, launches: Iterable[tuple[str, Counters]]) -> None:
         self.kernels: dict[str, KernelCounters] = {}
@@ -199,7 +203,9 @@ def _rounded(number: int) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first two to the left; the second is shortened where the table would be too wide."""
+    """A table as text. The first two columns are aligned to the left. The second is shortened if the table is too
+    wide.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[1] = max(min(widths[1], _WIDTH - sum(widths) + widths[1] - len(widths) + 1), 8)
     return "\n".join(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last events on the emulated devices: entries of the ring that the native runtime keeps.
+"""The last events on the emulated devices, from the ring buffer of the native runtime.
 
-It keeps strong accesses that saw a new value, fences, barriers, and the beginning and end of blocks. Times
-are virtual and stand still while anything can run.
+Events are strong accesses (of polls only those that see a new value), fences, barriers, and starts and ends of blocks.
+Their times are virtual, and advance little while a thread can run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DTYPE = np.dtype(structs.Event)
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a thread did. `kind` is the name of an `abi.EventKind`, in small letters; `value` is what a load
-    saw, what an atomic found, or the number of a barrier. Events of a block ("start", "end") have its thread 0.
+    """An action of a thread. `kind` is the name of an `abi.EventKind` in lower case. `value` is the value that a load
+    has read or an atomic has found, or the number of a barrier. Events of a block ("start", "end") have its thread 0.
     """
 
     clock: int
@@ -40,12 +40,14 @@ class Event:
 
 
 def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
-    """A copy of a native ring of EVENTS entries, of which `count` were written in all: oldest first, up to `until`."""
+    """A copy of the entries of a native ring buffer, oldest first, up to number `until`. `count` is the number of
+    entries written in all.
+    """
     return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
 
 
 def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Event]:
-    """The events of a ring, in order; those of launches that are not in `identities` are left out."""
+    """The events of records, in order. Events of launches that are not in `identities` are left out."""
     found = []
     for record in records.tolist():
         entry = dict(zip(DTYPE.names or (), record, strict=True))
@@ -62,7 +64,7 @@ def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Even
 def of_blocks(
     records: np.ndarray, identities: Mapping[int, Identity], blocks: Iterable[tuple[int, Index]]
 ) -> np.ndarray:
-    """The records of some blocks (device, block), of whatever launch."""
+    """The records of some blocks, given as (device, block), of any launch."""
     keep = np.zeros(len(records), bool)
     wanted = list(blocks)
     for op in np.unique(records["op"]).tolist():

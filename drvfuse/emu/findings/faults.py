@@ -17,8 +17,8 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Fault:
-    """The first fault of a launch; `kind` is the name of an `abi.FaultKind`, in small letters. `line` is the PTX's
-    where `file` is None.
+    """The first fault of a launch. `kind` is the name of an `abi.FaultKind` in lower case. If `file` is None, `line` is
+    a line of the PTX.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Fault:
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
-    """The fault that the native runtime recorded for a launch, whose blocks are still where they were."""
+    """The fault that the native runtime has recorded for a launch. The memory of its blocks is unchanged since."""
     f = launch.fault
     record = Record(launch, identity, window)
     return Fault(
@@ -52,15 +52,15 @@ def describe(launch: structs.Launch, identity: Identity, window: Window) -> Faul
 
 
 def _missing_barrier(f: Record) -> str | None:
-    """A hint for a read of shared memory that was never written and that no pending copy will write: where a barrier
-    may be missing.
+    """For a read of shared memory that was not written, and to which no pending copy writes: a hint where a barrier may
+    be missing. None if there is no hint.
     """
     lines = f.shared_writers if f.space is Kind.SHARED and not f.value else []
     if not lines:
         return None
     return (
         f"the kernel writes shared memory at {', '.join(lines)}: if another thread of the block is to write this word, "
-        "a barrier (__syncthreads) is missing between that and this read"
+        "a barrier (__syncthreads) is missing between that write and this read"
     )
 
 
@@ -77,12 +77,12 @@ _REASONS: dict[FaultKind, Callable[[Record], Any]] = {
     FaultKind.TRAP: lambda f: abi.Trap(f.flags),
     FaultKind.BARRIER_COUNT: lambda f: BarrierCount(f.addr),
     FaultKind.ENDLESS: lambda f: None if f.size else Endless(f.addr),
-    FaultKind.COPY_SIZE: lambda f: f.size == f.value,  # what is read of a bulk copy is its size
+    FaultKind.COPY_SIZE: lambda f: f.size == f.value,  # true for a bulk copy, which reads as many bytes as it writes
     FaultKind.MBARRIER: lambda f: MbarrierError(f.flags),
     FaultKind.CLUSTER_ABSENT: lambda f: Absent(f.value & 0xFFFFFFFF),
     FaultKind.CLUSTER_BARRIER: lambda f: ClusterError(f.flags),
 }
-"""Of kinds that have several reasons, the one that a record has."""
+"""For kinds with several reasons: a function that finds the reason in a record."""
 
 _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     FaultKind.OUT_OF_BOUNDS: "{f.access}: {f.where}",
@@ -100,8 +100,8 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     ),
     FaultKind.READ_ONLY: "{f.access}: device {f.device} may only read this memory: {f.where}",
     FaultKind.UNINITIALISED: {
-        False: "{f.access}: nobody has written there: {f.where}",
-        True: "{f.access}: nobody has written there, but {f.pending_copy} comes before",
+        False: "{f.access}: this memory was never written: {f.where}",
+        True: "{f.access}: this memory is not written yet: {f.pending_copy} comes before the read",
     },
     FaultKind.FOREIGN_SHARED: {
         False: "{f.access}: outside of the block's {f.shared_bytes} bytes of shared memory",
@@ -114,21 +114,22 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     FaultKind.TRAP: {
         abi.Trap.TRAP: "trap",
         abi.Trap.BREAKPOINT: "breakpoint",
-        abi.Trap.TABLE: "a branch by a number that its table of targets (brx.idx) does not have",
+        abi.Trap.TABLE: "a branch (brx.idx) with an index outside of its table of targets",
     },
     FaultKind.ASSERT: "{f.assertion}",
     FaultKind.WARP_LANES: "warp operation with mask 0x{f.value:08x}, which lacks the calling lane",
     FaultKind.WARP_MISMATCH: (
-        "warp operation with mask 0x{f.value:08x} meets another one, at line {f.other_line}, that waits for it"
+        "lanes of a warp wait for one another at different operations: this one has mask 0x{f.value:08x}, the other is "
+        "at line {f.other_line}"
     ),
     FaultKind.MATRIX_LANES: (
-        "{f.opcode} takes all 32 lanes of a warp, and only lanes 0x{f.value:08x} have come: the others have exited, or "
+        "{f.opcode} needs all 32 lanes of a warp, and only lanes 0x{f.value:08x} are there: the others have exited, or "
         "the block does not have them"
     ),
     FaultKind.BARRIER_COUNT: {
         BarrierCount.NUMBER: "barrier {f.value}; there are barriers 0 to 15",
         BarrierCount.THREADS: (
-            "barrier of {f.value} threads; barriers count whole warps: a multiple of 32, which arrive must give"
+            "barrier of {f.value} threads: the number must be a multiple of 32, and barrier.arrive must have one"
         ),
         BarrierCount.OTHERS_DIFFER: "barrier of {f.joining} threads, at which others wait for {f.others}",
     },
@@ -136,7 +137,8 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         "lanes of one warp are at different barriers: this one at {f.barrier}, another at line {f.other_line}"
     ),
     FaultKind.BARRIER_KINDS: (
-        "barrier {f.value} was joined by another kind: reductions go with none but the same reduction"
+        "threads are at barrier {f.value} by different instructions: a barrier with a reduction (barrier.red) needs "
+        "the same reduction in all threads"
     ),
     FaultKind.BARRIER_LEFT: (
         "the block has ended, and barrier {f.value}, at which this warp has arrived, was never completed"
@@ -144,16 +146,16 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     FaultKind.UNSUPPORTED: "status {f.flags} is not supported",
     FaultKind.ENDLESS: {
         Endless.RESUMES: (
-            "threads have gone on from {f.value} strong accesses (or 16 times as many other waits) "
-            "while none ended and no block began: a livelock, or very long work; " + RAISE_LIMIT
+            "no thread has exited and no block has started during {f.value} strong accesses (or 16 times as many other "
+            "waits): a livelock, or very long work; " + RAISE_LIMIT
         ),
         Endless.ROUNDS: "the thread has made {f.value} rounds of a loop that accesses no memory; " + RAISE_LIMIT,
         None: (
             "{f.access}: the thread has made {f.value} plain accesses without a wait; "
-            "what others write must be read by a strong load; " + RAISE_LIMIT
+            "a word that other threads write must be read by a strong load; " + RAISE_LIMIT
         ),
     },
-    FaultKind.INTERRUPTED: "Ctrl-C ended what ran; this thread ran on and on",
+    FaultKind.INTERRUPTED: "Ctrl-C ended the running kernels; this thread was running",
     FaultKind.COPY_SIZE: {
         True: "cp.async.bulk of {f.size} bytes: 16, or a multiple of it, is expected",
         False: "cp.async of {f.size} bytes with a src-size of {f.value}",
@@ -161,40 +163,40 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     FaultKind.MBARRIER: {
         MbarrierError.NO_BARRIER: "at 0x{f.addr:x}: there is no mbarrier: no mbarrier.init before, or overwritten",
         MbarrierError.COUNT: "at 0x{f.addr:x}: a count of {f.value}, which is out of range",
-        MbarrierError.ARRIVALS: "at 0x{f.addr:x}: {f.value} arrivals, and fewer are to come in this phase",
+        MbarrierError.ARRIVALS: "at 0x{f.addr:x}: {f.value} arrivals, and the phase expects fewer",
         MbarrierError.BYTES: "at 0x{f.addr:x}: {f.value} bytes are more than an mbarrier can count",
         MbarrierError.PENDING: "at 0x{f.addr:x}: more than {f.value} bulk copies are pending",
         MbarrierError.COMPLETES: (
             "at 0x{f.addr:x}: an arrival with .noComplete completes the phase, which PTX does not allow"
         ),
-        MbarrierError.MOST: "at 0x{f.addr:x}: as many arrivals are to come as an mbarrier can count",
+        MbarrierError.MOST: "at 0x{f.addr:x}: the phase already expects as many arrivals as an mbarrier can count",
         MbarrierError.ELSEWHERE: (
             "at 0x{f.addr:x}: the mbarrier is not in the shared memory of the block that is written"
         ),
     },
     FaultKind.CLUSTER_ABSENT: {
         Absent.NOT_YET: (
-            "{f.access}: shared memory of block {f.absent}, which has not begun (CTA not present): nothing makes it "
-            "certain, such as a barrier of the cluster before the first access to another block's memory"
+            "{f.access}: shared memory of block {f.absent}, which has not started (CTA not present): the first access "
+            "to another block's memory needs, for example, a barrier of the cluster before it"
         ),
         Absent.EXITED: (
-            "{f.access}: shared memory of block {f.absent}, whose threads have exited (CTA not present): it has to "
-            "wait, such as at a barrier of the cluster, until all others have made their accesses"
+            "{f.access}: shared memory of block {f.absent}, whose threads have exited (CTA not present): that block "
+            "has to wait, for example at a barrier of the cluster, until all other blocks have made their accesses"
         ),
         Absent.LATE: (
-            "{f.access}: it is asynchronous, and the threads of block {f.absent}, whose shared memory that is, have "
-            "exited before it arrived (CTA not present): that block has to wait for its mbarrier"
+            "{f.access}: the write is asynchronous, and the threads of block {f.absent}, to whose shared memory it "
+            "goes, have exited before it arrived (CTA not present): that block has to wait for its mbarrier"
         ),
     },
     FaultKind.BAD_FREE: (
-        "free of 0x{f.addr:x}, which malloc has not given to a kernel of this context, or which was freed: {f.where}"
+        "free of 0x{f.addr:x}, which is no live allocation by malloc in a kernel of this context: {f.where}"
     ),
     FaultKind.STACK_OVERFLOW: (
-        "too many calls of a function by itself are open: more than {f.value} MiB of stack; "
+        "the recursion is too deep: it needs more than {f.value} MiB of stack; "
         "a GPU has CU_LIMIT_STACK_SIZE bytes for each thread, 1024 by default"
     ),
     FaultKind.NO_FUNCTION: (
-        "a call by the address 0x{f.addr:x}, which no function of this module with such parameters and results has"
+        "an indirect call of 0x{f.addr:x}, at which this module has no function with these parameters and results"
     ),
     FaultKind.NO_CLUSTER: (
         "{f.access}: st.async and red.async are illegal instructions in a launch without clusters (tried on an H200); "
@@ -202,13 +204,13 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     ),
     FaultKind.CLUSTER_BARRIER: {
         ClusterError.TWICE: (
-            "the thread arrives at the barrier of the cluster, and has not waited (barrier.cluster.wait) since it "
-            "arrived there before"
+            "the thread arrives at the barrier of the cluster again, without having waited (barrier.cluster.wait) "
+            "since its last arrival"
         ),
         ClusterError.NOT_ARRIVED: (
-            "the thread waits at the barrier of the cluster, and has not arrived (barrier.cluster.arrive) since it "
-            "waited there before"
+            "the thread waits at the barrier of the cluster, without having arrived (barrier.cluster.arrive) since its "
+            "last wait"
         ),
     },
 }
-"""By the kind of a fault, and its reason where it has several, what is said of it: `f` is its `Record`."""
+"""The message of a fault by its kind and, for kinds with several reasons, by its reason. `f` is the `Record`."""

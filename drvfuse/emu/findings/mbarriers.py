@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The word of an mbarrier in plain text (`native/mbarrier.cuh` has what changes it)."""
+"""The state of an mbarrier as text, from its word (`native/mbarrier.cuh`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .. import abi
 
 
 def describe(opcode: str, word: int) -> str | None:
-    """The phase of the mbarrier that an instruction read as `word`; None if the word is not an mbarrier now."""
+    """The phase of the mbarrier that an instruction has read as `word`. None if the word is not an mbarrier."""
     if not _is_one(opcode, word):
         return None
     arrivals, expected, nbytes = _pending(word)
@@ -16,8 +16,8 @@ def describe(opcode: str, word: int) -> str | None:
 
 
 def brief(opcode: str, word: int) -> str | None:
-    """As `describe`, in short for a cell of a table, without the parity. Bytes that arrived before they were expected
-    are negative.
+    """A short form of `describe` for a cell of a table, without the parity. The number of bytes is negative if bytes
+    arrived before they were expected.
     """
     if not _is_one(opcode, word):
         return None
@@ -30,7 +30,7 @@ def _is_one(opcode: str, word: int) -> bool:
 
 
 def _pending(word: int) -> tuple[int, int, int]:
-    """Arrivals that are to come, those of each phase, and bytes that are to come."""
+    """(arrivals still to come, arrivals of each phase, bytes still to come)."""
     nbytes, sign = word >> abi.MBARRIER_BYTES_SHIFT & abi.MBARRIER_BYTES_MASK, abi.MBARRIER_BYTES_MASK // 2 + 1
     expected = word >> abi.MBARRIER_EXPECTED_SHIFT & abi.MBARRIER_COUNT_MASK
     return word & abi.MBARRIER_COUNT_MASK, expected, (nbytes ^ sign) - sign

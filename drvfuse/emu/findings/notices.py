@@ -15,7 +15,7 @@ KINDS = {
 
 
 def report(n: structs.Notice, identity: Identity) -> Report:
-    """The report of a native notice of an operation."""
+    """The report for a notice of the native runtime."""
     kind = NoticeKind(n.kind)
     words = {NoticeKind.SHUFFLE: _shuffle, NoticeKind.VOTE: _vote, NoticeKind.BARRIER: _barrier}[kind](n)
     block, thread = identity.index(n.block, n.thread)
@@ -34,7 +34,7 @@ def _shuffle(n: structs.Notice) -> str:
         why = f"which is not in the mask 0x{n.mask:08x}"
     else:
         why = "which has exited"
-    return f"lane {own} reads lane {n.lane} by a shuffle, {why}; what it gets is undefined (here 0xdeadbeef)"
+    return f"lane {own} reads lane {n.lane} by a shuffle, {why}; the result is undefined (here 0xdeadbeef)"
 
 
 def _vote(n: structs.Notice) -> str:

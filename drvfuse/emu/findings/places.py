@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps numbers of the native runtime to operations, blocks, threads and lines, and formats places as text."""
+"""Finds the operations, blocks, threads and lines for numbers of the native runtime, and formats places as text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HASHED = re.compile(r"^.*/[^/]*[0-9a-f]{32,}[^/]*/")
 
 @dataclass(frozen=True)
 class Identity:
-    """An operation: a launch, or a copy or fill, which has no blocks and no sites. `process` is the name of its
-    process, where a machine has several.
+    """An operation: a launch, or a copy or fill, which has no blocks and no sites. `process` is the name of its process
+    if the machine has several.
     """
 
     kernel: str
@@ -30,36 +30,36 @@ class Identity:
     process: str | None = None
 
     def index(self, block: int, thread: int) -> tuple[Index, Index]:
-        """(block, thread) as indices."""
+        """(index of the block, index of the thread), by their numbers."""
         return _unravel(block, self.grid), _unravel(thread, self.block)
 
     def site(self, number: int) -> Site | None:
-        """The place in its code with a number; None for `abi.NO_SITE`."""
+        """The site with a number. None for `abi.NO_SITE`."""
         return self.sites[number] if number < len(self.sites) else None
 
     def place(self, number: int) -> tuple[str | None, int | None]:
-        """(file, line) of a site; the PTX's line where there is no file; (None, None) for no site."""
+        """(file, line) of a site. Without a file, the line is that of the PTX. (None, None) for no site."""
         site = self.site(number)
         return (site.file or None, site.line or site.ptx_line) if site is not None else (None, None)
 
     def callers(self, number: int) -> str:
-        """The calls through which functions were inlined around a site."""
+        """The calls by which the code of a site was inlined, in words."""
         site = self.site(number)
         return called_at(site.inlined) if site is not None else ""
 
 
 def long_place(file: str, line: int | None) -> str:
-    """A place by the file's path, but without the folders of a cache that keeps files by their hash."""
+    """A place with the path of the file. Folders of a cache that stores files by their hash are left out."""
     return f"{_HASHED.sub('', file)}:{line}"
 
 
 def short_place(file: str | None, line: int | None) -> str:
-    """A place by the file's name alone; the PTX's line where there is no file."""
+    """A place with the name of the file only. Without a file, the line is that of the PTX."""
     return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
 
 
 def called_at(callers: Iterable[tuple[str, int]]) -> str:
-    """The calls through which functions were inlined around a place, innermost first, in words."""
+    """The calls by which the code of a place was inlined, innermost first, in words."""
     places = ", at ".join(short_place(*caller) for caller in callers)
     return f", called at {places}" if places else ""
 
@@ -71,7 +71,7 @@ def index_text(index: Index) -> str:
 
 
 def ravel(index: Index, extent: Index) -> int:
-    """The linear index of a three-dimensional one."""
+    """The linear index for a three-dimensional index."""
     return index[0] + extent[0] * (index[1] + extent[1] * index[2])
 
 

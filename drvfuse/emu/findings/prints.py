@@ -17,16 +17,17 @@ _C = ctypes.CDLL(None)
 
 
 def text_at(window: Window, address: int, limit: int = _TEXT_BYTES) -> bytes:
-    """The string at an address, as far as it is in the window."""
+    """The string at an address, up to its NUL, the end of the window or `limit` bytes."""
     if not window.contains(address, 1):
         return b"?"
     return bytes(window.view(address, min(limit, window.end - address))).split(b"\0", 1)[0]
 
 
 def printed(window: Window, call: structs.Print) -> tuple[str, int]:
-    """(text, result) of a call of printf: how many arguments it has taken, -1 without a format.
+    """(text, result) of a call of printf. The result is the number of arguments that it has used, or -1 without a
+    format.
 
-    Its arguments are in the thread's local memory. A directive whose arguments are not there stays as it is.
+    The arguments are in the thread's local memory. A directive whose arguments are not there is printed unchanged.
     """
     if not window.contains(call.format, 1):
         return "", -1
@@ -60,7 +61,7 @@ def printed(window: Window, call: structs.Print) -> tuple[str, int]:
             else:
                 wide = length in (b"l", b"ll", b"z", b"j", b"t") and kind != b"c"
                 values.append(take(ctypes.c_int64 if wide else ctypes.c_int))
-        except ValueError:  # behind the end of the thread's local memory
+        except ValueError:  # the address is beyond the end of the thread's local memory
             at, taken = before
             return match[0]
         directive = match[0] if kind in b"diouxX" else match[0][: -len((length or b"") + kind)] + kind
@@ -72,7 +73,7 @@ def printed(window: Window, call: structs.Print) -> tuple[str, int]:
 
 
 class Printer:
-    """Collects what kernels print."""
+    """Collects the text that kernels print."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -80,7 +81,9 @@ class Printer:
         self._raised: BaseException | None = None
 
     def add(self, call: int) -> int:
-        """The result of a kernel's printf. Native code calls this and cannot raise: `flush` does that."""
+        """Collect a kernel's printf and return its result. It is called by native code and must not raise; `flush`
+        raises an exception that has occurred here.
+        """
         try:
             text, count = printed(self._window, structs.Print.from_address(call))
             self._texts.append(text)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The race detector's Python side: the order of operations, and reports of the races found.
+"""The Python side of the race detector: the order of operations, and reports of races.
 
-Accesses are judged in native code (`native/race.cuh`, which has the rules). Here is the order of operations: each is
-ordered behind those that it waited for and behind what the host knew when it was queued; a programmatic dependent
-behind its primary only from `griddepcontrol.wait` on. Host code counts as one thread.
+Native code checks the accesses by the rules in `native/race.cuh`. This module gives it the order of operations. An
+operation is ordered after the operations for which it has waited, and after all that the host knew when the operation
+was queued. A programmatic dependent is ordered after its primary only from `griddepcontrol.wait` on. All host code
+counts as one thread.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24
-_KEPT = 4096  # how many plain stores of flags, and how many copies, are remembered
+_KEPT = 4096  # plain stores of flags that are remembered, and copies
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
 
 
 class Clock:
-    """The knowledge at some moment: a counted reference to a native clock."""
+    """A counted reference to a native clock (`native/clock.cuh`), which is what an operation or the host knows."""
 
     __slots__ = ("_detector", "ref")
 
@@ -39,14 +40,14 @@ class Clock:
         self._detector, self.ref = detector, ref
 
     def __del__(self) -> None:
-        self._detector.dropped.append(self.ref)  # the garbage collector may run at any moment, in any thread
+        self._detector.dropped.append(self.ref)  # released later, as the garbage collector may run in any thread
 
 
 class Ordered:
-    """An operation as the detector knows it: the `number`th of its machine, on a device.
+    """An operation on a device, for the detector. `number` counts the operations of the machine.
 
-    `after`, `host` and `overlapped` (the kernel in front of it that it may overlap) are what it is ordered behind until
-    it starts; `started` and `known` what is known at its start and after its end.
+    Until it starts, `after`, `host` and `overlapped` are what it is ordered after: operations, the clock of the host,
+    and the previous kernel, which it may overlap. `started` and `known` are its clocks at its start and after its end.
     """
 
     __slots__ = ("after", "device", "done", "host", "known", "number", "overlapped", "started")
@@ -96,8 +97,8 @@ class Detector:
         self._copies: dict[int, Clock | None] = {}  # number of a copy or fill -> its last clock
         self._host = Clock(self, 0)
         self._said_full = False
-        self._flags: dict[Any, str] = {}  # (writer, reader), each an operation and a block -> what is wrong with a flag
-        weak = weakref.WeakMethod(self.forget)  # a cycle would keep a dropped machine's window
+        self._flags: dict[Any, str] = {}  # (writer, reader), each (operation, block) -> what is wrong with the flag
+        weak = weakref.WeakMethod(self.forget)  # weak, as a reference cycle would keep the window of a dropped machine
 
         def forget(address: int, nbytes: int) -> None:
             method = weak()
@@ -113,7 +114,7 @@ class Detector:
     # Operations ------------------------------------------------------------------------------------------------------
 
     def queue(self, op: Ordered, after: Iterable[Ordered], primary: Ordered | None, chain: int) -> None:
-        """Record what an operation is ordered behind. `chain` is its stream or branch."""
+        """Record what an operation is ordered after. `chain` is its stream, or its branch of a graph."""
         if op.number >= _OPS:
             self.state.off = 1
             return
@@ -123,7 +124,7 @@ class Detector:
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Ordered) -> None:
-        """The operation begins: what it waited for has ended."""
+        """Called when an operation starts: the operations for which it waited have ended."""
         if op.started is not None:
             return
         clocks = [op.host, *(other.known for other in op.after)]
@@ -133,7 +134,9 @@ class Detector:
         op.host, op.after = None, ()
 
     def end(self, op: Ordered, known: int | None) -> None:
-        """The operation has ended, and knows `known` (this call takes the reference), or what it knew at its start."""
+        """Called when an operation has ended. It knows `known`, a reference that passes to this call, or, if that is
+        None, what it knew at its start.
+        """
         self.start(op)
         ref = self.share(op.started) if known is None else known
         op.known = Clock(self, self._end(self.address, ref, op.number))
@@ -143,7 +146,7 @@ class Detector:
                 del self._copies[next(iter(self._copies))]
 
     def touch(self, op: Ordered, accesses: Iterable[Any], now: int) -> None:
-        """A copy or fill accesses memory."""
+        """Called when a copy or fill accesses memory: check the accesses."""
         for at in accesses:
             if at.nbytes and self._window.contains(at.address, at.nbytes):
                 if at.write:
@@ -151,7 +154,7 @@ class Detector:
                 self._access(op, at.address, at.nbytes, Range.WRITE if at.write else Range.READ, now)
 
     def free(self, op: Ordered, address: int, nbytes: int, now: int) -> None:
-        """Memory is given back, which conflicts with each access that was made there."""
+        """Called when memory is freed, which conflicts with all accesses to it."""
         self._access(op, address, nbytes, Range.FREE, now)
 
     def _access(self, op: Ordered, address: int, nbytes: int, what: Range, now: int) -> None:
@@ -159,10 +162,10 @@ class Detector:
         self._range(self.address, op.number, op.started.ref, address, nbytes, what, now)
 
     def value(self, op: Ordered, address: int, nbytes: int, number: int, write: bool, ordered: bool, now: int) -> None:
-        """A stream writes a word, or has found the value that it waited for: the `number`th such access of `op`, which
-        orders memory or does not (`native/race_values.cuh`).
+        """Called when a stream writes a word, or has found the value for which it waited. This is access `number` of
+        `op`; `ordered` says whether it is a release or acquire (`native/race_values.cuh`).
 
-        Unless strict, a wait that sees what a copy or a fill has written knows what that knows: it has ended.
+        Unless strict, a wait that sees the value of a copy or a fill is ordered after that operation, which has ended.
         """
         if not self._window.contains(address, nbytes):
             return
@@ -174,17 +177,17 @@ class Detector:
         op.started = Clock(self, ref)
 
     def host_learns(self, ops: Iterable[Ordered]) -> None:
-        """The host has waited for these operations, and knows what they know."""
+        """Called when the host has waited for these operations: it knows what they know."""
         known = [op.known for op in ops if op.done and op.known is not self._host]
         if known:
             self._host = self._all([self._host, *known])
 
     def together(self, ops: Iterable[Ordered]) -> Clock:
-        """The join of what these ended operations know."""
+        """The join of the clocks of these operations, which have ended."""
         return self._all([op.known for op in ops])
 
     def share(self, clock: Clock | None) -> int:
-        """A further reference to a clock, for native code."""
+        """One more reference to a clock, for native code."""
         ref = clock.ref if clock is not None else 0
         self._retain(self.address, ref)
         return ref
@@ -204,18 +207,18 @@ class Detector:
     # Memory ----------------------------------------------------------------------------------------------------------
 
     def forget(self, address: int, nbytes: int) -> None:
-        """The address range holds other memory from now on: forget its accesses."""
+        """Forget the accesses to an address range, which is other memory from now on."""
         self._clear(self.address, address, nbytes)
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Report no unordered accesses of these bytes: they are the program's protocol."""
+        """Report no races on these bytes, as the program's protocol accesses them without an order."""
         self._polled(self.address, address, nbytes)
 
     # Findings --------------------------------------------------------------------------------------------------------
 
     def drain(self, identities: dict[int, Identity]) -> list[tuple[Report, int]]:
-        """The races since the last call, each with the number of events that had happened by then."""
+        """The races since the last call, each with the number of events before it."""
         state = self.state
         found = [
             (
@@ -234,8 +237,8 @@ class Detector:
         return found
 
     def _plain_flag(self, f: structs.Found, identities: dict[int, Identity]) -> str | None:
-        """The edge for two plain accesses behind a flag that one block stored by a plain write, if that write was found
-        to race with the poll of the other block.
+        """The edge for two plain accesses that a flag was to order, if one block has stored the flag by a plain write
+        that races with the poll of the other block.
         """
         mine, other = (f.op, f.block), (f.other_op, f.other_block)
         strength = f.flags & Entry.STRONG, f.other_flags & Entry.STRONG

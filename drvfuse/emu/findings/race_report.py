@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of the races that the detector has found."""
+"""The reports of races that the detector has found."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from ..translate.code import Site
 
 _EDGES = {
-    Edge.NONE: "no release and acquire lead from the one to the other",
+    Edge.NONE: "no release and acquire order the two accesses",
     Edge.BARRIER: "no barrier of the block (__syncthreads) is between them",
     Edge.WARP: "no __syncwarp and no barrier of the block is between them; shuffles and votes do not order memory",
-    Edge.RELEASED_EARLIER: "the last release that was seen from there came before that {other}",
+    Edge.RELEASED_EARLIER: "the last release of that block that was seen came before the {other}",
     Edge.RELAXED_STORE: "the flag{store} was stored without a release or a fence before it",
     Edge.RELAXED_LOAD: "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
     Edge.STORE_SCOPE: "the scope of the release at the flag{store} does not include the reader",
     Edge.LOAD_SCOPE: "the scope of the acquire{load} does not include the writer",
     Edge.GDC_WAIT: "the dependent launch has not executed griddepcontrol.wait before its access",
     Edge.ORDER: "neither stream order, an event, the host, nor a flag orders the two operations",
-    Edge.READ_ONLY_PATH: "the read-only path (ld.global.nc) may hold what was there when the kernel began",
+    Edge.READ_ONLY_PATH: "the read-only path (ld.global.nc) may return the contents from before the kernel started",
     Edge.STRONG_SCOPES: "both are strong, but their scopes do not include each other",
     Edge.STRONG_SIZES: "both are strong, but not of the same size",
     Edge.FLAG_SIZES: "the flag{store} was not read in the size in which it was written{load}",
@@ -37,48 +37,48 @@ _EDGES = {
     Edge.BULK: "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
     Edge.COPY_EARLY: (
         "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
-        "the read and the copy's issue; but if the read was to find what is copied, it lacks {lacks}"
+        "the read and the copy's issue; if the read was meant to find the copied data, it needs {lacks}"
     ),
     Edge.PROXY: (
-        "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the "
-        "writing thread, or of one that knew of the write, is between them"
+        "the copy reads by the async proxy what was written by the generic proxy, and no fence.proxy.async of the "
+        "writing thread, or of a thread that knew of the write, is between them"
     ),
     Edge.ALIAS: (
-        "one of them was made by a multicast address and the other by the memory's own, and no fence.proxy.alias is on "
-        "the way from the one to the other"
+        "one of them was made by a multicast address and the other by the memory's own address, and no "
+        "fence.proxy.alias is between them in the order of the two"
     ),
     Edge.CLUSTER: (
-        "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire at its "
-        "scope, lead from the one to the other"
+        "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire of cluster "
+        "scope, order the two accesses"
     ),
     Edge.CLUSTER_RELAXED: (
-        "the block of the earlier one arrived at the barrier of the cluster with .relaxed, which releases only what a "
-        "fence before it covers, and fence.mbarrier_init covers nothing but mbarrier.init"
+        "the block of the earlier access arrived at the barrier of the cluster with .relaxed, which releases only what "
+        "a fence before it covers, and fence.mbarrier_init covers nothing but mbarrier.init"
     ),
     Edge.CLUSTER_START: (
-        "nothing makes it certain that the block whose shared memory this is has begun: no barrier of the cluster "
-        "(barrier.cluster) and no release and acquire lead from any of its threads to this access"
+        "nothing ensures that the block whose shared memory is accessed has started: no barrier of the cluster "
+        "(barrier.cluster), and no release and acquire, order this access after its threads"
     ),
     Edge.CLUSTER_END: (
-        "the block may have ended, and its shared memory be gone, when this access is made: nothing, such as a barrier "
-        "of the cluster or a wait for its mbarrier, leads from it to the exit of any thread of that block"
+        "the block may have ended, and its shared memory be gone, before this access: nothing, such as a barrier of "
+        "the cluster or a wait for its mbarrier, orders the access before the exit of the block's threads"
     ),
 }
-"""What would have to order two accesses."""
+"""By Edge: the reason why two accesses are not ordered."""
 
 
-_APART = 6  # lines of PTX between the load and the store of a counter, at most
+_APART = 6  # the most lines of PTX between the load and the store of a counter
 _COUNTER = (
-    "each of the threads reads this word and writes it back, as a counter; in one step, without a race, that is an "
-    "atomic (atomicAdd, atomicMax, ...)"
+    "each of the threads reads this word and writes it back, as for a counter; an atomic (atomicAdd, atomicMax, ...) "
+    "does that in one step, without a race"
 )
 
 
 def report(
     f: structs.Found, identities: Mapping[int, Identity], flag: str | None, multicast: tuple[int, int] | None = None
 ) -> Report:
-    """The report of a race. `flag`: what is wrong with the flag that was to order the two, if that is known.
-    `multicast`: for an access by a multicast address, that address and the device whose memory is meant.
+    """The report of a race. `flag`: what is wrong with the flag that was to order the accesses, if that is known.
+    `multicast`: for memory that is bound to a multicast object, (multicast address, device of the memory).
     """
     lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
     mine = _place(identities.get(f.op), f.site, f.block, f.thread, f.edge == Edge.CLUSTER_END)
@@ -93,7 +93,7 @@ def report(
     here = _site(identities.get(f.op), f.site)
     there = _site(identities.get(f.other_op), f.other_site)
     wait = _wait(here, f.flags) if f.edge == Edge.COPY_EARLY else _wait(there, f.other_flags)
-    lacks = f"the copying thread's wait ({wait}) and a barrier behind that"
+    lacks = f"the copying thread's wait ({wait}) and a barrier after that"
     if here is not None and "mbarrier" in here.opcode:
         lacks = "a wait for the mbarrier that the copy completes (mbarrier.try_wait)"
     earlier = f"thread's wait ({wait}) for the copy{at}" if f.other_flags & Entry.ASYNC else verb + at
@@ -116,8 +116,8 @@ def report(
 
 
 def _counts(here: Site | None, there: Site | None, identity: Identity | None) -> bool:
-    """Whether both accesses are made by a load of a word and a later store to it in one source line, as when a counter
-    is incremented. Without line information the two instructions must be near each other.
+    """Whether the accesses are a load of a word and a later store to it in the same source line, as for the increment
+    of a counter. Without line information, the two instructions must be near each other.
     """
     if here is None or there is None or identity is None or not here.address:
         return False
@@ -133,9 +133,9 @@ def _counts(here: Site | None, there: Site | None, identity: Identity | None) ->
 
 
 def plain_flag(identity: Identity | None, site: int) -> str:
-    """The edge of a race behind a flag that was stored at this site by a plain write, in words."""
+    """The reason for a race that a flag was to prevent, if the flag was stored by a plain write at this site."""
     at = _line(_site(identity, site))
-    return f"the flag at {at} was stored by a plain write, which releases nothing, not even behind a fence"
+    return f"the flag at {at} was stored by a plain write, which releases nothing, not even after a fence"
 
 
 def _wait(copy: Site | None, flags: int) -> str:
@@ -165,7 +165,7 @@ def _block(index: Index | None) -> str:
 
 
 def _place(identity: Identity | None, number: int, block: int, thread: int, whole: bool = False) -> Place:
-    """The place of an access, or (`whole`) of the beginning or the end of a block."""
+    """The place of an access or, with `whole`, that of the start or the end of a block."""
     if identity is None:
         return Place("an operation long ago", None, None, 0, None, None)
     site = identity.site(number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native runtime's record of a fault, and the memory that the fault concerns."""
+"""The record of a fault by the native runtime, and the memory that the fault concerns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
-_PLACES = 3  # how many lines a hint names
+_PLACES = 3  # the most lines that a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 
 @dataclass(frozen=True)
 class Lent:
-    """Memory that the engine lends to each block, thread or kernel: `count` pieces from `first` on, `stride` apart, of
-    which `nbytes` may be accessed. The owner of the piece at `own` has met the fault.
+    """Memory that the engine lends to each block, thread or kernel: `count` pieces from `first` on, `stride` bytes
+    apart. `nbytes` of a piece may be accessed. The thread with the fault owns the piece at `own`.
     """
 
     kind: Kind
@@ -37,7 +37,7 @@ class Lent:
         return f"the {self.owner}'s {self.nbytes} bytes of {self.what}"
 
     def holding(self, address: int) -> str | None:
-        """The place of an address inside a piece, in words; None if it is in none."""
+        """The place of an address inside a piece, in words. None if the address is in no piece."""
         number, at = divmod(address - self.first, max(self.stride, 1))
         if not 0 <= number < self.count or at >= self.nbytes:
             return None
@@ -45,7 +45,9 @@ class Lent:
 
 
 class Record:
-    """A fault's record, and what is said of it. `flags`, `addr` and `value` mean what its kind says."""
+    """The record of a fault, with the parts of its message. The meaning of `flags`, `addr` and `value` depends on its
+    kind.
+    """
 
     def __init__(self, launch: structs.Launch, identity: Identity, window: Window) -> None:
         self.launch, self.identity, self.window = launch, identity, window
@@ -56,9 +58,10 @@ class Record:
 
     @cached_property
     def kind(self) -> FaultKind:
-        """The native runtime judges an address by what lies there. That a wild address hits memory which the engine
-        lends to blocks and threads says nothing: the state space decides that the instruction names. One that names
-        none is taken for an access to global memory, since nearly all to shared and local memory name theirs.
+        """The kind of the fault. The native runtime decides it by the memory at the address. If that is memory that the
+        engine lends to blocks and threads, a wrong address has hit it by chance, and the state space of the instruction
+        decides instead. An instruction without a state space counts as an access to global memory, since nearly all
+        accesses to shared and local memory name their state space.
         """
         kind = FaultKind(self.launch.fault.kind)
         if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL:
@@ -72,15 +75,15 @@ class Record:
 
     @cached_property
     def space(self) -> Kind | None:
-        """The state space that the instruction names for this access: DEVICE (global), SHARED, LOCAL or none."""
+        """The state space that the instruction names for this access: DEVICE (global), SHARED, LOCAL or None."""
         site = self.identity.site(self.launch.fault.site)
         parts = [part.split("::")[0] for part in site.opcode.split(".")] if site is not None else []
         named = [_SPACES[part] for part in parts if part in _SPACES]
         if not named:
             return None
-        if "mbarrier" in parts and self.size == 8:  # of a bulk copy, which reads and writes pieces of 16 bytes
+        if "mbarrier" in parts and self.size == 8:  # the mbarrier of a bulk copy, whose data are pieces of 16 bytes
             return Kind.SHARED
-        return named[0 if self.flags & Access.WRITE else -1]  # copies name the target first
+        return named[0 if self.flags & Access.WRITE else -1]  # copies name the destination first
 
     @property
     def reaches_cluster(self) -> bool:
@@ -103,14 +106,14 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            if found is not None and found.kind is lent.kind and lent.nbytes:  # the meant memory is uncertain
+            if found is not None and found.kind is lent.kind and lent.nbytes:  # which piece was meant is uncertain
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text
 
     @property
     def shared_writers(self) -> list[str]:
-        """Some source lines at which the launch has written shared memory so far or, if there are none, at which its
-        kernel does.
+        """Some source lines at which the launch has written shared memory so far or, if there are none, at which the
+        kernel writes it.
         """
         launch, sites = self.launch, self.identity.sites
         stores = [n for n, s in enumerate(sites) if s.opcode.split(".")[0] in ("st", "atom", "red")]
@@ -129,12 +132,12 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """The line at which the other threads are: `flags` is their site."""
+        """The line at which the other threads are, whose site is `flags`."""
         return self.identity.place(self.flags)[1]
 
     @property
     def joining(self) -> int | str:
-        """The number of threads of the barrier that this thread takes part in."""
+        """The number of threads of the barrier in which this thread participates."""
         return self.value or "all"
 
     @property
@@ -148,17 +151,17 @@ class Record:
 
     @property
     def absent(self) -> str:
-        """The block of the cluster that is not there: the upper half of `value`."""
+        """The block of the cluster that is not present, which is the upper half of `value`."""
         return index_text(self.identity.index(self.value >> 32, 0)[0])
 
     @property
     def unbound(self) -> str:
-        """The devices that have bound no memory at a multicast address: bits of `value`."""
+        """The devices that have bound no memory at a multicast address, which are the bits of `value`."""
         return ", ".join(str(device) for device in range(MEMBERS) if self.value >> device & 1)
 
     @property
     def assertion(self) -> str:
-        """The assertion that failed; `value` is the address of the thread's frame."""
+        """The failed assertion. `value` is the address of the thread's frame."""
         t = structs.Thread.from_address(self.value)
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)
@@ -167,7 +170,9 @@ class Record:
 
     @property
     def pending_copy(self) -> str:
-        """The copy that will write what was read (`value` is its site, plus one), and what waits for it."""
+        """The copy that will write the memory that was read, and the missing wait for it. `value` is the copy's site
+        plus one.
+        """
         site = self.value - 1
         opcode, copy = self.identity.sites[site].opcode, "cp.async.bulk"
         if ".bulk_group" in opcode:
@@ -176,7 +181,7 @@ class Record:
             wait = "wait for its mbarrier (mbarrier.try_wait)"
         else:
             copy, wait = "cp.async", "cp.async.wait_group of its thread that covers it"
-        return f"the {copy} at line {self.identity.place(site)[1]} is to: no {wait}"
+        return f"the {copy} at line {self.identity.place(site)[1]} will write it, and no {wait}"
 
     @cached_property
     def _lent(self) -> list[Lent]:

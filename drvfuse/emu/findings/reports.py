@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an emulated machine found: faults, deadlocks and refused modules, each with its place in the source."""
+"""The reports of an emulated machine: faults, deadlocks, refused modules and so on, each with its place in the
+source.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,21 @@ from . import timeline
 from .places import Index, called_at, index_text, long_place, short_place
 
 PAGE = "docs/findings.md"
-"""It has a section for each kind of report: that of a new kind is added there."""
+"""The documentation page with a section for each kind of report. A new kind needs a section there."""
 NO_FINDINGS = ("unsupported", "graph", "launch")
-"""Kinds that say nothing against the program: a call was refused, because it is not emulated, or because a graph or the
-shape of a launch does not fit, which programs try out.
+"""The kinds that do not count against the program: a call was refused because it is not emulated, or because a graph or
+the shape of a launch does not fit, which programs may test on purpose.
 """
 _WORDS = 4
-"""How many polled words of one place the report of a standstill lists, each in a line of its own."""
+"""The most polled words of one place that the report of a standstill lists in lines of their own."""
 
 
 @dataclass(frozen=True)
 class Place:
     """The place of an access. A copy or fill has no line and no thread.
 
-    callers  where the functions that were inlined around it were called, (file, line), innermost first
-    process  the name of the process that made it, where the machine has several
+    callers  the calls by which its code was inlined, as (file, line), innermost first
+    process  the name of the process that made it, if the machine has several
     """
 
     kernel: str
@@ -49,19 +51,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """One finding. Fields that do not apply are None.
+    """One report of a machine. Fields that do not apply are None.
 
     kind      "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
     device    ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
-    other     of a race: the earlier access
-    edge      of a race: what would have to order the two, in words
-    callers   of a race: where the functions that were inlined around the later access were called, as in `Place`
-    timeline  what happened before, one event per line
-    process   the name of the process whose kernel or copy it is, where the machine has several
-    hint      what is often the mistake, where there is a guess
+    other     for a race: the earlier access
+    edge      for a race: the reason why the two accesses are not ordered
+    callers   for a race: the calls by which the code of the later access was inlined, as in `Place`
+    timeline  the events before, one per line
+    process   the name of the process of the kernel or copy, if the machine has several
+    hint      the likely mistake, if there is a guess
 
-    `str` is all that was found but the timeline, over several lines; `repr` and `brief()` are one. `page` is the place
-    in the documentation that explains the kind and shows how to mend it.
+    `str` has all of this except the timeline, in several lines; `repr` and `brief()` are one line. `page` is the
+    section of the documentation that explains the kind and shows how to correct the program.
     """
 
     kind: str
@@ -86,7 +88,7 @@ class Report:
 
     @property
     def finding(self) -> bool:
-        """Whether this counts against the program: a call that was refused because it is not emulated does not."""
+        """Whether this report counts against the program. A refused call does not (`NO_FINDINGS`)."""
         return self.kind not in NO_FINDINGS
 
     @property
@@ -98,7 +100,7 @@ class Report:
         return f"<Report {self.kind}{place}{self._where()}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """The text that a notebook shows."""
+        """Print the text that a notebook shows."""
         printer.text(str(self))
 
     def __str__(self) -> str:
@@ -108,7 +110,7 @@ class Report:
         return "\n  ".join([*lines, f"see {self.page}"])
 
     def brief(self) -> str:
-        """One line, in which a file has its name alone, without folders."""
+        """The report as one line, in which files have their names without folders."""
         place = f" at {short_place(self.file, self.line)}" if self.line else ""
         text = self.message.splitlines()[0].rstrip(":")
         if self.other is not None:
@@ -133,13 +135,13 @@ def standstill(
     without_work: Mapping[int, Report | None],
     stream_waits: Iterable[str] = (),
 ) -> Report:
-    """The report of launches that cannot go on, or that are ended: where each thread is, and what it waits for.
+    """The report of launches that cannot continue, or that are stopped: where each thread is, and what it waits for.
 
-    `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
-    `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
-    ended their kernels, if that was a finding; `stream_waits` what streams wait for in memory, in words. Threads that
-    wait at the same place for the same thing are one line, and so are all that wait at one place for more than _WORDS
-    things.
+    `launches` are (name of the kernel, possibly with its process; device; EngineLaunch). `crowded` are the kernels
+    (name, device) that wait for room. `without_work` are the devices that run nothing, with the finding that ended
+    their kernels, if there was one. `stream_waits` are the waits of streams for values in memory, in words. Threads
+    that wait at the same place for the same word share a line, as do all threads that wait at one place for more than
+    _WORDS words.
     """
     lines: list[str] = []
     missing: list[str] = []
@@ -167,10 +169,10 @@ def standstill(
             ended = f", and {launch.ended} have ended" if launch.ended else ""
             held = launch.block_count - launch.unplaced - launch.ended
             lines.append(
-                f"device {device}, {kernel}: {share} were never placed: {held} are resident, which do not end{ended}. "
+                f"device {device}, {kernel}: {share} never became resident: {held} are resident and do not end{ended}. "
                 "Blocks that wait for one another must all fit on the device at once (a cooperative launch asks for it)"
             )
-            missing.append(f"{share.replace('its', 'the', 1)} of {kernel} on device {device} were never placed")
+            missing.append(f"{share.replace('its', 'the', 1)} of {kernel} on device {device} never became resident")
     for kernel, device in crowded:
         lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
     lines += [f"device {wait}" for wait in stream_waits]
@@ -190,7 +192,7 @@ def standstill(
 
 
 def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ...], list[Any]]:
-    """The groups of threads, each with its key, that share a line: those of a place where they are many, else one."""
+    """The groups of threads that share a line, by key. The groups of a place are merged if there are many of them."""
     at = Counter(key[:3] for key in groups)
     lines: dict[tuple[Any, ...], list[Any]] = {}
     for key, members in groups.items():
@@ -199,7 +201,7 @@ def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ..
 
 
 def _ended(device: int, report: Report) -> str:
-    """How the kernels of a device ended, in words."""
+    """The way in which the kernels of a device ended, in words."""
     what = "kernel" if report.kernel else "work"
     place = f" at {short_place(report.file, report.line)}" if report.line else ""
     return f"device {device}'s {what} ended with {report.kind}{place}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a timeline: equal events share a row, and repeated rows are shown once."""
+"""The rows of a timeline. Similar events share a row, and repeated rows are shown once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from .events import Event
 
-PERIOD = 8  # rows of the longest sequence whose repetitions are folded
+PERIOD = 8  # rows of the longest sequence whose repetitions are shown once
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,22 @@ class Again:
 
 
 def last_rows(events: Iterable[Event], rows: int) -> tuple[int, list[list[Event] | Again]]:
-    """About `rows` rows, the last of all, and the number of those that came before."""
+    """(number of earlier rows, the last `rows` rows or somewhat more)."""
     folded = _folded(_grouped(events))
     start = max(0, len(folded) - rows)
     for at, item in enumerate(folded[start : start + PERIOD + 1], start):
-        if isinstance(item, Again):  # what is repeated is shown too
+        if isinstance(item, Again):  # the rows that are repeated are shown too
             start = min(start, at - item.rows)
             break
     return sum(item.events if isinstance(item, Again) else 1 for item in folded[:start]), folded[start:]
 
 
 def _grouped(events: Iterable[Event]) -> list[list[Event]]:
-    """Runs of events that differ in thread, address and value only; and loads by which a block saw a word hold
-    the same, as long as nobody does anything but load.
+    """The groups of events that share a row: successive events that differ only in thread, address and value, and loads
+    by which a block sees the same value in a word, with only loads in between.
     """
     groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # the value that each load saw, and its row
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # for each load: the value that it saw, and its row
     for e in events:
         if e.kind == "load":
             word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
@@ -70,7 +70,7 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
-    """The rows, where rows that repeat one another, alone or as a sequence of up to PERIOD, stand there once."""
+    """The rows, in which repetitions of a row, or of a sequence of up to PERIOD rows, are replaced by an Again."""
     keys = [_key(members) for members in groups]
     folded: list[list[Event] | Again] = []
     at = 0
@@ -92,7 +92,7 @@ def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
 
 
 def _key(members: Sequence[Event]) -> tuple[Any, ...]:
-    """The part of a row by which repetitions are recognised: all but the time and who came last to a barrier."""
+    """The part of a row by which repetitions are recognised: all except the time and the last thread at a barrier."""
     e = members[0]
     who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
     number = e.value if e.kind == "barrier" else 0

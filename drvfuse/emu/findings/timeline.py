@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last events on the emulated devices, as text: one column per block, one row per event, in order of occurrence."""
+"""The last events on the emulated devices as text, with one column per block and one row per event, in their order."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 ROWS = 32
-COLUMNS = 3  # more blocks than this share one column, which then names them
-APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
+COLUMNS = 3  # if there are more blocks, they share one column, which names the block of each event
+APART = 8  # if more blocks wait for different words, blocks that wait at the same places count as one
 NEAR = 256  # bytes around an unwritten word in which a write by a peer is mentioned
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A block, or one thread of it, which takes part in the barriers of its block too."""
+    """A block or one thread of a block. The barriers of its block are events of the thread too."""
 
     device: int
     block: Index
@@ -51,7 +51,7 @@ class Participant:
 
 
 class Names:
-    """Short names of addresses, "A+0x40", and what the letters stand for."""
+    """Short names of addresses, such as "A+0x40", and the memory for which the letters stand."""
 
     def __init__(self, window: Window | None) -> None:
         self._window = window
@@ -84,9 +84,11 @@ def render(
     width: int = WIDTH,
     last: Mapping[Participant, str] | None = None,
 ) -> str:
-    """The last `rows` events of some blocks (or threads), newest last; a column each, or one for all if they are many.
+    """The last `rows` events of some blocks or threads, newest last. Each has a column, or all share one if there are
+    many.
 
-    Threads of a block that did the same in a row are one event. `last` adds a row for what a participant does now.
+    Successive events of threads of a block that did the same share a row. `last` adds a row with what a participant
+    does now.
     """
     names = names or Names(window)
     hidden, shown = last_rows([e for e in events if any(p.takes(e) for p in participants)], rows)
@@ -123,7 +125,7 @@ def render(
 
 
 def _text(members: Sequence[Event], names: Names) -> str:
-    """One cell: what was done, by whom, where."""
+    """The text of a cell: what was done, by which threads, and where."""
     e = members[0]
     place = f"({short_place(e.file, e.line)})" if e.line else ""
     if e.kind == "start":
@@ -156,7 +158,7 @@ def _threads(members: Sequence[Event]) -> str:
 
 
 def _short(opcode: str) -> str:
-    """An opcode without state space and type."""
+    """An opcode without its state space and its type."""
     return ".".join(part for part in opcode.split(".") if not _TYPE.fullmatch(part))
 
 
@@ -169,7 +171,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """The text, shortened to fit. A place in brackets at its end is kept."""
+    """A text, shortened to a width. A place in brackets at its end is kept."""
     if len(text) <= width:
         return text
     place = re.search(r" \([^()]*\)$", text)
@@ -183,8 +185,8 @@ def _cut(text: str, width: int) -> str:
 def of_race(
     report: Report, records: np.ndarray, identities: Mapping[int, Identity], window: Window | None = None
 ) -> str:
-    """The last events of both blocks of a race, or of both threads of one block. The access that found it is the last
-    row.
+    """The last events of both blocks of a race, or of both threads if they are of one block. The last row is the later
+    access.
     """
     other = report.other
     assert report.device is not None and other is not None
@@ -228,15 +230,15 @@ def of_deadlock(
     without_work: Iterable[str] = (),
     rows: int = ROWS,
 ) -> str:
-    """The words that the threads of a deadlock wait for, who wrote there, and the last events of their blocks.
+    """The words for which the threads of a deadlock wait, the last writes to them, and the last events of the blocks.
 
-    `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike (at the same places, and
-    for the same words unless there are too many of those) the first stands for all. `without_work` are lines on the
-    devices that run nothing.
+    `waits` are (kernel, device, `Blocked` threads of the launch). Of several blocks that wait at the same places for
+    the same words, only the first is shown; if there are too many such groups, the words may differ. `without_work` are
+    lines about the devices that run nothing.
     """
     names = Names(window)
     stood: dict[tuple[Any, ...], Participant] = {}
-    alike: dict[tuple[Any, ...], Participant] = {}  # but for the words
+    alike: dict[tuple[Any, ...], Participant] = {}  # the first block of those that wait at the same places
     words: dict[int, list[tuple[int, Any]]] = {}
     for kernel, device, blocked in waits:
         places: dict[Index, list[tuple[Any, ...]]] = {}
@@ -273,7 +275,9 @@ def _word(
     names: Names,
     window: Window | None,
 ) -> list[str]:
-    """Lines on one word that is polled: who waits, who wrote it (by any of its addresses), else who wrote near it."""
+    """The lines about a polled word: which threads wait for it, which thread wrote it last (by any of its addresses)
+    or, if none did, which devices wrote near it.
+    """
     device, first = pollers[0]
     who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
     more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse vector clocks: which accesses a thread or an operation knows of, that is,
-// which happened before it. They lie in an arena that Python reserves.
+// Sparse vector clocks: which accesses a thread or an operation knows of, that is, which happened before it. They lie
+// in an arena that Python reserves.
 //
 // Every launch, copy and fill is an operation with a number and a place in a chain (a stream, or a branch of a graph).
 // A thread's time is the number of its releases; all threads of a block have the same time after a barrier of the whole

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers of all files of the native runtime. The structures and numbers that the
-// runtime shares with translated code and with Python are in abi.cuh, a header that Python generates (drvfuse/emu/abi).
+// Helpers of all files of the native runtime. The structures and numbers that the runtime shares with translated code
+// and with Python are in abi.cuh, a header that Python generates (drvfuse/emu/abi).
 #pragma once
 
 #include "abi.cuh"

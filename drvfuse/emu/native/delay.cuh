@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delayed stores: a store of a block reaches other blocks late, at a moment that
-// the seed decides, unless an ordering operation forces it earlier. When this is off (Engine::delay is null), each
-// store reaches all threads at once, and memory is sequentially consistent.
+// Delayed stores: a store of a block reaches other blocks late, at a moment that the seed decides, unless an ordering
+// operation forces it earlier. When this is off (Engine::delay is null), each store reaches all threads at once, and
+// memory is sequentially consistent.
 //
 // A plain, relaxed, volatile or release store to global memory becomes a Pending entry of its block. The block sees
 // memory with its own entries on top, in the order of the stores. An entry is passed on twice: to the device, whose

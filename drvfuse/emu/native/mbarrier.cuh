@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and
-// st.async, which complete transactions.
+// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and st.async, which complete
+// transactions.
 //
 // An mbarrier is a 64-bit word, whose layout PTX leaves open: the arrivals still to come in this phase, the arrivals of
 // each phase, the bytes still to come (negative if bytes arrived before they were expected), the parity of the phase,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector. Two accesses to the same bytes, at least one of them a write,
-// race unless happens-before orders them, or both are strong with scopes that include each other (morally strong). The
-// detector uses the order that the PTX memory model gives, and not the order in which the schedule made the accesses.
-// So a race is found in every schedule that makes both.
+// The race detector. Two accesses to the same bytes, at least one of them a write, race unless happens-before orders
+// them, or both are strong with scopes that include each other (morally strong). The detector uses the order that the
+// PTX memory model gives, and not the order in which the schedule made the accesses. So a race is found in every
+// schedule that makes both.
 //
 // What makes order. A thread knows of an access if the access happens before the thread's next access. What a thread
 // knows is a clock (clock.cuh); in this file "published", "learns" and "knows" speak of clocks.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for fence.proxy.alias, which is needed between accesses
-// by multicast addresses and by the memory's own addresses. race.cuh says where it is needed and how clocks record it.
+// The race detector's part for fence.proxy.alias, which is needed between accesses by multicast addresses and by the
+// memory's own addresses. race.cuh says where it is needed and how clocks record it.
 #pragma once
 
 #include "race_touch.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for the start and the end of blocks and for their
-// barriers, and the functions that Python calls.
+// The race detector's part for the start and the end of blocks and for their barriers, and the functions that Python
+// calls.
 #pragma once
 
 #include "race_touch.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for asynchronous copies, whose accesses last from their
-// issue to a wait. race.cuh describes their entries.
+// The race detector's part for asynchronous copies, whose accesses last from their issue to a wait. race.cuh describes
+// their entries.
 #pragma once
 
 #include "race_cluster.cuh"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's record of races: what would have ordered the two accesses,
-// and doubts. A doubt is a pair of stores that is a race only if the second store changes the value; it is decided
-// after the second store.
+// The race detector's record of races: what would have ordered the two accesses, and doubts. A doubt is a pair of
+// stores that is a race only if the second store changes the value; it is decided after the second store.
 #pragma once
 
 #include "race.cuh"

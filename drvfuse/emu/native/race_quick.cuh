@@ -113,7 +113,8 @@ FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
     return shares(e, q->bit, q->mask, q->spread);
 }
 
-// Whether the entry `e` of an earlier access has to stay beside that of the plain write which is being made.
+// Whether the entry `e` of an earlier access has to stay in the list when the entry of the current plain write is
+// added.
 //
 // Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store,
 // made later, does not race with this write, but it may race with an earlier access of the block since its last

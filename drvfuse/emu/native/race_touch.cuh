@@ -35,7 +35,7 @@ FN u32 unaliased(Who* w, Entry* e, u32 lanes) {
     return lanes && knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, lanes, e->time) != 1;
 }
 
-// Makes an entry that of a bulk copy (BULK in race.cuh) if the current access is by one.
+// If the current access is by a bulk copy, sets the members of its entry as BULK in race.cuh says.
 FN void be_bulk(Who* w, Entry* e) {
     if ((w->agent & BULK) != BULK) return;
     e->warp = w->number % BULK_KINDS / 32;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The native part of the emulated driver: the scheduler, which runs the threads of
-// all emulated GPUs on one CPU thread, and the checks of every memory access. NVRTC compiles this file to runtime.ptx,
-// and the translator makes native code of that PTX (in raw mode: without checks and suspends), so drvfuse needs no C
-// compiler where it runs. Nothing here allocates memory.
+// The native part of the emulated driver: the scheduler, which runs the threads of all emulated GPUs on one CPU thread,
+// and the checks of every memory access. NVRTC compiles this file to runtime.ptx, and the translator makes native code
+// of that PTX (in raw mode: without checks and suspends), so drvfuse needs no C compiler where it runs. Nothing here
+// allocates memory.
 //
 // Layout. The engine (machine/engine.py) gives every launch an array of slots, one for each resident block:
 //

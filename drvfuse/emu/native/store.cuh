@@ -13,8 +13,8 @@
 // without .read. Seed 0 always takes the later moment. So
 //
 //   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
-//   a reader that is told of the data without that wait, or after a wait with .read only, finds the old bytes (a fault
-//     where nothing was written yet), in every run with seed 0;
+//   a thread that reads the target after a flag which was stored without that wait, or after a wait with .read only, finds
+//     the old bytes (a fault where nothing was written yet), in every run with seed 0;
 //   a target that is still read when the copy is issued is overwritten during the read, with other seeds.
 //
 // A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A

@@ -9,7 +9,7 @@
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
-// Whether a thread that is suspended in front of an access has made this access before.
+// Sets POLL_KNOWN in Thread::polls if a thread that is suspended before an access has made this access before.
 FAR void look_up(Block* b, Thread* t) {
     Poll* p = poll_of(b, t);
     u32 n = t->polls & POLL_COUNT;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that know nothing of the emulated driver, run on it.
+"""Runs programs that were written for the CUDA driver, unchanged, on the emulated driver.
 
-`switched(machine)` exchanges the functions of cuda-python's modules for a `with` block; `run(program)` is what the
-command `drvfuse emu run` does; `finish(machine)` runs what was left queued.
+`switched(machine)` replaces the functions of cuda-python's modules for a `with` block. `run(program)` is the command
+`drvfuse emu run`. `finish(machine)` runs the work that a program left queued.
 """
 
 from .found import finish as finish

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that a program starts: Python processes are switched as the program is, and return their findings.
+"""The Python processes that a program starts. They are switched as the program is, and return their findings.
 
-They inherit the environment, in which PYTHONPATH has a `sitecustomize` for them. A process has a default machine of its
-own, which the settings of the environment describe, and `DRVFUSE_EMU_PROGRAM` names a folder into which it writes its
-findings when it exits; or it uses the machine that `DRVFUSE_EMU_MACHINE` names, which keeps them. A forked process has
-no machine, as after a fork CUDA has none.
+They inherit the environment, in which PYTHONPATH has a folder with a `sitecustomize` for them. Such a process has a
+default machine of its own, by the settings in the environment; when it exits, it writes its findings to the folder
+`DRVFUSE_EMU_PROGRAM`. Or it uses the machine at the address `DRVFUSE_EMU_MACHINE`, which keeps the findings. A forked
+process has no machine, as CUDA cannot be used after a fork.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from . import found
 from .switch import switch_for_good
 
 _FOLDER = "DRVFUSE_EMU_PROGRAM"
-_PARENT = "parent"  # the file that holds the id of the process that runs the program
+_PARENT = "parent"  # the file with the id of the process that runs the program
 _SITE = str(Path(__file__).with_name("in_children"))
 
 
 class Switched:
-    """Processes that are started inside the `with` block are switched; `reports` is what they found, after it.
+    """Processes that are started inside the `with` block are switched. After the block, `reports` are their findings.
 
-    `machine` is the default machine of this process. With `share`, or if it is another process's, they use it too.
+    `machine` is the default machine of this process. With `share`, or if another process serves it, they use it too.
     """
 
     def __init__(self, machine: Any, share: bool) -> None:
@@ -41,7 +41,7 @@ class Switched:
         others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != _SITE]
         os.environ["PYTHONPATH"] = os.pathsep.join([_SITE, *others])
         if not isinstance(machine, Machine):
-            return  # DRVFUSE_EMU_MACHINE names it
+            return  # DRVFUSE_EMU_MACHINE is the address of the machine
         if share:
             self._server = Server(machine)
             os.environ["DRVFUSE_EMU_MACHINE"] = self._server.address
@@ -55,7 +55,7 @@ class Switched:
 
     def __exit__(self, *exc: object) -> None:
         if os.getpid() != self._pid:
-            return  # a process that the program has forked
+            return  # this is a process that the program has forked
         if self._server is not None:
             self._server.close()
         if self._folder:
@@ -64,14 +64,14 @@ class Switched:
 
 
 def _collected(folder: Path) -> list[dict[str, Any]]:
-    """The findings of the processes that have exited. Deletes the folder."""
+    """Read the findings of the processes that have exited, and delete the folder."""
     reports = [report for path in sorted(folder.glob("*.json")) for report in json.loads(path.read_text())]
     shutil.rmtree(folder, ignore_errors=True)
     return reports
 
 
 def switch() -> None:
-    """Switch this process to its default machine; its findings are written at its exit."""
+    """Switch this process to its default machine. Its findings are written when it exits."""
     machine = default_machine()
     switch_for_good(machine)
     if _FOLDER in os.environ:
@@ -92,8 +92,8 @@ def _leave(machine: Any, known: int, pid: int, folder: Path) -> None:
 
 
 def _end(reports: list[dict[str, Any]]) -> None:
-    """Print the findings of this process, which has taken the place of the one that ran the program (`os.exec`): no
-    other process does.
+    """Print the findings of this process, if it has replaced the process that ran the program (`os.exec`), so that no
+    other process prints them.
     """
     findings = found.findings(reports)
     if findings:

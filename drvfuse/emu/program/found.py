@@ -13,12 +13,12 @@ from typing import Any
 from ..findings.reports import NO_FINDINGS, Report
 
 SHOWN = 20
-"""How many reports are printed; the others are counted."""
+"""The most reports that are printed. The others are only counted."""
 
 
 def finish(machine: Any) -> None:
-    """Run what is queued in the contexts of this process, so that its faults are found too. A machine that another
-    process holds does what a driver does when a process ends.
+    """Run the work that is queued in the contexts of this process, so that its faults are found too. A machine that
+    another process serves cleans up as a driver does when a process ends.
     """
     own = getattr(machine, "own", None)
     if own is None or own.closed:
@@ -30,17 +30,17 @@ def finish(machine: Any) -> None:
 
 
 def as_json(report: Report, pid: int) -> dict[str, Any]:
-    """A report with all its fields, its text and the number of the process that found it."""
+    """A report as plain data: all its fields, its text and the id of the process that made it."""
     return {**dataclasses.asdict(report), "text": str(report), "pid": pid}
 
 
 def findings(reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The reports that count against the program: a call that is not emulated does not."""
+    """The reports that count against the program. A call that is not emulated does not."""
     return [report for report in reports if report["kind"] not in NO_FINDINGS]
 
 
 def show(reports: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Print findings on stderr, oldest first, each with what led there."""
+    """Print findings on stderr, oldest first, each with its timeline."""
     out = sys.stderr
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(report["kind"] for report in reports).items())
     print(f"\n{title}: {len(reports)} finding{'s' if len(reports) > 1 else ''} ({kinds})", file=out)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC for switched programs: the installed library, which gives PTX where a cubin is asked for.
+"""NVRTC for switched programs: the installed library, but with PTX in place of a cubin.
 
-The emulated driver runs PTX. A program that compiles for a real architecture (`-arch=sm_90`) asks NVRTC for a cubin;
-NVRTC has the PTX of that compilation too, and this is what the program gets, in the size that it is told. Options are
-passed on, and `-lineinfo` is added unless they ask for line numbers or debug information already, so that reports name
-lines of the source.
+The emulated driver runs PTX. A program that compiles for a real architecture (`-arch=sm_90`) requests a cubin from
+NVRTC. NVRTC has the PTX of that compilation too, and the program gets the PTX and its size instead. Options are passed
+on. If they do not request line numbers or debug information, `-lineinfo` is added, so that reports have lines of the
+source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def functions(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
 
     def nvrtcGetCUBINSize(prog: Any) -> Any:
         error, size = cubin_size(prog)
-        return ptx_size(prog) if size else (error, size)  # without a real architecture there is no cubin
+        return ptx_size(prog) if size else (error, size)  # without a real architecture, there is no cubin
 
     def nvrtcGetCUBIN(prog: Any, cubin_: Any) -> Any:
         return (ptx if cubin_size(prog)[1] else cubin)(prog, cubin_)
@@ -38,7 +38,7 @@ def functions(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
 
 
 def functions_v2(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
-    """The replacements for functions of `cuda.bindings._v2.nvrtc`, which raise errors and return results alone."""
+    """The replacements for functions of `cuda.bindings._v2.nvrtc`, which raise errors and return only results."""
     real_compile, real_size = nvrtc.compile_program, nvrtc.get_cubin_size
     real_cubin, ptx_size, ptx = nvrtc.get_cubin, nvrtc.get_ptx_size, nvrtc.get_ptx
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program, a script or a module, on the default machine in this process, and reports the result.
+"""Runs a program, which is a script or a module, on the default machine in this process, and reports the result.
 
-The program runs as `__main__`, with its own arguments and its folder in `sys.path`, as Python would run it. The modules
-stay switched when it has ended, so that what it does at exit meets the same driver. Work that it left queued is run, as
-its faults are the program's.
+The program runs as `__main__`, with its own arguments and its folder in `sys.path`, as Python would run it.
+cuda-python's modules stay switched after it has ended, so that its exit handlers use the same driver. Work that it left
+queued is run, as faults of that work are faults of the program.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .switch import switch_for_good
 _INTERRUPTED = 130
 _NOT_INITIALISED = 3
 _BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
-"""Libraries that call the CUDA driver from C."""
+"""Libraries that call the CUDA driver from C, which cannot be switched."""
 _BEFORE = (__file__, runpy.__file__, "<frozen runpy>")
-"""Files whose frames stand before the program's own in a traceback."""
+"""The files whose frames come before the program's own frames in a traceback."""
 
 
 def run(program: Sequence[str], *, module: bool = False, report: str | None = None, share: bool = False) -> int:
     """Run a script, or a module as `python -m` does, on the default machine of this process, with its arguments.
 
-    `program` is the path or name, and the arguments. What was found is printed on stderr, and goes with what else is
-    known of the run into the JSON file `report`. With `share`, the processes that the program starts use this machine
-    too, and each has one of its own otherwise. Returns 1 if anything was found, else the program's own status. Once for
-    a process. Raises ArgumentError for a program that does not exist, and Unsupported where cuda-python cannot be
-    switched, before the program runs.
+    `program` is the path or name, and the arguments. Findings are printed on stderr; they are written, with other data
+    of the run, to the JSON file `report`. With `share`, the processes that the program starts use this machine too;
+    otherwise each has a machine of its own. Returns 1 if there were findings, else the program's exit status. It can be
+    called once per process. Before the program runs, it raises ArgumentError for a program that does not exist, and
+    Unsupported if cuda-python cannot be switched.
     """
     name = _existing(program, module)
     _refuse_used_driver()
@@ -54,7 +54,7 @@ def run(program: Sequence[str], *, module: bool = False, report: str | None = No
     with children.Switched(machine, share) as started:
         status = _run(program, module)
         if os.getpid() != pid:
-            return status  # a process that the program has forked: the machine is its parent's
+            return status  # this is a process that the program has forked, and the machine belongs to its parent
         _join_threads()
         found.finish(machine)
     reports = [found.as_json(one, pid) for one in machine.reports[known:]] + started.reports
@@ -75,7 +75,7 @@ def _described(machine: Any) -> dict[str, Any]:
 
 
 def _existing(program: Sequence[str], module: bool) -> str:
-    """The name of the program. ArgumentError if there is none; sets `sys.path` as Python does for a program."""
+    """The name of the program. ArgumentError if it does not exist. Sets `sys.path` as Python does for a program."""
     name = program[0]
     if not module and not os.access(name, os.R_OK):
         raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
@@ -94,7 +94,7 @@ def _is_missing(module: str) -> bool:
 
 
 def _refuse_used_driver() -> None:
-    """Unsupported if this process has initialised the real CUDA driver."""
+    """Raise Unsupported if this process has initialised the real CUDA driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -108,7 +108,7 @@ def _refuse_used_driver() -> None:
 
 
 def _run(program: Sequence[str], module: bool) -> int:
-    """Run the program. Returns the exit status that Python would have; ArgumentError if runpy finds no such module."""
+    """Run the program, and return the exit status that Python would have. ArgumentError if runpy finds no module."""
     sys.argv[:] = program
     try:
         if module:
@@ -136,7 +136,7 @@ def _run(program: Sequence[str], module: bool) -> int:
 
 
 def _status(code: Any) -> int:
-    """The status of `sys.exit(code)`."""
+    """The exit status of `sys.exit(code)`."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -6,9 +6,9 @@
     cuda.bindings.nvrtc, cuda.nvrtc      NVRTC's own, which give PTX where a cubin is asked for (`nvrtc`);
                                          also in cuda.bindings._v2.nvrtc, where that exists
 
-The module objects stay what they are, and only the functions in them are exchanged. So it does not matter when a
-module was imported, under which name and by whom; types, enums and constants are cuda-python's own as before. A
-function that another module has imported by its name would go on calling the real driver: then nothing is switched.
+The module objects stay, and only the functions in them are replaced. So it does not matter when, under which name and
+where a module was imported; types, enums and constants are still those of cuda-python. If another module has imported a
+function by its name, that function would still call the real driver; then nothing is switched.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _active: Any = None
 def switched(machine: Any = None) -> Iterator[Any]:
     """Switch cuda-python's modules to `machine` for a `with` block, in all threads; it yields the machine.
 
-    `machine` is a Machine, a Process of one or an AttachedMachine, None the default machine. Raises Unsupported, and
-    switches nothing, inside another switch of this process, and where a module holds a function of the real driver by
-    its name; ArgumentError for what is no machine, ClosedError for a closed one.
+    `machine` is a Machine, a Process of one or an AttachedMachine; None is the default machine. Raises Unsupported, and
+    switches nothing, inside another switch of this process, or if a module has imported a function of the real driver
+    by its name. Raises ArgumentError if `machine` is no machine, and ClosedError for a closed machine.
     """
     machine = default_machine() if machine is None else machine
     if not hasattr(machine, "driver") or not hasattr(machine, "reports"):
@@ -61,12 +61,12 @@ def switched(machine: Any = None) -> Iterator[Any]:
 
 
 def switch_for_good(machine: Any) -> None:
-    """Switch this process for the rest of its life. Raises as `switched` does."""
+    """Switch this process until its end. Raises what `switched` raises."""
     _switch(machine)
 
 
 def _switch(machine: Any) -> Exchanged:
-    """Replace the functions of all modules. Returns the former ones, by module."""
+    """Replace the functions of all modules. Returns the original ones, by module."""
     global _active
     with _lock:
         if _active is not None:
@@ -88,7 +88,7 @@ def _switch_back(before: Exchanged) -> None:
 def _modules() -> list[ModuleType]:
     try:
         found = [importlib.import_module(name) for name in _OLD_NAMES]
-        with contextlib.suppress(ModuleNotFoundError):  # only the newest bindings have it
+        with contextlib.suppress(ModuleNotFoundError):  # only the newest bindings have this module
             found.append(importlib.import_module(_V2_NVRTC))
         return found
     except ImportError as error:
@@ -108,14 +108,14 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     if module.__name__ == "cuda.bindings.runtime":
         api = EmulatedRuntime(api)
     found = {name: getattr(api, name) for name, value in vars(module).items() if is_function(name, value)}
-    for name, function in found.items():  # callers inspect signature and results as those of the bindings' own
+    for name, function in found.items():  # callers may inspect the signatures and docstrings
         if function is not vars(module)[name]:
             function.__wrapped__, function.__doc__ = vars(module)[name], vars(module)[name].__doc__
     return {name: function for name, function in found.items() if function is not vars(module)[name]}
 
 
 def _refuse_held_functions(exchanged: Exchanged) -> None:
-    """Raise Unsupported if a function to be exchanged is a global of some other module."""
+    """Raise Unsupported if a function that would be replaced is a global variable of another module."""
     real = [(vars(module)[name], f"{module.__name__}.{name}") for module, new in exchanged for name in new]
     names = {id(function): name for function, name in real if function.__module__.startswith("cuda.bindings.")}
     for home, module in list(sys.modules.items()):
@@ -131,7 +131,7 @@ def _refuse_held_functions(exchanged: Exchanged) -> None:
 
 
 def _exchange(module: ModuleType, functions: Functions) -> Functions:
-    """Put functions into a module, and into its alias of an old name. Returns the former ones."""
+    """Put functions into a module, and into its alias with the old name. Returns the original functions."""
     before = {name: vars(module)[name] for name in functions}
     old = sys.modules.get(_OLD_NAMES.get(module.__name__, ""))
     for place in (module, *((old,) if old else ())):

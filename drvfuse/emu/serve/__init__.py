@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that other processes use: one process holds it, and their driver calls come to it over Unix sockets.
+"""A machine that other processes use. One process serves it, and the driver calls of the others reach it by Unix
+sockets.
 
     server                       client (one process of the operating system)
     Server    a machine          AttachedMachine   stands for the machine; its driver is what code written for
@@ -7,15 +8,16 @@
               `Process` of it
     Line      one thread of it   Line              a thread of the client has a connection of its own
 
-A driver call travels as `emu.wire` writes it. Each thread of a client has a connection, and each connection a thread
-in the server, so what the driver keeps for a thread (the stack of contexts, the capture mode) is kept by that thread,
-and a call that waits keeps nobody else waiting. A client has one more connection, its life line, which it opens first
-and uses for nothing else but Ctrl-C: when it ends, the client is dead, and the machine does what a driver does then.
+`emu.wire` writes a driver call as a message. Each thread of a client has a connection of its own, and each connection
+has a thread in the server. So this thread keeps the per-thread state of the driver (the stack of contexts, the capture
+mode), and a call that waits does not delay other threads. A client has one more connection, its life line, which it
+opens first and uses for Ctrl-C only. When the life line ends, the client has ended, and the machine cleans up as a
+driver does.
 
-Three things do not travel as bytes. Descriptors (exported memory) pass by SCM_RIGHTS. Pinned memory is a file in
-memory, which the client maps at the address that it has in the machine; the client keeps the addresses of the machine's
-memory free from the start, so that nothing else of its own can lie there, and a device pointer is no address of
-anything in the client. Host functions, and callbacks of a driver call, run in the client.
+Three kinds of data are not sent as bytes. File descriptors (exported memory) are passed by SCM_RIGHTS. Pinned memory is
+a file in memory, which the client maps at the same address as the machine; for this, the client reserves the addresses
+of the machine's memory from the start, so a device pointer is never the address of other memory of the client. Host
+functions, and callbacks of a driver call, run in the client.
 
-Both ends check that the other belongs to the same user, and that it is of the same version of drvfuse.
+Both ends check that the other end belongs to the same user and has the same version of drvfuse.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of served machines: Unix sockets, whose two ends belong to one user."""
+"""Addresses of served machines. They are those of Unix sockets, both ends of which belong to the same user."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EXPECTED = '"unix:@NAME" (a name without a file) or "unix:/PATH"'
 
 
 def fresh() -> str:
-    """An unused address. It has no file, so nothing is left of it when its process is killed."""
+    """An unused address. It has no file, so no file remains if its process is killed."""
     return f"unix:@drvfuse-emu-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def parse(text: str, argument: str) -> str:
-    """The socket's name as Python takes it."""
+    """The name of the socket at an address, in the form that Python's `socket` accepts."""
     match = re.fullmatch(r"unix:(?:@([^\0]+)|(/[^\0]*))", text)
     name = "" if match is None else f"\0{match[1]}" if match[1] else match[2]
     if match is None or len(name.encode()) > 107:
@@ -45,7 +45,7 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(address: str, argument: str) -> socket.socket:
-    """A connection to a served machine. Raises DriverUnavailable if nobody listens, or a process of another user."""
+    """A connection to a served machine. Raises DriverUnavailable if no process of the same user listens there."""
     name = parse(address, argument)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -64,14 +64,14 @@ def connect(address: str, argument: str) -> socket.socket:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end, when it connected or listened."""
+    """(process id, user id) of the process at the other end, at the time when it connected or listened."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
 
 
 def close(listening: socket.socket, address: str) -> None:
-    """Stop listening. This wakes a thread that waits in `accept`, and deletes the file of the socket."""
+    """Close a listening socket. This wakes a thread that waits in `accept`, and deletes the file of the socket."""
     name = parse(address, "address")
     with contextlib.suppress(OSError):
         listening.shutdown(socket.SHUT_RDWR)

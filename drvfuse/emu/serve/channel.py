@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages over a stream socket: a head, words and bytes, and descriptors.
+"""Messages over a stream socket. A message is a header, words and bytes, and file descriptors.
 
-On most connections the two ends take turns, so a reader never meets the beginning of a second message behind the first,
-and may read as much at once as there is. Where one end sends without an answer, `receive` needs `alone=False`.
+On most connections the two ends take turns, so only one message can be in transit, and a reader may read all available
+bytes at once. If one end sends several messages without an answer in between, `receive` needs `alone=False`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from ..wire.message import Incoming, Outgoing
 
-_HEAD = struct.Struct("<QHH")  # the head: number of bytes that follow, tag, number of descriptors
-_SMALL = 1 << 16  # up to this size, parts are joined before they are sent
+_HEAD = struct.Struct("<QHH")  # the header: number of bytes that follow, tag, number of descriptors
+_SMALL = 1 << 16  # up to this size, the parts of a message are joined before they are sent
 _FIRST = 1 << 12  # bytes per read
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Tag(IntEnum):
-    """The kind of a message; a driver call has the function's number in its place."""
+    """The kind of a message. A driver call has the number of the function in place of a tag."""
 
     HELLO = 0xFF00
     ASK = 0xFF01
@@ -42,7 +42,7 @@ class Ended(Exception):
 
 
 def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
-    """Raises Ended. The descriptors of `out.own` are closed in any case."""
+    """Send a message. Raises Ended. The descriptors in `out.own` are closed in any case."""
     try:
         content = out.parts
         nbytes = sum(map(len, content))
@@ -65,10 +65,10 @@ def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
 
 
 def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Incoming]:
-    """(tag, content) of the next message. Raises Ended. Without `alone`, others may be behind it already."""
+    """(tag, content) of the next message. Raises Ended. With `alone=False`, more messages may follow it."""
     descriptors: list[int] = []
     try:
-        # Descriptors come with the first byte of a message, and no call reads beyond the end of one.
+        # Descriptors come with the first byte of a message, and no read crosses the end of a message.
         first = _FIRST if alone else _HEAD.size
         piece, control, _, _ = connection.recvmsg(first, _ROOM, socket.MSG_CMSG_CLOEXEC)
         for level, kind, raw in control:
@@ -95,7 +95,7 @@ def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Inco
 
 
 def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryview:
-    """The content of a message, whose beginning has been read."""
+    """The content of a message of `nbytes`, the beginning of which has been read already."""
     try:
         whole = memoryview(bytearray(nbytes))
     except (MemoryError, OverflowError):  # no valid message is so large
@@ -111,7 +111,7 @@ def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryvi
 
 
 def close_rest(incoming: Incoming) -> None:
-    """Close the descriptors of a message that were not taken."""
+    """Close the descriptors of a message that the reader has not taken."""
     for descriptor in incoming.descriptors:
         if descriptor is not None:
             os.close(descriptor)
@@ -119,7 +119,7 @@ def close_rest(incoming: Incoming) -> None:
 
 
 def packed(value: Any) -> Outgoing:
-    """A Python value as a message; only for two ends of one user and one version."""
+    """A message with a pickled Python value. Both ends must belong to the same user and have the same version."""
     out = Outgoing()
     out.data(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     return out

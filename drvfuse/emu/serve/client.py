@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that another process holds, as this process sees it."""
+"""The client's side of a machine that another process serves."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
 class _Line:
-    """A connection to the machine, with its number there. `calls` counts the calls sent on it."""
+    """A connection to the machine. `number` is its number in the server; `calls` counts the calls sent on it."""
 
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.connection, self.number = connection, number
         self.calls = 0
 
     def __del__(self) -> None:
-        self.connection.close()  # the thread has ended, or the machine is not used any more
+        self.connection.close()  # its thread has ended, or the machine is not used any more
 
 
 class _Local(threading.local):
@@ -60,16 +60,17 @@ class _Local(threading.local):
 
 
 class AttachedMachine:
-    """The machine that is served at `address`, as one of the processes that use it.
+    """The machine that another process serves at `address`. This process becomes one of the processes that use it.
 
-    `driver` is its driver API, for this process. `df.device(0, driver=machine)` and `Group.connect(driver=machine)`
-    take it as they take a `Machine`. `close()` is what the end of this process would be. Raises DriverUnavailable where
-    the machine cannot be reached or used, which says why.
+    `driver` is its driver API for this process. An AttachedMachine may be given wherever a `Machine` may be given, as
+    in `df.device(0, driver=machine)` and `Group.connect(driver=machine)`. `close()` has the effect on the machine that
+    the end of this process would have. Raises DriverUnavailable, with the reason, if the machine cannot be reached or
+    used.
     """
 
     def __init__(self, address: str, argument: str = "address") -> None:
         self.address = address
-        self.gate: Any = None  # the Driver of the runtime for this machine: they die together
+        self.gate: Any = None  # the runtime's Driver for this machine, which lives as long as this object
         self.pid = os.getpid()
         self.closed = self._left = False
         self._argument = argument
@@ -103,7 +104,7 @@ class AttachedMachine:
     # Life ------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the machine: everything that this process has there is freed. Idempotent."""
+        """Leave the machine. All that this process has there is freed. Idempotent."""
         with self._lock:
             if self._left:
                 return
@@ -117,7 +118,7 @@ class AttachedMachine:
             self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close the connections of this process, but for those that other threads use now."""
+        """Close the connections of this process, except those that other threads use now."""
         self._life.close()
         if self._host_line is not None:
             self._host_line.close()
@@ -148,14 +149,14 @@ class AttachedMachine:
         return connection, found
 
     def _take_line(self) -> _Line:
-        """The calling thread's connection. It is not in its place until the call is over, so a call that comes in
-        between, from a callback, a signal handler or a finalizer, has another one, and neither gets the other's answer.
+        """Take the calling thread's connection, which is put back after the call. A nested call, from a callback, a
+        signal handler or a finalizer, makes a connection of its own, so that no call gets the answer of another one.
         """
         found, self._local.line = self._local.line, None
         return found or _Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
-        """The machine is gone. Pinned memory stays until `close()`, as there may be views of it."""
+        """Called when the machine is gone. Pinned memory stays until `close()`, as there may be views of it."""
         self.closed = True
 
     # Calls -----------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class AttachedMachine:
         return AttachedDriver(self)
 
     def call(self, coder: Coder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """A driver call: `(CUresult, results...)`. Raises what the bindings raise for arguments of wrong types."""
+        """Make a driver call and return `(CUresult, results...)`. Raises what the bindings raise for wrong types."""
         signature = coder.signature
         nothing = (None,) * len(signature.returned)
         try:
@@ -222,11 +223,11 @@ class AttachedMachine:
         return (code, *results)
 
     def refuse(self, name: str) -> tuple[Any, ...]:
-        """A call of a function that the emulated driver refuses."""
+        """Make a call of a function that the emulated driver refuses."""
         return self._question("refuse", name)
 
     def _question(self, question: str, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """A call whose result is the answer to a request that is not a driver call (`questions`)."""
+        """Make a call that is a request to the machine and not a driver call (`questions`)."""
         try:
             result, self.refusal = self._ask(question, name, *arguments)
         except ClosedError:
@@ -236,7 +237,7 @@ class AttachedMachine:
         return tuple(result)
 
     def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
-        """Answer a call that works on a closed machine too."""
+        """Answer a call, on a closed machine, that needs no machine."""
         if name in _NO_MACHINE and args is not None:
             from ..driver import ENTRIES
 
@@ -244,7 +245,7 @@ class AttachedMachine:
         return (R.CUDA_ERROR_DEINITIALIZED, *nothing)
 
     def _exchange(self, tag: int, out: Outgoing) -> tuple[int, Incoming]:
-        """Send a message and get the answer; callbacks that the machine asks for in between run here."""
+        """Send a message and receive the answer. Callbacks that the machine requests in between run here."""
         line = self._take_line()
         connection = line.connection
         line.calls += 1
@@ -253,7 +254,7 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    self._local.line = line  # not after an exception: the next call must not take this one's answer
+                    self._local.line = line  # not after an exception, as the next call could get this call's answer
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
                 answer = Outgoing()
@@ -261,7 +262,7 @@ class AttachedMachine:
                 send(connection, Tag.RESULT, answer)
 
     def _interrupt(self, line: _Line) -> None:
-        """Ctrl-C: the machine ends the wait of the call that is under way, which then answers."""
+        """Called on Ctrl-C: tell the machine to end the wait of the present call, which then returns."""
         out = Outgoing()
         out.word(line.number)
         out.word(line.calls)
@@ -295,7 +296,7 @@ class AttachedMachine:
         ).start()
 
     def _layout(self, function: int) -> Layout | None:
-        """The parameters of a kernel, which are asked for once."""
+        """The parameters of a kernel. They are requested from the machine once."""
         found = self._layouts.get(function)
         if found is None:
             found = self._ask("layout", function)
@@ -307,7 +308,7 @@ class AttachedMachine:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports of the machine, of all processes that use it. Once the machine is gone, those known so far."""
+        """The reports of the machine, of all its processes. After the machine is gone, those that were known before."""
         if not self.closed:
             with contextlib.suppress(ClosedError):
                 self._known += self._ask("reports", len(self._known))
@@ -334,7 +335,7 @@ class AttachedMachine:
         return int(self._ask("clock"))
 
     def held(self) -> dict[str, int]:
-        """`Machine.held`: of the whole machine."""
+        """`Machine.held`, for the whole machine."""
         found: dict[str, int] = self._ask("held")
         return found
 
@@ -348,7 +349,7 @@ class AttachedMachine:
         self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
 
     def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:
-        """`Process.inject`, for calls of this process; `clear_injected` takes all back."""
+        """`Process.inject`, for calls of this process. `clear_injected` removes all injected failures."""
         self._ask("inject", function, code, device, after, times)
 
     def clear_injected(self) -> None:
@@ -359,7 +360,7 @@ _attached: weakref.WeakSet[AttachedMachine] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """The child must not hold the parent's connections open: the machine would not notice the parent's death."""
+    """Called in a forked child: close the parent's connections, which would hide the parent's end from the machine."""
     for machine in list(_attached):
         machine._disconnect()
 
@@ -370,7 +371,9 @@ os.register_at_fork(after_in_child=_after_fork)
 def _run_host_functions(
     connection: socket.socket, local: _Local, machine: Callable[[], AttachedMachine | None]
 ) -> None:
-    """Run host functions one after another, in a thread that may not call the driver, and copies of host memory."""
+    """Run host functions, and copies of host memory, that the machine requests, one after another. They run in a thread
+    that may not call the driver.
+    """
     local.in_host_function = True
     try:
         while True:

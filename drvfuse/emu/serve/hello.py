@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first message of a connection: what it is for, and of which version its sender is."""
+"""The first message of a connection, with the purpose of the connection and the version of its sender."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def greeting(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def refusal_of(hello: dict[str, Any]) -> str:
-    """Why a client cannot be served; "" if it can."""
+    """The reason why a client cannot be served, or ""."""
     theirs, table = hello.get("version"), hello.get("table")
     if theirs != __version__:
         return f"the machine is served by drvfuse {__version__}, and this process has drvfuse {theirs}"

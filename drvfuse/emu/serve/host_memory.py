@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory of a client that the machine knows: pinned memory, and memory that was registered."""
+"""The host memory of a client that the machine knows: pinned memory and registered memory."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from ..space import pages
 from ..wire.parameters import Layout
 
 _REGISTERED = 1 << 56
-"""What is added to the addresses of registered memory on their way: the machine has memory of its own at addresses that
-are the same, and none at these.
+"""The offset that is added to addresses of registered memory in messages. The machine may have memory of its own at the
+client's addresses, but none at the sums.
 """
 
 
 @dataclass(frozen=True)
 class _Registration:
-    """Registered memory; `file`: the machine has the file behind it, so kernels and copies reach it."""
+    """Registered memory. With `file`, the machine has the file of the memory, so kernels and copies can access it."""
 
     nbytes: int
     file: bool
 
 
 class _Local(threading.local):
-    """Whether the file of the memory that the calling thread registers now was found."""
+    """Whether the memory that the calling thread registers now has a file."""
 
     found = False
 
 
 class HostMemory:
-    """The client's side of host memory (`wire.calls.Caller`); `layout` gives the parameters of a kernel.
+    """The client's side of host memory (`wire.calls.Caller`). `layout` returns the parameters of a kernel.
 
-    It keeps the addresses of the machine's memory free, and raises OSError where something is there already.
+    It reserves the addresses of the machine's memory in this process, and raises OSError if something is mapped there.
     """
 
     def __init__(self, base: int, nbytes: int, layout: Callable[[int], Layout | None]) -> None:
         pages.keep_free(base, nbytes)
         self._base, self._end = base, base + nbytes
-        self._layout = weakref.WeakMethod(layout)  # of a machine, which has this
+        self._layout = weakref.WeakMethod(layout)  # weak, as it is a method of the owner of this object
         self._registered: dict[int, _Registration] = {}  # by address
         self._pinned: dict[int, int] = {}  # address -> bytes
-        self._images: dict[int, Any] = {}  # link -> what it gave
+        self._images: dict[int, Any] = {}  # link -> its image
         self._local = _Local()
         self._release = weakref.finalize(self, pages.give_up, base, nbytes)
         self._release.atexit = False
@@ -89,7 +89,7 @@ class HostMemory:
         return bool(self._registered)
 
     def keep_registered(self, known: Sequence[int]) -> None:
-        """Drop all registered memory but this: the rest was unregistered with its context."""
+        """Drop all registered memory except `known`. The rest was unregistered with its context."""
         gone = self._registered.keys() - {self.back(address) for address in known}
         for address in gone:
             self._registered.pop(address, None)
@@ -118,8 +118,8 @@ class HostMemory:
         return found
 
     def after(self, name: str, values: Sequence[Any]) -> None:
-        """Called after a call has succeeded."""
-        if name in ("cuMemFreeHost", "cuMemFree"):  # the latter frees managed memory too
+        """Called after a call has succeeded: update what is known of host memory."""
+        if name in ("cuMemFreeHost", "cuMemFree"):  # cuMemFree frees managed memory too
             address = values[0]
             span = self._pinned.pop(address, None)
             if span is not None and self._release.alive:

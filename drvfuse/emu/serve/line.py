@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection of one thread of a client, at the server's end."""
+"""The server's end of the connection of one thread of a client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Line:
-    """The connection of one thread of a client: `run` answers its calls, in a thread of its own."""
+    """The server's end of the connection of one thread of a client. `run` answers its calls, in a thread of its own."""
 
     def __init__(self, number: int, session: Session, connection: socket.socket) -> None:
         self.number, self.session, self.connection = number, session, connection
         self._thread = 0
         self._lock = threading.Lock()
-        self._calls = self._interrupted = 0  # how many have come, and which one was interrupted last
+        self._calls = self._interrupted = 0  # the number of calls so far, and the call that was interrupted last
         self._under_way = False
 
     def run(self) -> None:
@@ -44,7 +44,7 @@ class Line:
                     close_rest(incoming)
                 send(self.connection, reply, out)
         except (Ended, OSError):
-            pass  # the thread of the client has ended, or the client
+            pass  # the client, or its thread, has ended
         finally:
             self.session.leave(self)
             self.connection.close()
@@ -64,8 +64,8 @@ class Line:
                 interrupts.forget(self._thread)
 
     def interrupt(self, call: int) -> None:
-        """End the wait of a call, by its number on this line. It may be over by now, or still have to come: Ctrl-C has
-        a connection of its own.
+        """End the wait of a call, by its number on this line. The call may have ended already, or may not have arrived
+        yet, as Ctrl-C comes by another connection.
         """
         with self._lock:
             self._interrupted = call
@@ -96,7 +96,7 @@ class Line:
             done = not code
         finally:
             for descriptor in run.received:
-                incoming.descriptors.append(descriptor)  # to be closed with the rest
+                incoming.descriptors.append(descriptor)  # closed with the other descriptors
             if not done and run.keep:
                 self.session.kept.append(run.keep)
         out = Outgoing()
@@ -129,7 +129,7 @@ class Line:
         out.word(function)
         out.word(argument)
         try:
-            with self.session.process.machine.lock.released():  # the function may take any time
+            with self.session.process.machine.lock.released():  # the function may take long
                 send(self.connection, Tag.CALLBACK, out)
                 _, incoming = receive(self.connection)
             return incoming.word()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers of this process into which the machine's errors of loading and linking are written."""
+"""The buffers of this process to which the machine's errors of loading and linking are written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class ErrorLogs:
-    """The error buffers of calls, during the call, and those of links, until they are destroyed."""
+    """The error buffers of calls, during the call, and of links, until the link is destroyed."""
 
     def __init__(self) -> None:
         self._links: dict[int, ErrorLog] = {}
 
     def failed(self, call: Call, refusal: Report | None) -> None:
-        """Write the machine's report on a failed call into the buffer."""
+        """Write the machine's report of a failed call to the buffer of the call."""
         log = _named(call)
         if log is None and "state" in (p.name for p in call.signature.given):
             log = self._links.get(call.value("state"))
@@ -28,7 +28,7 @@ class ErrorLogs:
             log.write(refusal.message)
 
     def succeeded(self, call: Call, results: Sequence[Any]) -> None:
-        """Remember the buffer of a new link, and forget that of one which is destroyed."""
+        """Remember the buffer of a new link, and forget the buffer of a link that is destroyed."""
         if call.signature.name == "cuLinkCreate":
             log = _named(call)
             if log is not None:
@@ -38,7 +38,7 @@ class ErrorLogs:
 
 
 def _named(call: Call) -> ErrorLog | None:
-    """The buffer that the options of a call name."""
+    """The error buffer that the options of a call name, or None."""
     names = [p.name for p in call.signature.given]
     for options, values in (("options", "optionValues"), ("jitOptions", "jitOptionsValues")):
         if options in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a client to its machine other than driver calls."""
+"""Requests of a client to its machine that are no driver calls."""
 
 from __future__ import annotations
 

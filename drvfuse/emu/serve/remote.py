@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver API of a machine that another process holds."""
+"""The driver API of a machine that another process serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AttachedDriver:
-    """The functions as attributes; everything else is cuda.bindings.driver's."""
+    """The driver functions as attributes. All other attributes are those of cuda.bindings.driver."""
 
     def __init__(self, machine: AttachedMachine) -> None:
         self.machine = machine

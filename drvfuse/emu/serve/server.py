@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that holds a machine for others."""
+"""The server of a machine that other processes use."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 _HELLO_S = _END_S = 10.0
 _AGAIN_S = 0.05
 _SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter from another one: a call waits for it where a kernel is being set up."""
+"""The switch interval of Python's threads, in seconds. It is short, so that a call need not wait long for Python code
+of another thread that sets up a kernel.
+"""
 
 
 class Server:
-    """Serves `machine` at `address` from threads of this process, until `close()` or the end of a `with` block.
+    """Serves `machine` at `address`, by threads of this process, until `close()` or the end of a `with` block.
 
-    Clients of other users, or of another version, are refused. `sessions` are the clients that are alive.
+    Clients of other users, or with another version of drvfuse, are refused. `sessions` are the live clients.
     """
 
     def __init__(self, machine: Machine, address: str | None = None) -> None:
@@ -57,8 +59,8 @@ class Server:
         threading.Thread(target=_prepare, name="drvfuse-prepare", daemon=True).start()
 
     def close(self) -> None:
-        """Every client's calls answer CUDA_ERROR_DEINITIALIZED from now on, those that wait too. The machine stays
-        open, and nothing of the server uses it any more when this returns. Idempotent.
+        """Stop serving. Calls of all clients return CUDA_ERROR_DEINITIALIZED from now on, also calls that wait. The
+        machine stays open; when this returns, the server does not use it any more. Idempotent.
         """
         with self._lock:
             if self._closed:
@@ -74,7 +76,7 @@ class Server:
                 thread.join(_END_S)
 
     def wait_for_clients(self, timeout: float = 10.0) -> bool:
-        """Wait until no client is left, and all that they had is gone from the machine; False if that takes longer."""
+        """Wait until no client is left and all that they had on the machine is freed. False if that takes longer."""
         deadline = time.monotonic() + timeout
         while self.sessions and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -90,7 +92,7 @@ class Server:
         return f"<Server of {self.machine!r} at {self.address}{', closed' if self._closed else ''}>"
 
     def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> bool:
-        """Start a thread that `close` joins; False, and no thread, once the server is closed."""
+        """Start a thread that `close` joins. If the server is closed, start none and return False."""
         thread = threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True)
         with self._lock:  # a thread cannot be joined before it is started
             if self._closed:
@@ -104,7 +106,7 @@ class Server:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                if not self._closed:  # for example too many open files, which may pass
+                if not self._closed:  # an error such as too many open files, which may pass
                     time.sleep(_AGAIN_S)
                 continue
             if not self._start("line", self._greet, connection):
@@ -139,7 +141,7 @@ class Server:
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
-        process = self._process(hello.get("name"))  # without the lock: a run that repeats another may wait here
+        process = self._process(hello.get("name"))  # without the lock, as a repeated run may wait here
         session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
             self.sessions[session.key] = session
@@ -168,13 +170,13 @@ class Server:
             connection.close()
 
     def _process(self, name: str | None) -> Process:
-        """A process with the name that the client asks for, and a number behind it if that is taken."""
+        """A new process of the machine with the name that the client requests, plus a number if the name is taken."""
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise Ended  # this is no client
+            raise Ended  # the message is not one of a client
         for number in itertools.count(1):
             try:
                 return self.machine.process(f"{name} ({number})" if name and number > 1 else name)
-            except ArgumentError:  # another one has it
+            except ArgumentError:  # another process has the name
                 continue
         raise AssertionError
 
@@ -195,8 +197,8 @@ class Server:
 
 
 def _prepare() -> None:
-    """Load the native runtime while the clients begin: it may have to be compiled, which takes seconds."""
-    with contextlib.suppress(Exception):  # the first call that needs it says what is wrong
+    """Load the native runtime while the clients start, as it may have to be compiled, which takes seconds."""
+    with contextlib.suppress(Exception):  # an error is raised again by the first call that needs the runtime
         loader.runtime()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client of a served machine, at the server's end: its process on the machine, and its connections."""
+"""The server's side of one client: its process on the machine, and its connections."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("drvfuse.emu")
 
-_KEPT = 1024  # calls that failed, whose memory queued work may still name
+_KEPT = 1024  # failed calls whose memory is kept, as queued work may still use it
 
 
 class Session:
-    """A client. It lives as long as its life line."""
+    """A client of the machine. It lives as long as its life line (`serve`'s docstring) is open."""
 
     def __init__(self, key: str, process: Process, life: socket.socket) -> None:
         self.key, self.process, self._life = key, process, life
@@ -42,10 +42,10 @@ class Session:
         process.foreign = self
         process.call_host = self.call_host
         process.file_behind = self._file_behind
-        process.make_shared = lambda address, nbytes: None  # the pages are the client's
+        process.make_shared = lambda address, nbytes: None  # the server cannot change pages of the client
 
     def offer_file(self, file: tuple[int, int] | None) -> None:
-        """The file that the calling thread's next call registers memory of."""
+        """Set the file of the memory that the calling thread's next call registers."""
         self._local.file = file
 
     def _file_behind(self, address: int, nbytes: int) -> FilePart | None:
@@ -53,7 +53,7 @@ class Session:
         return None if file is None else FilePart(os.dup(file[0]), file[1])
 
     def watch(self) -> None:
-        """Wait for the client's end, and pass its Ctrl-C on. Runs in a thread of its own."""
+        """Wait for the end of the client, and pass its Ctrl-C on. This runs in a thread of its own."""
         try:
             while True:
                 tag, incoming = receive(self._life, alone=False)
@@ -67,7 +67,7 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The client is dead: end its process on the machine."""
+        """Called when the client has ended: end its process on the machine."""
         with self._ending:
             if self.ended:
                 return
@@ -84,7 +84,7 @@ class Session:
                     self._host.close()
 
     def join(self, line: Line) -> bool:
-        """Add a connection; False if the client is dead."""
+        """Add a connection. False if the client has ended."""
         with self._lock:
             if not self.ended:
                 self.lines[line.number] = line
@@ -95,14 +95,14 @@ class Session:
             self.lines.pop(line.number, None)
 
     def host_line(self, connection: socket.socket) -> bool:
-        """Use the connection on which the client runs host functions; False if the client is dead."""
+        """Use a connection for host functions, which the client runs. False if the client has ended."""
         with self._lock:
             if not self.ended:
                 self._host = connection
             return not self.ended
 
     def call_host(self, address: int, *arguments: int) -> None:
-        """Run a host function in the client, and wait for its end. The machine's lock is not held."""
+        """Run a host function in the client, and wait for its end. The caller does not hold the machine's lock."""
         with self._host_turn:
             if self._host is None or self.ended:
                 return
@@ -129,7 +129,7 @@ class Session:
         self._memory(Tag.WRITE, out, f"writes {len(content)} bytes at 0x{address:x}")
 
     def _memory(self, tag: Tag, out: Outgoing, what: str) -> bytes | None:
-        """Ask the client to do something with its memory. Failure if it has no such memory any more."""
+        """Request a read or a write of its memory from the client. Failure if the client has that memory no more."""
         with self.process.machine.progress.outside(self.process), self._host_turn:
             try:
                 if self._host is None or self.ended:
@@ -146,6 +146,6 @@ class Session:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Whoever reads from it notices."""
-    with contextlib.suppress(OSError):  # the other end may have been first
+    """Shut a connection down, which a thread that reads from it notices."""
+    with contextlib.suppress(OSError):  # the other end may have closed it already
         connection.shutdown(socket.SHUT_RDWR)

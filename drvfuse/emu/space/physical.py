@@ -20,7 +20,7 @@ _LARGEST = 1 << 42  # bytes of a file
 
 
 class PhysicalMemory:
-    """The files. Whoever makes one closes its `files`; the mappings keep their memory."""
+    """The physical memory of one window. The owner of this object closes `files`, which are its file descriptors."""
 
     def __init__(self, cells: bool) -> None:
         names = ("data", "shadow", "cells")[: 3 if cells else 2]

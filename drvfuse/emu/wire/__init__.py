@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver calls as bytes: one table of the functions' C prototypes, and what follows from it.
+"""Driver calls as bytes, by a table of the C prototypes of all functions.
 
-`signatures` reads the table, `arguments` and `inputs` read Python values as cuda.bindings do, `coder` does it for whole
-calls and writes calls and results. It imports `emu.space`, `emu.abi` and `emu.bindings`.
-Nothing here knows a machine: whoever has the arguments of a call writes it, whoever has the machine runs it.
+`signatures` reads the table. `arguments` and `inputs` read Python values as cuda.bindings do. `coder` reads whole
+calls, and writes calls and results as messages. This room does not use a machine: the process that makes a call writes
+it, and the process with the machine runs it. It imports `emu.space`, `emu.abi` and `emu.bindings`.
 """

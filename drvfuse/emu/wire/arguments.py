@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single arguments of driver calls, read as cuda.bindings read them: what they take, and what they raise.
+"""Reads single arguments of driver calls as cuda.bindings do: it accepts the same values, and raises the same errors.
 
-The bindings are compiled, and their arguments become numbers of C by Cython's rules: an integer is whatever has
-`__int__` (so 64.0 and a numpy scalar are, and "64" is not), a pointer to host memory is an integer, None or a
-contiguous buffer. Everything here raises what they raise, with their words.
+The bindings are compiled, and convert arguments to C numbers by the rules of Cython. Every value with `__int__` is an
+integer (64.0 and a numpy scalar are, "64" is not). A pointer to host memory is an integer, None or a contiguous buffer.
+The functions here raise the exceptions of the bindings, with the same messages.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _OF_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _WORD = 1 << 64
 _HEADER = 64
 _ELF, _FAT = b"\x7fELF", b"\x50\xed\x55\xba"
-_WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
+_WRAPPER = b"\xb1\x43\x62\x46"  # the magic number of nvcc's wrapper around a fat binary
 
 
 class Invalid(Exception):
-    """An argument that the bindings take and the driver refuses, or would crash on: CUDA_ERROR_INVALID_VALUE. Its text,
-    if there is one, says what the code alone does not.
+    """An argument that the bindings accept and the driver refuses, or on which the driver would crash. The call returns
+    CUDA_ERROR_INVALID_VALUE. The text, if there is one, gives the reason.
     """
 
 
 class Address(int):
-    """An address, and what has to live as long as it is used. `origin` is the address at the caller's end of memory
-    that has come along with a call.
+    """An address, with the object that keeps its memory alive. For memory that came with the message of a call,
+    `origin` is its address in the caller's process.
     """
 
     keep: Any = None
@@ -46,14 +46,14 @@ class Address(int):
 
 
 def integer(value: Any) -> int:
-    """A Python integer by the rule of Cython: whatever has `__int__`, and not what has `__index__` alone."""
+    """A Python integer of a value, by the rule of Cython: the value must have `__int__`; `__index__` is not enough."""
     if not hasattr(type(value), "__int__"):
         raise TypeError("an integer is required")
     return int(value)
 
 
 def whole(value: Any, least: int, most: int, kind: str) -> int:
-    """A value as a C integer of a range. Raises TypeError, OverflowError or ValueError."""
+    """A value as a C integer from `least` to `most`. Raises TypeError, OverflowError or ValueError."""
     number = value if type(value) is int else integer(value)
     if least <= number <= most:
         return number
@@ -71,36 +71,36 @@ def real(value: Any) -> float:
 
 
 def type_name(value: Any) -> str:
-    """The tp_name of a value's type: with its module, if it is written in C and not a builtin type."""
+    """The tp_name of a value's type, which has the module's name if the type is written in C and not built in."""
     kind = type(value)
     full = kind.__flags__ & _OF_C and kind.__module__ != "builtins"
     return f"{kind.__module__}.{kind.__name__}" if full else kind.__name__
 
 
 def text(value: Any) -> bytes:
-    """A C string, which ends at its first NUL."""
+    """The bytes of a C string argument, up to the first NUL."""
     if not isinstance(value, bytes | bytearray):
         raise TypeError(f"expected bytes, {type_name(value)} found")
     return bytes(value).split(b"\0", 1)[0]
 
 
 def bytes_address(value: Any) -> Address:
-    """The address of the content of a bytes object, which the call writes. It keeps the object alive."""
+    """The address of the contents of a bytes object, to which the call writes. It keeps the object alive."""
     if not isinstance(value, bytes | bytearray):
         raise TypeError(f"expected bytes, {type_name(value)} found")
     return buffer_address(value)
 
 
 def host_address(value: Any) -> int:
-    """The address of a host pointer: an integer, None, or any contiguous buffer, which it keeps then."""
+    """The address of a host pointer: an integer, None, or a contiguous buffer, which the result keeps alive."""
     if type(value) is int and 0 <= value < _WORD or type(value) is Address:
         return value
     if value is None:
         return 0
-    if not isinstance(value, np.ndarray) or not value.ndim:  # numpy converts an array with one element to a number, too
+    if not isinstance(value, np.ndarray) or not value.ndim:  # numpy converts an array with one element to a number
         try:
             return whole(value, 0, _WORD - 1, "unsigned PY_LONG_LONG")
-        except Exception:  # of any kind: the bindings try the value as a buffer then
+        except Exception:  # after any exception, the bindings try the value as a buffer
             pass
     return buffer_address(value)
 
@@ -124,10 +124,10 @@ def buffer_address(value: Any) -> Address:
 
 
 def image_bytes(image: Any) -> bytes | None:
-    """An image to load (bytes, a buffer, or an address); None for none.
+    """The bytes of an image to load, which is given as bytes, a buffer or an address. None for no image.
 
-    At an address there is PTX, which ends at its NUL, a fat binary, whose header has its size, or machine code, of
-    which the header is enough. Raises Invalid where nothing can be read there.
+    PTX at an address ends at its NUL. A fat binary has its size in its header. Of machine code only the header is read.
+    Raises Invalid if the memory cannot be read.
     """
     address = host_address(image)
     if isinstance(address, Address):
@@ -160,7 +160,7 @@ def _found(content: bytes | None) -> bytes:
 
 
 def items(value: Any, fits: Callable[[Any], bool], expected: str, argument: str) -> list[Any]:
-    """The elements of a list, a tuple or anything like them."""
+    """The elements of a list, a tuple or a similar sequence. Each must satisfy `fits`."""
     if not all(fits(item) for item in value):
         raise TypeError(
             f"Argument {argument!r} is not instance of type (expected tuple[{expected}] or list[{expected}]"

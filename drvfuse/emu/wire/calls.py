@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a call at its two ends, and the functions that it needs of the processes there."""
+"""The state of a call in its two processes, and the functions that each process provides for it."""
 
 from __future__ import annotations
 
@@ -13,47 +13,49 @@ from .signatures import Signature
 
 
 class Caller(Protocol):
-    """What a call needs of the process that makes it."""
+    """The functions of the process that makes a call."""
 
     def shared(self, address: int) -> int | None:
-        """The address by which the machine knows the host memory at `address`; None if it does not know it."""
+        """The machine's address of the host memory at `address`. None if the machine does not know that memory."""
 
     def known(self, address: int) -> int:
-        """As `shared`, and for registered memory too; any other address stands for itself."""
+        """The machine's address of pinned or registered memory at `address`. Any other address is returned
+        unchanged.
+        """
 
     def back(self, address: int) -> int:
-        """The caller's address for one of `known`: its inverse."""
+        """The caller's address for an address of the machine. It is the inverse of `known`."""
 
     def register(self, address: int) -> int:
-        """The address that the machine is to use for memory that is registered now."""
+        """The address that the machine uses for memory that this call registers."""
 
     def lasting(self, address: int) -> int:
-        """The address that the machine is to use for host memory that it needs after the call has returned."""
+        """The address that the machine uses for host memory that it needs after the call has returned."""
 
     def layout(self, function: int) -> Layout | None:
-        """The parameters of a kernel; None if there is no such function."""
+        """The parameters of a kernel. None if there is no such function."""
 
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
-        """Put pinned memory at its address. The descriptor is closed."""
+        """Map pinned memory at its address, and close the descriptor."""
 
     def keep_image(self, link: int, content: bytes) -> int:
-        """The address of an image, as a C string, which stays until its link is destroyed."""
+        """The address of an image, as a C string that stays until its link is destroyed."""
 
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """(descriptor, offset) of the file that the range is a shared mapping of; None if it is none."""
+        """(descriptor, offset) of the file of which the range is a shared mapping. None if it is no such mapping."""
 
 
 class Machine(Protocol):
-    """What a call needs of the process that runs it."""
+    """The functions of the process that runs a call."""
 
     def pinned(self, address: int) -> int:
-        """A descriptor of the pinned memory at an address."""
+        """A file descriptor of the pinned memory at an address."""
 
     def managed(self, address: int) -> tuple[int, int, int] | None:
-        """(address, bytes, descriptor) of the managed memory that an address is in; None if it is in none."""
+        """(address, bytes, file descriptor) of the managed memory that contains an address. None if there is none."""
 
     def call_back(self, function: int, argument: int) -> int:
-        """Call `size_t f(int)` of the caller."""
+        """Call a function `size_t f(int)` in the caller's process."""
 
     def layout(self, function: int) -> Layout | None:
         """The parameters of a kernel; None if there is no such function."""
@@ -61,8 +63,8 @@ class Machine(Protocol):
 
 @dataclass
 class Call:
-    """A call at the caller's end, with its arguments as they were read. `lent` are the functions that take what came
-    back for memory that it lends.
+    """A call in the caller's process, with its arguments after reading. `lent` are functions, each of which takes the
+    bytes that came back for memory that the call has lent.
     """
 
     signature: Signature
@@ -79,8 +81,8 @@ class Call:
 
 @dataclass
 class Run:
-    """A call at the machine's end. `lent` stands for memory of the caller that the call writes; all of `keep` has to
-    stay as long as work that was queued may use it.
+    """A call in the machine's process. `lent` is memory that stands for memory of the caller to which the call writes.
+    `keep` are objects that must stay alive while queued work may use them.
     """
 
     signature: Signature
@@ -88,15 +90,15 @@ class Run:
     values: list[Any] = field(default_factory=list)
     lent: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)
     filled: list[Callable[[], bytes]] = field(default_factory=list)
-    """Structures of the caller that the call has filled in, also if it fails."""
+    """Structures of the caller that the call has filled in, which it may do even if it fails."""
     keep: list[Any] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
-    """Descriptors that came with the call, to be closed after it."""
+    """File descriptors that came with the call, which are closed after it."""
     file: tuple[int, int] | None = None
     """(descriptor, offset) of the file of memory that the call registers."""
 
     def memory(self, content: Any) -> int:
-        """The address of memory that holds these bytes: themselves, if they can be written."""
+        """The address of memory with these bytes. It is the memory of `content` itself if that is writable."""
         nbytes = len(content)
         if nbytes and not memoryview(content).readonly:
             self.keep.append(content)
@@ -106,7 +108,7 @@ class Run:
         return ctypes.addressof(made)
 
     def lend(self, nbytes: int) -> int:
-        """The address of memory that goes back to the caller; one byte more, so that it has an address."""
+        """The address of memory that is sent back to the caller. It has one byte more, so that it is never empty."""
         made = (ctypes.c_char * (nbytes + 1))()
         self.keep.append(made)
         self.lent.append(made)

@@ -18,7 +18,7 @@ from .structs import CUDA_LAUNCH_PARAMS
 
 
 class Image(Input):
-    """An image to load, as bytes; None for none."""
+    """An image to load, as bytes. None for no image."""
 
     def read(self, value: Any) -> bytes | None:
         return image_bytes(value)
@@ -31,8 +31,8 @@ class Image(Input):
 
 
 class Options(List):
-    """Values of options, whose types follow from the list of options in front. Numbers travel; lists do not, nor do
-    buffers, into which the caller's end writes what the machine says of a call that fails.
+    """Values of options, whose types the preceding list of options decides. Only numbers are sent. Lists are not, nor
+    are error buffers: if the call fails, the caller's process writes the machine's message to them.
     """
 
     def read(self, value: Any) -> Any:
@@ -61,7 +61,9 @@ class Options(List):
 
 
 class Parameters(Input):
-    """The parameters of a kernel: `kernelParams` carries the block, whichever of the two forms it came in."""
+    """The parameters of a kernel. In a message, `kernelParams` is the parameter block, in whichever form it was
+    given.
+    """
 
     def read(self, value: Any) -> Any:
         return self.scalar.read(value) if self.name == "extra" else KernelParameters.read(value)
@@ -92,7 +94,7 @@ class Parameters(Input):
 
 
 class LaunchArray(StructArray):
-    """A list of launches (CUDA_LAUNCH_PARAMS), each with the block of its parameters."""
+    """A list of launches (CUDA_LAUNCH_PARAMS), each with its parameter block."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.word(len(value))
@@ -118,7 +120,7 @@ class LaunchArray(StructArray):
 
 
 class Function(Input):
-    """A function of the caller."""
+    """A function in the caller's process."""
 
     def read(self, value: Any) -> int:
         address: int = self.scalar.read(value)
@@ -128,7 +130,7 @@ class Function(Input):
 
 
 class Callback(Function):
-    """A `size_t f(int)`, which is called before the call returns."""
+    """A function `size_t f(int)` that is called before the call returns."""
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         address = incoming.word()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole calls: reading their arguments, and calls and results as messages.
+"""Reads the arguments of whole calls, and writes and reads calls and results as messages.
 
-A call is its arguments, as they were read, in the order of the table. What comes back is its results in that order,
-then the bytes of the memory that the caller lent. The CUresult is not part of it: a call that fails gives nothing else.
-Functions of numbers alone, which most are, are packed at once.
+The message of a call has its arguments, after reading, in the order of the table. The message of its result has the
+results in that order, then the bytes of memory that the caller has lent. The CUresult is not part of it, as a call that
+fails returns nothing else. If all arguments are numbers, which is the usual case, they are packed at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _INPUT_TYPES: dict[str, type[inputs.Input]] = {
 
 
 def input_of(p: Parameter) -> inputs.Input:
-    """The reader and writer of an argument."""
+    """The Input for a parameter, which reads the argument and writes it to messages."""
     if p.role in _INPUT_ROLES:
         return _INPUT_ROLES[p.role](p)
     if p.type in _INPUT_TYPES:
@@ -81,7 +81,7 @@ def input_of(p: Parameter) -> inputs.Input:
 
 
 def output_of(p: Parameter) -> outputs.Output:
-    """The writer and reader of a result."""
+    """The Output for a parameter, which writes the result to messages and reads it."""
     if p.role:
         return _OUTPUT_ROLES[p.role](p)
     if p.type == "char":
@@ -111,14 +111,14 @@ class Coder:
 
     @staticmethod
     def _form(items: Sequence[Any], *plain: type) -> struct.Struct | None:
-        """The `struct` format if there are numbers alone, else None."""
+        """The `struct` format of `items` if all are numbers, else None."""
         if any(type(item) not in plain for item in items):
             return None
         return struct.Struct("<" + "".join(item.scalar.code for item in items))
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments of a call as the emulated function gets them. Raises what cuda.bindings raise for arguments
-        that the function does not take, and Invalid for those that the driver refuses.
+        """The arguments of a call in the form in which the emulated function gets them. Raises what cuda.bindings raise
+        for arguments that they do not accept, and Invalid for arguments that the driver refuses.
         """
         if kwargs or len(args) != len(self._readers):
             args = self.signature.bind(args, kwargs)
@@ -130,7 +130,7 @@ class Coder:
         return values
 
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
-        """The values are those of `read`. Raises Invalid where host memory cannot be read or written."""
+        """Write a call whose values are those of `read`. Raises Invalid if host memory cannot be read or written."""
         call = Call(self.signature, values, caller)
         if self._numbers is not None:
             out.parts.append(self._numbers.pack(*values))
@@ -150,7 +150,7 @@ class Coder:
         return run
 
     def write_result(self, out: Outgoing, results: Sequence[Any], run: Run) -> None:
-        """The results of a call that succeeded, without the CUresult."""
+        """Write the results of a call that has succeeded, without the CUresult."""
         if self._results is not None:
             raw = [item.scalar.raw(v) for item, v in zip(self.outputs, results, strict=True)]
             out.parts.append(self._results.pack(*raw))
@@ -163,7 +163,7 @@ class Coder:
 
     @staticmethod
     def write_filled(out: Outgoing, run: Run) -> None:
-        """Write the structures of the caller that the call has filled in, also if it failed."""
+        """Write the structures of the caller that the call has filled in, which is done even if the call failed."""
         for content in run.filled:
             out.data(content())
 
@@ -191,7 +191,7 @@ def coder(name: str) -> Coder:
 
 
 def numbered(number: int) -> Coder | None:
-    """The coder of the function of a number; None if the installed bindings have no such function."""
+    """The coder of the function with a number. None if the installed bindings have no such function."""
     if not 0 <= number < len(ALL) or SIGNATURES.get(ALL[number].name) is not ALL[number]:
         return None
     return coder(ALL[number].name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that are memory of the caller, or descriptors of its files (`inputs` has the others)."""
+"""Arguments that are memory of the caller, or file descriptors of the caller. `inputs` has the other arguments."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .message import NONE, Incoming, Outgoing
 
 
 def lent_to(run: Run, nbytes: int) -> Address:
-    """Memory for the call to write, of so many bytes, which are sent back to the caller."""
+    """`nbytes` of memory to which the call writes, and which is sent back to the caller."""
     address = run.lend(nbytes)
     return Address.of(address, memoryview(run.lent[-1])[:nbytes])
 
 
 class Buffer(Input):
-    """Memory that the call writes, as bytes of Python, which it keeps."""
+    """Memory to which the call writes, given as a bytes object."""
 
     def read(self, value: Any) -> Address:
         return bytes_address(value)
@@ -37,14 +37,14 @@ class Buffer(Input):
 
 
 class HostMemory(Input):
-    """Memory of the caller: a `void*` takes buffers too, a device pointer does not."""
+    """Memory of the caller. A parameter `void*` accepts buffers too, a device pointer does not."""
 
     def read(self, value: Any) -> Any:
         return host_address(value) if self.parameter.type == "void" else self.scalar.read(value)
 
 
 class Lent(HostMemory):
-    """Memory of so many bytes as another argument says, which a buffer has to have."""
+    """Memory whose size is another argument. A buffer must have at least that size."""
 
     dependent = True
 
@@ -56,7 +56,7 @@ class Lent(HostMemory):
 
 
 class Source(Lent):
-    """Memory that the call reads: an address that the machine knows, or the bytes."""
+    """Memory that the call reads. A message has its address, if the machine knows the memory, else its bytes."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         put_bytes(out, value, call.value(self.parameter.extent), call)
@@ -67,7 +67,9 @@ class Source(Lent):
 
 
 class Target(Lent):
-    """Memory that the call writes before it returns, unless the machine knows it."""
+    """Memory to which the call writes. If the machine does not know it, its bytes are sent back before the call
+    returns.
+    """
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         put_target(out, value, call.value(self.parameter.extent), call)
@@ -78,7 +80,7 @@ class Target(Lent):
 
 
 def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """An address, with the bytes there if the machine does not know it. Raises Invalid where they cannot be read."""
+    """Write an address and, if the machine does not know it, the bytes there. Raises Invalid if they cannot be read."""
     known = call.caller.shared(address)
     unknown = known is None and address
     if unknown and not mapped.readable(address, nbytes):
@@ -94,15 +96,15 @@ def take_bytes(incoming: Incoming, run: Run) -> int:
 
 
 def _brought(here: int, there: int) -> Address:
-    """The memory that came with a call."""
+    """The memory at `here` that came with a call; `there` is its address in the caller's process."""
     made = Address(here)
     made.origin = there
     return made
 
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """An address, with the bytes that the call lends there if the machine does not know it. Raises Invalid where they
-    cannot be written.
+    """Write an address and, if the machine does not know it, the size of the memory that the call lends there. Raises
+    Invalid if that memory cannot be written.
     """
     known = call.caller.shared(address)
     if known is None and address and not mapped.writable(address, nbytes):
@@ -136,7 +138,7 @@ class Host(HostMemory):
 
 
 class Registered(HostMemory):
-    """Memory that is registered, with its file if it is a shared mapping of one."""
+    """Memory that the call registers, with its file if it is a shared mapping of a file."""
 
     dependent = True
 
@@ -163,7 +165,7 @@ class Registered(HostMemory):
 
 
 class Descriptor(HostMemory):
-    """A file descriptor, which the caller keeps."""
+    """A file descriptor, which still belongs to the caller after the call."""
 
     def read(self, value: Any) -> int:
         number = host_address(value)

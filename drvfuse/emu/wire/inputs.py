@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of argument. `read` converts what the caller gave to what the emulated function gets, as cuda.bindings
-do; `put` writes that into a message at the caller's end, and `take` reads it again at the machine's.
+"""The kinds of arguments. `read` converts the caller's value, as cuda.bindings do, to the value that the emulated
+function gets. `put` writes that to a message in the caller's process, and `take` reads it in the machine's process.
 
-A `void*` becomes an address (`arguments.Address` where something has to stay alive), an image its bytes, a C string
-bytes, a list a list. What depends on other arguments, as the length of a list does, is read by `complete`, when all
-have been read on their own. Host memory is in `host_inputs`, and code and its parameters in `code_inputs`.
+A `void*` becomes an address (an `arguments.Address` if an object must be kept alive), an image becomes its bytes, a C
+string bytes, a list a list. `complete` finishes a value that depends on other arguments, such as the length of a list,
+after all arguments have been read. Host memory is in `host_inputs`, code and its parameters in `code_inputs`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ _FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
-    """An argument. This one is a number."""
+    """The base class of all kinds of arguments, which is also the kind of plain numbers."""
 
     dependent = False
-    """True for a kind whose value depends on other arguments: only then is `complete` called."""
+    """True for a kind whose value depends on other arguments. `complete` is called only for these kinds."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter, self.name = parameter, parameter.name
         found = scalar(parameter.type if parameter.type != "void" else "void*")
         self.scalar: Scalar = found or Scalar("void*")
-        self.places: dict[str, int] = {}  # the values of all arguments of the function, by name
+        self.places: dict[str, int] = {}  # the positions of all arguments of the function, by name
 
     def read(self, value: Any) -> Any:
-        """Raises TypeError, OverflowError, ValueError and the like as the bindings do, or Invalid."""
+        """Read the caller's value. Raises TypeError, OverflowError, ValueError and so on, as the bindings do, or
+        Invalid.
+        """
         return self.scalar.read(value)
 
     def complete(self, value: Any, others: Sequence[Any]) -> Any:
-        """The value, once all arguments were read on their own. Raises what `read` does."""
+        """The final value, after all arguments have been read. Raises what `read` raises."""
         return value
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -57,7 +59,7 @@ class Input:
 
 
 class Wanted(Input):
-    """How many elements of a result are wanted, for which the bindings allocate memory."""
+    """The number of elements of a result that the caller wants. The bindings allocate memory for them."""
 
     def read(self, value: Any) -> int:
         count: int = self.scalar.read(value)
@@ -67,7 +69,7 @@ class Wanted(Input):
 
 
 class Member(Input):
-    """A member of an enum; None is refused."""
+    """A member of an enum. None is refused."""
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -76,7 +78,7 @@ class Member(Input):
 
 
 class Kind(Member):
-    """An enum that decides the type of another argument or result. The bindings read its `value` and its `name` too."""
+    """An enum that decides the type of another argument or result. As the bindings do, it needs `value` and `name`."""
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -89,7 +91,7 @@ class Kind(Member):
 
 
 class Moved(Input):
-    """A number in an object of the bindings that the call moves on. It keeps the object; None is 0."""
+    """A number in an object of the bindings, which the call advances. The object is kept. None is 0."""
 
     def read(self, value: Any) -> int:
         kind = cast(Handle, self.scalar).kind
@@ -102,7 +104,7 @@ class Moved(Input):
 
 
 class List(Input):
-    """A list, or None for an empty one. The bindings compare its length with the count, but for some (@uncounted)."""
+    """A list, or None for an empty one. The bindings compare its length with the count, except for @uncounted lists."""
 
     dependent = True
 
@@ -111,7 +113,7 @@ class List(Input):
         if count > len(value):
             if self.parameter.role == "uncounted":
                 if value:
-                    raise Invalid  # the driver would read behind the end of the list
+                    raise Invalid  # the driver would read beyond the end of the list
                 return value  # the driver gets NULL
             raise RuntimeError(f"List is too small: {len(value)} < {count}")
         return value
@@ -127,7 +129,7 @@ class Array(List):
             found = items(value, lambda item: isinstance(item, kind), expected, self.name)
         else:
             found = items(list(value), lambda item: isinstance(item, int), "int", self.name)
-            len(value)  # the bindings raise where it has no length
+            len(value)  # as the bindings, raise if it has no length
         return [self.scalar.read(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -140,7 +142,7 @@ class Array(List):
 
 
 class Struct(Input):
-    """A structure, or None where it is passed by a pointer."""
+    """A structure. A structure that is passed by a pointer may be None."""
 
     def __init__(self, parameter: Parameter) -> None:
         super().__init__(parameter)
@@ -184,7 +186,7 @@ class StructArray(List):
 
 
 class Text(Input):
-    """A C string. The name of a file becomes absolute, as the machine has another working directory."""
+    """A C string. The name of a file becomes an absolute path, as the machine has another working directory."""
 
     def read(self, value: Any) -> bytes:
         return text(value)
@@ -206,7 +208,7 @@ def attribute_scalar(attribute: Any) -> Scalar:
 
 
 class Attribute(Input):
-    """The value of an attribute, whose type is that attribute's: what is a class in the bindings is given as one."""
+    """The value of an attribute, whose type depends on the attribute. It is a class if it is one in the bindings."""
 
     dependent = True
 

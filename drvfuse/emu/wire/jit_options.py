@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the options for loading and linking code: numbers, enums, and buffers into which the driver writes."""
+"""Values of the options for loading and linking code: numbers, enums, and buffers to which the driver writes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _NAMES = {"GLOBAL_SYMBOL_NAMES", "REFERENCED_KERNEL_NAMES", "REFERENCED_VARIABLE
 
 
 def read(option: Any, value: Any) -> Any:
-    """The value of an option: a number, the address of a log buffer (which it keeps), or a list. Raises TypeError,
-    OverflowError or AttributeError as the bindings do.
+    """The value of an option: a number, the address of a log buffer, which keeps the buffer alive, or a list. Raises
+    TypeError, OverflowError or AttributeError as the bindings do.
     """
     name = option.name.removeprefix("CU_JIT_")
     if name in _UNSIGNED:
@@ -50,28 +50,28 @@ def read(option: Any, value: Any) -> Any:
 
 
 def is_buffer(option: Any) -> bool:
-    """True for an option whose value is memory that the driver writes."""
+    """True for an option whose value is memory to which the driver writes."""
     return option.name.removeprefix("CU_JIT_") in _BUFFERS
 
 
 class ErrorLog:
-    """The buffer that options name for errors; its memory stays as long as this."""
+    """The error buffer of a call's options. Its memory stays alive as long as this object."""
 
     def __init__(self, buffer: Address, nbytes: int) -> None:
         self._buffer, self._nbytes = buffer, nbytes
 
     @classmethod
     def of(cls, options: Sequence[Any], values: Sequence[Any]) -> ErrorLog | None:
-        """The error buffer of a call; None if its options name none, or no size."""
+        """The error buffer of a call. None if its options have no buffer, or no size of it."""
         given = {option.name: value for option, value in zip(options, values, strict=False)}
         buffer = given.get("CU_JIT_ERROR_LOG_BUFFER")
         nbytes = given.get("CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES", 0)
-        if not isinstance(buffer, Address):  # of a call of a client, to which the error is sent back
+        if not isinstance(buffer, Address):  # the buffer is in a client, which gets the error by a message
             return None
         nbytes = min(int(nbytes), memoryview(buffer.keep).nbytes)
         return cls(buffer, nbytes) if nbytes else None
 
     def write(self, message: str) -> None:
-        """A message as a C string, as much of it as there is room for."""
+        """Write a message to the buffer as a C string, shortened to the size of the buffer."""
         content = f"error: {message}".encode()[: self._nbytes - 1] + b"\0"
         ctypes.memmove(int(self._buffer), content, len(content))

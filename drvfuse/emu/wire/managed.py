@@ -11,8 +11,8 @@ from .outputs import Output
 
 
 class Managed(Output):
-    """The address of memory or of a variable. If it is in managed memory, a descriptor of all of that comes along, so
-    that the caller's host code reaches it at the same address.
+    """The address of memory or of a variable. If it is in managed memory, the message has a file descriptor of all of
+    that memory, so that the caller's host code can map it at the same address.
     """
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
@@ -33,7 +33,7 @@ class Managed(Output):
 
 
 class RangeAttribute(Output):
-    """Attributes of a range of managed memory: each is a number or a list of numbers."""
+    """Attributes of a range of managed memory. Each is a number or a list of numbers."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         if self.parameter.extent:

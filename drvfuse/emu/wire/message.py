@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message at one of its ends: 64-bit words and byte strings in order, and descriptors."""
+"""Messages as their sender writes them and their receiver reads them: 64-bit words and byte strings in order, and file
+descriptors.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ import struct
 from typing import Any
 
 NONE = (1 << 64) - 1
-"""The word for what is not there."""
+"""The word that stands for None."""
 _WORD = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
 
 
 class Outgoing:
-    """A message that is being written. `descriptors` go with it; those of `own` are closed when it was sent."""
+    """A message that is being written. `descriptors` are sent with it. Those in `own` are closed after it was sent."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
@@ -27,7 +29,7 @@ class Outgoing:
         self.parts.append(_REAL.pack(value))
 
     def data(self, value: Any) -> None:
-        """Bytes, or any view of bytes, or None."""
+        """Write bytes, a view of bytes, or None."""
         if value is None:
             self.word(NONE)
         else:
@@ -35,7 +37,7 @@ class Outgoing:
             self.parts.append(value)
 
     def descriptor(self, number: int, *, own: bool) -> None:
-        """Send a descriptor. The receiver gets one of its own; with `own` the sender's is closed afterwards."""
+        """Send a copy of a descriptor. With `own`, the sender's descriptor is closed afterwards."""
         self.word(len(self.descriptors))
         self.descriptors.append(number)
         if own:
@@ -43,7 +45,7 @@ class Outgoing:
 
 
 class Incoming:
-    """A message that is being read. Its descriptors belong to the reader; those not taken are its to close."""
+    """A message that is being read. Its descriptors belong to the reader, who closes those that it does not take."""
 
     def __init__(self, content: Any, descriptors: list[int]) -> None:
         self.content = content
@@ -63,7 +65,7 @@ class Incoming:
         return None if found is None else bytes(found)
 
     def view(self) -> Any:
-        """A byte string that `data` has written, as a view of the message, without a copy."""
+        """A byte string that `data` has written, as a view of the message without a copy."""
         size = self.word()
         if size == NONE:
             return None
@@ -76,7 +78,7 @@ class Incoming:
         return found
 
     def descriptor(self) -> int | None:
-        """Take a descriptor that was sent."""
+        """Take the next descriptor that was sent, or None."""
         place = self.word()
         if not 0 <= place < len(self.descriptors):
             return None

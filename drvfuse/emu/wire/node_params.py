@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of graph nodes in messages, together with the memory that their pointers point to.
 
-A node is run after the call that made it, so a copy names host memory by an address that the machine can use later
-(`Caller.lasting`). The parameters of a kernel become those of `parameters`; arrays of structures travel as they are.
-Parameters that a call returns point to memory of the caller's end, as those of the driver do.
+A node runs after the call that made it, so a copy names host memory by an address that the machine can use later
+(`Caller.lasting`). The parameters of a kernel are sent as a block (`parameters`), arrays of structures unchanged.
+Parameters that a call returns point to memory of the caller's process, as those of the driver do.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .rows import set_address, side_of
 from .structs import STRUCTS, Structure
 
 _N = T.CUgraphNodeType
-_ROOM = 1 << 16  # the most elements of an array; drivers take fewer
+_ROOM = 1 << 16  # the most elements of an array; drivers accept fewer
 
 
 def elements(c: str, address: int | None, count: int) -> list[Any] | None:
-    """The structures of an array, copied; None if they cannot be read."""
+    """Copies of the structures of an array. None if they cannot be read."""
     kind = Structure(c)
     if not count:
         return []
@@ -38,18 +38,18 @@ def elements(c: str, address: int | None, count: int) -> list[Any] | None:
 
 
 class _Kernel:
-    """The parameters of a kernel: their block, and where they are in it. `p` is the structure of ctypes in all of this,
-    which may be a part of the one that travels, and `value` the structure of the bindings.
+    """The parameters of a kernel: their block, and their offsets in it. In all classes here, `p` is a ctypes structure,
+    which may be part of the structure that is sent, and `value` is the structure of the bindings.
     """
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
-        """Write what `p` points to, and change in it what the machine knows by another address."""
+        """Write the memory to which `p` points, and replace addresses in `p` for which the machine uses others."""
         layout = call.caller.layout(p.func or p.kern or 0)
         both = p.kernelParams and p.extra
         self._put_block(out, layout, None if both else p.kernelParams or 0, p.extra or 0)
 
     def take(self, p: Any, incoming: Incoming, run: Run) -> None:
-        """Read it from a message, and let `p` point to it."""
+        """Read that memory from a message, and make `p` point to it."""
         found = self._take_block(incoming)
         p.kernelParams = p.extra = None
         if found is not None:
@@ -57,7 +57,7 @@ class _Kernel:
             run.keep.append(keep)
 
     def put_result(self, p: Any, out: Outgoing, run: Run) -> None:
-        """As `put`, for parameters that are returned."""
+        """`put`, for parameters that a call returns."""
         self._put_block(out, run.machine.layout(p.func or 0), p.kernelParams, 0)
 
     def take_result(self, value: Any, incoming: Incoming, call: Call) -> None:
@@ -65,7 +65,7 @@ class _Kernel:
         if found is not None:
             _, (block, pointers) = found
             pointers.block = block
-            value.kernelParams = pointers  # which it keeps
+            value.kernelParams = pointers  # the structure keeps them alive
 
     @staticmethod
     def _put_block(out: Outgoing, layout: Any, given: int | None, extra: int) -> None:
@@ -83,7 +83,7 @@ class _Kernel:
 
 
 class _Copy:
-    """Both ends of a copy, by addresses that the machine can use when the node runs."""
+    """The source and the destination of a copy, by addresses that the machine can use when the node runs."""
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
         for name, usable in (("src", mapped.readable), ("dst", mapped.writable)):
@@ -108,7 +108,7 @@ class _Copy:
 
 
 class _Array:
-    """An array of structures `c`, by the names of the fields for it and for its length."""
+    """An array of structures `c`, by the names of the fields with its address and its length."""
 
     def __init__(self, c: str, field: str, count: str) -> None:
         self._kind, self._field, self._count = Structure(c), field, count
@@ -163,11 +163,13 @@ _MEMBERS = {
     int(_N.CU_GRAPH_NODE_TYPE_MEM_ALLOC): ("CUDA_MEM_ALLOC_NODE_PARAMS", ("alloc",)),
     int(_N.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP): ("CUDA_BATCH_MEM_OP_NODE_PARAMS", ("memOp",)),
 }
-"""Type of node -> the part of CUgraphNodeParams that has pointers."""
+"""By the type of a node: the part of CUgraphNodeParams that has pointers."""
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
-    """(how it travels, the structure that has the pointers, its path) of parameters; (None, ...) without pointers."""
+    """For parameters: (the object that sends them, the structure with the pointers, its path in the parameters). The
+    first is None for parameters without pointers.
+    """
     path: tuple[str, ...] = ()
     if c == "CUgraphNodeParams":
         c, path = _MEMBERS.get(p.type, ("", ()))
@@ -201,7 +203,7 @@ class NodeParams(inputs.Struct):
 
 
 class FilledParams(NodeParams):
-    """Parameters in which a call also writes something."""
+    """Parameters that a call reads, and some fields of which it writes."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         super().put(out, value, call)
@@ -215,7 +217,7 @@ class FilledParams(NodeParams):
         return value
 
     def _store(self, value: Any, content: Any) -> None:
-        """Copy the fields that the call has written, and no pointers, which are those of the other end."""
+        """Copy the fields that the call has written, but no pointers, which are addresses of the other process."""
         kind = STRUCTS[self.kind.c]
         written, own = kind.from_buffer_copy(content), kind.from_address(int(value.getPtr()))
         if self.kind.c == "CUDA_GRAPH_INSTANTIATE_PARAMS":

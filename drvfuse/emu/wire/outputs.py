@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of result: `put` writes it into a message at the machine's end, `take` makes what cuda.bindings return."""
+"""The kinds of results. `put` writes a result to a message in the machine's process. `take` reads it in the caller's
+process, and makes the object that cuda.bindings return.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .structs import Structure
 
 
 class Output:
-    """A result. This one is a number."""
+    """The base class of all kinds of results, which is also the kind of plain numbers."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -44,7 +46,7 @@ def _take(incoming: Incoming, kind: Scalar) -> Any:
 
 
 class Moved(Output):
-    """A number in an object that the caller gave, which has the number then; a new one if it gave none."""
+    """A number that is stored in the object that the caller gave, or in a new object if the caller gave none."""
 
     def take(self, incoming: Incoming, call: Call) -> Any:
         found, given = super().take(incoming, call), call.value(self.parameter.name)
@@ -103,7 +105,7 @@ class StructArray(Struct):
 
 
 class Descriptor(Output):
-    """A file descriptor, which belongs to the caller then."""
+    """A file descriptor, which belongs to the caller after the call."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         out.descriptor(int(value), own=True)
@@ -113,7 +115,7 @@ class Descriptor(Output):
 
 
 class Pinned(Output):
-    """The address of new pinned memory, with a descriptor of it."""
+    """The address of new pinned memory, with a file descriptor of that memory."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         out.word(int(value))
@@ -127,7 +129,7 @@ class Pinned(Output):
 
 
 class Code(Output):
-    """The address of an image that the link of the call keeps."""
+    """The address of an image, which the link of the call owns."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         out.data(value.keep)

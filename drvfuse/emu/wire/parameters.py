@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter block of a kernel launch, out of the forms in which cuda.bindings take it."""
+"""The parameter block of a kernel launch, made from each form in which cuda.bindings accept parameters."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ _WHOLE = {
     _BYTE: (-(1 << 7), (1 << 7) - 1, "int8_t"),
     _LONG: (-(1 << 63), (1 << 63) - 1, "long"),
 }
-"""Types for which the bindings look at the range of an int; ctypes cuts the others."""
+"""Types for which the bindings check the range of an int. For other types, ctypes truncates it."""
 
 
 class Layout(NamedTuple):
-    """Size of a kernel's parameter block, and (offset, size) of each parameter in it."""
+    """The size of a kernel's parameter block, and (offset, size) of each parameter in it."""
 
     nbytes: int
     parameters: tuple[tuple[int, int], ...]
 
 
 class KernelParameters(NamedTuple):
-    """The parameters of a launch in the form of values and types. `addresses`: where the value of each lies."""
+    """The parameters of a launch, given as values and types. `addresses` are the addresses of their values."""
 
     addresses: list[int]
     keep: list[Any]
 
     @classmethod
     def read(cls, value: Any) -> KernelParameters | int:
-        """The argument `kernelParams`: the address of an array of pointers, or the values. Raises as the bindings."""
+        """Read the argument `kernelParams`: the address of an array of pointers, or the values. Raises what the
+        bindings raise.
+        """
         if value is None:
             return 0
         if isinstance(value, int):
@@ -64,8 +66,8 @@ class KernelParameters(NamedTuple):
 
 
 def pack(layout: Layout, kernelParams: KernelParameters | int, extra: int) -> bytes | None:
-    """The parameter block of a launch, copied out of whichever form it was given in (`KernelParameters.read`). None
-    where parameters are missing or cannot be read, which is CUDA_ERROR_INVALID_VALUE.
+    """A copy of the parameter block of a launch, from either form of `KernelParameters.read` or from `extra`. None if
+    parameters are missing or cannot be read, which is CUDA_ERROR_INVALID_VALUE.
     """
     wanted = layout.parameters
     if not wanted:
@@ -75,7 +77,7 @@ def pack(layout: Layout, kernelParams: KernelParameters | int, extra: int) -> by
             return None
         block = bytearray(layout.nbytes)
         for (offset, size), address in zip(wanted, kernelParams.addresses, strict=False):
-            # of a value that is smaller than its parameter, what lies behind it is read too, as by the driver
+            # as the driver does, read the size of the parameter even if the value is smaller
             value = ctypes.string_at(address, size) if size <= _SLOT else mapped.copied(address, size)
             if value is None:
                 return None
@@ -92,7 +94,7 @@ def pack(layout: Layout, kernelParams: KernelParameters | int, extra: int) -> by
 
 
 def _spread(layout: Layout, content: bytes) -> bytes:
-    """A parameter block out of the bytes of its parameters, which lie one after another."""
+    """A parameter block from the bytes of its parameters, which follow one another without gaps."""
     block, at = bytearray(layout.nbytes), 0
     for offset, size in layout.parameters:
         block[offset : offset + size] = content[at : at + size]
@@ -101,7 +103,7 @@ def _spread(layout: Layout, content: bytes) -> bytes:
 
 
 def _slot(value: Any, kind: Any) -> tuple[int, Any]:
-    """(address of the value, what keeps it alive) of one entry of cuda.bindings' tuple form."""
+    """(address of the value, the object that keeps it alive) of one entry in the tuple form of cuda.bindings."""
     if kind is None:
         return _structure(value)
     if kind is ctypes.c_void_p:
@@ -114,13 +116,13 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
     elif kind is ctypes.c_double and isinstance(value, ctypes.c_float):
         value = value.value
     if not isinstance(value, kind):
-        made = kind(value)  # which has 16 bytes of its own, whatever its type
+        made = kind(value)  # it has 16 bytes of its own, whatever its type
         return ctypes.addressof(made), made
     return _padded(value)
 
 
 def _padded(value: Any) -> tuple[int, Any]:
-    """A copy of a small value with room behind it: the value itself may lie at the end of anything."""
+    """A copy of a small value, followed by readable bytes. The value itself may lie at the end of a page."""
     padded = ctypes.create_string_buffer(bytes(value), _SLOT)
     return ctypes.addressof(padded), padded
 
@@ -136,7 +138,7 @@ def _structure(value: Any) -> tuple[int, Any]:
         if ctypes.sizeof(value) >= _SLOT:
             return ctypes.addressof(value), value
         return _padded(value)
-    if isinstance(value, int) and hasattr(type(value), "__members__"):  # an enum
+    if isinstance(value, int) and hasattr(type(value), "__members__"):  # a member of an enum
         made = ctypes.c_int64(value)
         return ctypes.addressof(made), made
     raise TypeError(
@@ -178,8 +180,8 @@ def _from_extra(layout: Layout, extra: int) -> bytes | None:
 
 
 def lay_out(block: bytes, addresses: Sequence[int]) -> tuple[int, Any]:
-    """A `kernelParams` for a parameter block: (address of an array of pointers to the parameters, the object that keeps
-    it alive).
+    """The `kernelParams` for a parameter block: (address of an array of pointers to the parameters, the object that
+    keeps it alive).
 
     `addresses` are the parameters' offsets in the block.
     """

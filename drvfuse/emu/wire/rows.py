@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows and of batches in messages, together with host memory that the machine does not know."""
+"""Copies of rows, and batches of copies, in messages, with host memory that the machine does not know."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _MASK = (1 << 64) - 1
 
 
 class Side(NamedTuple):
-    """One end of a copy of layers of rows: the address that is given and how it is written in the structure (a path of
-    fields), whether it may be host memory, how far behind it the first byte is, and how far apart rows and layers are.
+    """The source or the destination of a copy of layers of rows: the given address and its place in the structure (a
+    path of fields), whether it may be host memory, the offset of the first byte, and the distances between rows and
+    layers.
     """
 
     base: int
@@ -49,7 +50,7 @@ class Side(NamedTuple):
 
 
 def side_of(p: Any, end: str) -> Side:
-    """One end of a CUDA_MEMCPY2D, CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER."""
+    """The source ("src") or destination ("dst") of a CUDA_MEMCPY2D, CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER."""
     kind, width, height = getattr(p, f"{end}MemoryType"), p.WidthInBytes, p.Height
     field = f"{end}Host" if kind == _HOST else f"{end}Device"
     x, y, z = getattr(p, f"{end}XInBytes"), getattr(p, f"{end}Y"), getattr(p, f"{end}Z", 0)
@@ -61,7 +62,7 @@ def side_of(p: Any, end: str) -> Side:
 
 
 def _operand(p: Any, end: str) -> Side:
-    """One end of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
+    """The source or destination of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
     operand, extent = getattr(p, end), p.extent
     at, shape = operand.op.ptr, (extent.width, extent.height, extent.depth)
     pitch = at.rowLength or extent.width
@@ -76,8 +77,8 @@ def set_address(p: Any, path: tuple[str, ...], address: int) -> None:
 
 
 def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
-    """A structure that describes a copy, with the host memory of its source, and the size of that of its target. Raises
-    Invalid where that memory cannot be read or written.
+    """Write a structure that describes a copy, with the contents of its source and the size of its destination if these
+    are host memory that the machine does not know. Raises Invalid if that memory cannot be read or written.
     """
     local = []
     for side in sides:
@@ -97,7 +98,7 @@ def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
 
 
 def _take(p: Any, sides: tuple[Side, Side], incoming: Incoming, run: Run) -> bytes:
-    """The structure that `_put` has written, which then names memory of the machine's end."""
+    """Read a structure that `_put` has written. It then has addresses of memory in the machine's process."""
     rows, lent = incoming.view(), incoming.word()
     here = None if rows is None else run.memory(rows), None if lent == NONE else run.lend(lent)
     for side, address in zip(sides, here, strict=True):
@@ -143,7 +144,7 @@ class RowsArray(StructArray):
 
 
 def _scatter(target: Side) -> Callable[[Any], None]:
-    """Write the rows, and not the bytes between them, which the copy must leave alone."""
+    """A function that writes the rows that came back to `target`, but not the bytes between the rows."""
 
     def store(content: Any) -> None:
         width = target.shape[0]
@@ -154,7 +155,7 @@ def _scatter(target: Side) -> Callable[[Any], None]:
 
 
 class Batch(Array):
-    """Addresses of memory that copies read or write, of as many bytes as the list `sizes` says."""
+    """Addresses of memory that copies read or write. The list `sizes` has their sizes in bytes."""
 
     @property
     def reads(self) -> bool:

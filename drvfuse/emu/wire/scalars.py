@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of C: integers, floats, enums, handles. Each is one word of a message.
+"""C numbers: integers, floats, enums and handles. Each is one word of a message.
 
-`read` makes the number that an emulated function gets of what the caller gave; a handle is a number for it, an enum is
-an enum. `result` makes what cuda.bindings return.
+`read` converts the caller's value to the value that an emulated function gets, which is a number for a handle and a
+member for an enum. `result` makes the object that cuda.bindings return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS = {
     "unsigned long long": "unsigned PY_LONG_LONG",
     "void*": "unsigned PY_LONG_LONG",
 }
-"""The name of a type in Cython's messages, where that is not its name in C."""
+"""The names of types in Cython's messages that differ from their names in C."""
 
 _HANDLES = {
     "CUdevice": ("int", "int"),
@@ -36,11 +36,11 @@ _HANDLES = {
     "cuuint32_t": ("unsigned int", "uint32_t"),
     "cuuint64_t": ("size_t", "uint64_t"),
 }
-"""(range, name in messages) of classes of the bindings that are no pointers."""
+"""(range, name in messages) of classes of the bindings that stand for numbers and not for pointers."""
 
 
 class Scalar:
-    """A C integer of type `c`. `code` is its form in `struct`."""
+    """A C integer of type `c`. `code` is its format in `struct`."""
 
     code = "Q"
 
@@ -52,13 +52,13 @@ class Scalar:
             self.code = "q"
 
     def read(self, value: Any) -> Any:
-        """An argument as cuda.bindings read it. Raises TypeError, OverflowError, ValueError or Invalid."""
+        """Read an argument as cuda.bindings do. Raises TypeError, OverflowError, ValueError or Invalid."""
         if type(value) is int and self.least <= value <= self.most:
             return value
         return whole(value, self.least, self.most, self._words)
 
     def given(self, word: Any) -> Any:
-        """The value that `read` gave, from the word in the message."""
+        """The value that `read` returned, from the word in the message."""
         return word
 
     def raw(self, value: Any) -> int | float:
@@ -66,7 +66,7 @@ class Scalar:
         return int(value)
 
     def result(self, word: Any) -> Any:
-        """A number as the result that cuda.bindings return."""
+        """The object that cuda.bindings return for a number."""
         return word
 
 
@@ -96,7 +96,9 @@ class Boolean(Scalar):
 
 
 class Enumeration(Scalar):
-    """An enum. The bindings take whatever `int` takes; what is no member is refused by the driver."""
+    """An enum. The bindings accept all values that `int` accepts, and the driver refuses numbers that are no
+    members.
+    """
 
     code = "q"
 
@@ -119,7 +121,7 @@ class Enumeration(Scalar):
 
 
 class Handle(Scalar):
-    """A number that cuda.bindings wrap into a class: a handle, a device pointer, a device. None is 0."""
+    """A number that cuda.bindings wrap in a class: a handle, a device pointer or a device. None is 0."""
 
     def __init__(self, c: str) -> None:
         self.c, self.kind = c, getattr(T, c)
@@ -138,7 +140,7 @@ class Handle(Scalar):
 
 @functools.cache
 def scalar(c: str) -> Scalar | None:
-    """The scalar of a C type, None if it is something else."""
+    """The Scalar of a C type. None if the type is no number."""
     if c in _INTEGERS:
         return Scalar(c)
     if c == "float":

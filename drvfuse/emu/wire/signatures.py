@@ -18,8 +18,8 @@ _PARAMETER = re.compile(r"(?:(in|out|inout) )?(const )?([\w ]+?)(\**) (\w+)(?:\[
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: `const` `type` with so many `stars`; `mode` is "in", "out" or "inout", `extent` the parameter that
-    counts its elements, `role` the word behind its @.
+    """One parameter of a prototype: its `type`, whether it is `const`, and the number of `stars`. `mode` is "in", "out"
+    or "inout", `extent` is the parameter that counts its elements, and `role` is its annotation, the word after @.
     """
 
     name: str
@@ -37,7 +37,9 @@ class Parameter:
 
     @property
     def lent(self) -> bool:
-        """Whether this is memory of the caller that the call may write, which cuda.bindings take as an argument."""
+        """Whether this is memory of the caller to which the call may write, and which is an argument in
+        cuda.bindings.
+        """
         return (
             self.mode == "out" and not self.role and (self.memory or (self.type == "void" and self.extent is not None))
         )
@@ -60,7 +62,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """A function: its parameters in the order of C, its number in the table, and the major versions that have it."""
+    """A function: its parameters in the order of C, its number in the table, and the major versions of cuda.bindings
+    that have it.
+    """
 
     name: str
     number: int
@@ -74,11 +78,11 @@ class Signature:
 
     @functools.cached_property
     def returned(self) -> tuple[Parameter, ...]:
-        """The results in Python behind the CUresult."""
+        """The results in Python that follow the CUresult."""
         return tuple(p for p in self.parameters if p.returned)
 
     def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
-        """The arguments by position. Raises TypeError with the words of a function that Cython has compiled."""
+        """The arguments by position. Raises TypeError with the messages of a function that Cython has compiled."""
         names = [p.name for p in self.given]
         found = dict(zip(names, args, strict=False))
         if kwargs and not names:
@@ -98,7 +102,7 @@ class Signature:
 
     @property
     def _left_out(self) -> list[str]:
-        """The parameters that count wanted elements, which calls may leave out."""
+        """The parameters that calls may leave out, which count the wanted elements of a result."""
         last = itertools.takewhile(lambda p: p.mode == "inout" and p.type == "size_t", reversed(self.given))
         return [p.name for p in last]
 
@@ -123,7 +127,7 @@ def _parameter(text: str) -> Parameter:
 
 
 def read(table: str) -> list[Signature]:
-    """All signatures of a table, those of other major versions too."""
+    """All signatures of a table, including those of other major versions of cuda.bindings."""
     text = re.sub(r"//.*", "", table)
     found = []
     for number, prototype in enumerate(" ".join(text.split()).rstrip(";").split(";")):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structures that driver calls read and write, as <cuda.h> lays them out.
 
-They travel as their bytes. What a pointer in one of them points to travels behind it, where the call reads it
-(CUlaunchConfig, the copies of rows); other pointers are of no use to the emulated driver.
+They are sent as their bytes. If the call reads the memory to which a pointer of a structure points (CUlaunchConfig, the
+copies of rows), that memory follows in the message. The emulated driver does not use other pointers.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ _MemcpyNode = _struct(
 
 
 class _NodeParams(ctypes.Union):
-    """The members of CUgraphNodeParams that hold pointers, and the room for all of them."""
+    """The members of CUgraphNodeParams that have pointers, and the size of the union."""
 
     _fields_ = (
         *(("kernel", CUDA_KERNEL_NODE_PARAMS), ("memcpy", _MemcpyNode), ("host", CUDA_HOST_NODE_PARAMS)),
@@ -176,7 +176,7 @@ class Structure:
         return getattr(T, self.c)
 
     def checked(self, value: Any) -> Any:
-        """The object itself. Raises Invalid for one that was made from an address without memory."""
+        """The object itself. Raises Invalid if it was made from an address where no memory is."""
         if not mapped.writable(int(value.getPtr()), self.size):
             raise Invalid
         return value
@@ -201,7 +201,7 @@ _ATTRIBUTE_SIZE = ctypes.sizeof(CUlaunchAttribute)
 
 
 class LaunchConfig(Structure):
-    """A launch configuration, with its attributes behind it."""
+    """A launch configuration. Its attributes follow it in the message."""
 
     def __init__(self) -> None:
         super().__init__("CUlaunchConfig")

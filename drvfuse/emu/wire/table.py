@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C prototypes of all functions of the emulated driver, as <cuda.h> has them; each returns a CUresult.
 
-Annotations say what a C prototype leaves open:
+Annotations give what a C prototype leaves open:
 
-    in, out, inout   before a parameter, where its type does not tell: a pointer to something constant is read, any
-                     other pointer is written, and a parameter that is no pointer is read
-    name[count]      the pointer is to so many elements (bytes, for void and CUdeviceptr) as the parameter `count`
-                     says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
-    @batch           memory of so many bytes as the list `sizes` says, in a list
-    @image           PTX, a cubin or a fat binary, whose size it says itself
-    @node            parameters of a graph node, whose pointers tell of memory that goes with them (`node_params`)
-    @filled          the same, or parameters of an instantiation, in which the call writes some fields
-    @code            the address of an image, which a link keeps
-    @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
-    @options         values of options, whose types follow from the options (`jit_options`)
-    @text            memory of the caller, bytes of Python, that the call writes
-    @kind            the type of a result follows from it
+    in, out, inout   before a parameter: whether the call reads it, writes it, or both. Without one of these, a pointer
+                     to a constant is read, any other pointer is written, and a parameter that is no pointer is read
+    name[count]      a pointer to an array. The parameter `count` has its number of elements (bytes, for void and
+                     CUdeviceptr). It is used for memory of the caller; cuda.bindings allocate all other results
+    @batch           a list of memory ranges. The list `sizes` has their sizes in bytes
+    @image           PTX, a cubin or a fat binary, from which its size follows
+    @node            parameters of a graph node, with the memory to which their pointers point (`node_params`)
+    @filled          parameters of a graph node or of an instantiation, in which the call writes some fields
+    @code            the address of an image, which a link owns
+    @parameters      the parameters of a kernel, whose sizes depend on the kernel (`parameters`)
+    @options         values of options, whose types depend on the options (`jit_options`)
+    @text            memory of the caller to which the call writes, given as a bytes object
+    @kind            an enum that decides the type of a result
     @uncounted       a list whose length cuda.bindings do not compare with the count
-    @attribute       the type follows from the attribute (`ATTRIBUTES`)
-    @descriptor      a file descriptor, as the handle type says
-    @host            an address, perhaps of host memory, which is neither read nor written by the call
-    @registered      the same, of memory that the devices may use from now on
-    @managed         an address, perhaps of managed memory, which the caller then reaches too
+    @attribute       a value whose type depends on the attribute (`ATTRIBUTES`)
+    @descriptor      a handle that is a file descriptor if the handle type says so
+    @host            an address, possibly of host memory, that the call neither reads nor writes
+    @registered      the address of host memory that the devices may use from now on
+    @managed         an address, possibly of managed memory, which the caller can access after the call
     @range           an attribute of a range of managed memory
     @pinned          the address of new host memory that the devices may use
 
-"12:" and "13:" are functions, or forms of them, that only these major versions of cuda.bindings have. The names of
-parameters are those of cuda.bindings.
+Prototypes after "12:" and "13:" are only in that major version of cuda.bindings. The names of parameters are those of
+cuda.bindings.
 """
 
 from __future__ import annotations
@@ -74,4 +74,4 @@ ATTRIBUTES = {
         "USED_MEM_HIGH": "cuuint64_t",
     },
 }
-"""Enum of attributes -> attribute, without its prefix -> C type of its value."""
+"""The C type of the value of an attribute: enum of attributes -> attribute without its prefix -> type."""

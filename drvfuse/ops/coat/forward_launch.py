@@ -11,7 +11,7 @@ from ..call.planned import Planned
 from ..call.scratch import ScratchParams
 from .fp8_call import Fp8Call, Fp8Params
 
-_SHARES = ("groups", "longer", "part_columns", "resident_columns", "chunk_rows")  # what the plan decides
+_SHARES = ("groups", "longer", "part_columns", "resident_columns", "chunk_rows")  # parameters that the plan decides
 _ARRAYS = ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")
 
 

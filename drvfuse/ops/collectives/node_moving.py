@@ -5,9 +5,13 @@
 asked for. In a step between nodes the engine exchanges bytes, from where they lie to their place in the outputs.
 
 Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the exchange in front of
-it has received, and an exchange sends what the kernel in front of it has written to this rank's memory. Peers that
-store to this memory in a kernel begin when this rank's kernel of the same step has begun, and have ended when it is
-complete (move.cu, move_push.cu). So a payload is written again only after the exchange that reads it.
+it has received, and an exchange sends what the kernel in front of it has left in this rank's memory. What peers store
+there by a kernel is complete when this rank's kernel of the same step is complete, and they begin to store when that
+kernel has begun (move.cu, move_push.cu). So a payload is written again only after the exchange that reads it.
+
+Peers may still read a payload as staging when the kernel that staged there has ended: on one node the next call stages
+in the other half. So a kernel that stores to a payload comes after a barrier of the node's ranks: "put" begins with
+one, and "push", which has none, follows a kernel that only passes barriers.
 """
 
 from __future__ import annotations
@@ -120,6 +124,10 @@ class NodeMoveCall:
                 kernel = self._kernel(step)
                 if number != last:
                     kernel = replace(kernel, common=replace(kernel.common, pdl=level_inside(self.common.pdl)))
+                if step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1:
+                    met = self._barrier(kernel).ready()
+                    stages.append(Kernels(met))
+                    every += met
                 ready = kernel.ready()
                 stages.append(Kernels(ready))
                 every += ready
@@ -149,6 +157,13 @@ class NodeMoveCall:
         if puts and self.common.algo == "auto":
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
         return replace(call, algo="put" if puts else "push")  # a staged "put" would use the payload itself
+
+    def _barrier(self, kernel: MoveCall) -> MoveCall:
+        """A kernel in front of this one, which moves nothing and passes barriers of the node's ranks."""
+        none = self.ranks.table({})
+        parts = [PayloadPart(kernel.parts[0].sources, kernel.parts[0].targets, none)]
+        work = moves.MoveWork((self.ranks.of_node(none, 0),), same=False)
+        return replace(kernel, parts=parts, work=work, algo="put")
 
     def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:
         group = self.common.group

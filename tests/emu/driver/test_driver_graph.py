@@ -141,7 +141,7 @@ def test_streams_of_other_devices_join_by_events(cuda: Any) -> None:
 
 def test_a_copy_between_contexts_invalidates_a_capture_and_one_without_access_does_not(cuda: Any) -> None:
     a, b = Device(cuda, 0), Device(cuda, 1)
-    theirs = ok(cuda.cuMemAllocAsync(64, b.stream))  # of a pool that device 0 has no access to
+    theirs = ok(cuda.cuMemAllocAsync(64, b.stream))  # the memory is of a pool without access for device 0
     ok(cuda.cuCtxSetCurrent(a.context))
     ok(cuda.cuStreamBeginCapture(a.stream, GLOBAL))
     assert code(cuda.cuMemcpyDtoDAsync(a.words, theirs, 64, a.stream)) == R.CUDA_ERROR_INVALID_VALUE
@@ -213,7 +213,7 @@ def test_unsupported_calls_invalidate_a_capture(cuda: Any, mode: Any, name: str,
         "context": lambda: cuda.cuCtxSynchronize(),
         "event": lambda: cuda.cuEventSynchronize(inside),
         "isolation": lambda: cuda.cuStreamWaitEvent(d.stream, outside, 0),
-        "free": lambda: cuda.cuMemFreeAsync(pooled, d.stream),  # not of a graph
+        "free": lambda: cuda.cuMemFreeAsync(pooled, d.stream),  # this allocation does not belong to a graph
     }
     assert code(calls[name]()) == expected
     assert ok(cuda.cuStreamIsCapturing(d.stream)) == STATUS.CU_STREAM_CAPTURE_STATUS_INVALIDATED

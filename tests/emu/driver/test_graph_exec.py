@@ -22,7 +22,7 @@ FAILED = R.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
 
 
 def _why(cuda: Any) -> str:
-    """What the last report says."""
+    """The message of the last report."""
     report = cuda.process.machine.reports[-1]
     assert report.kind == "graph"
     return str(report.message)

@@ -93,14 +93,14 @@ def test_graph_memory_may_outlive_its_launch(cuda: Any, how: str) -> None:
         assert g.read(address) == 5
         ok(cuda.cuMemFree(address))
     else:
-        assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_VALUE  # it is allocated
+        assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_VALUE  # still allocated
         if how == "graph":
             graph = ok(cuda.cuGraphCreate(0))
             ok(cuda.cuGraphAddMemFreeNode(graph, None, 0, address))
             assert code(cuda.cuGraphAddMemFreeNode(g.graph, None, 0, address)) == R.CUDA_ERROR_INVALID_VALUE
             freeing = ok(cuda.cuGraphInstantiate(graph, 0))
             g.run(freeing)
-            assert code(cuda.cuGraphLaunch(freeing, g.stream)) == R.CUDA_ERROR_INVALID_VALUE  # it is free
+            assert code(cuda.cuGraphLaunch(freeing, g.stream)) == R.CUDA_ERROR_INVALID_VALUE  # the memory is free again
         else:
             ok(getattr(cuda, how)(address, *[g.stream] * (how == "cuMemFreeAsync")))
             ok(cuda.cuStreamSynchronize(g.stream))
@@ -127,7 +127,7 @@ def test_reused_graph_memory_counts_as_uninitialised(cuda: Any) -> None:
     ok(cuda.cuGraphAddMemFreeNode(g.graph, [used], 1, address))
     executable = g.instantiate()
     g.run(executable)
-    ok(cuda.cuGraphNodeSetEnabled(executable, T.CUgraphNode(g.nodes()[1]), 0))  # not filled any more
+    ok(cuda.cuGraphNodeSetEnabled(executable, T.CUgraphNode(g.nodes()[1]), 0))  # the fill is disabled
     ok(cuda.cuGraphLaunch(executable, g.stream))
     assert code(cuda.cuStreamSynchronize(g.stream)) != R.CUDA_SUCCESS
     assert cuda.process.machine.reports[-1].kind == "uninitialised"

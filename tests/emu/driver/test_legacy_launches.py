@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver as types
 from driver_helpers import R, code, ok, primary
-from loopback import LoopbackDriver
-
-from drvfuse.emu import Machine
+from loopback import FORMS, initialised
 
 # out[block * blockDim + thread] = a + b * (number of its block); the last parameter is of 12 bytes and is not used.
 PTX = b"""
@@ -43,12 +41,9 @@ PTX = b"""
 """
 
 
-@pytest.fixture(params=["own", "as bytes"])
+@pytest.fixture(params=FORMS)
 def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with Machine(devices=2) as machine:
-        machine.driver.cuInit(0)
-        made = machine.driver if request.param == "own" else LoopbackDriver(machine)
-        primary(made)
+    with initialised(request.param, devices=2) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver as types
 from driver_helpers import R, code, ok, primary
-from loopback import LoopbackDriver
+from loopback import FORMS, initialised
 
 from drvfuse.emu import Machine
 
@@ -58,12 +58,9 @@ TWICE = (
 )
 
 
-@pytest.fixture(params=["own", "as bytes"])
+@pytest.fixture(params=FORMS)
 def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with Machine(devices=1) as machine:
-        machine.driver.cuInit(0)
-        made = machine.driver if request.param == "own" else LoopbackDriver(machine)
-        primary(made)
+    with initialised(request.param, devices=1) as made:
         yield made
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from cuda.bindings import driver as types
 from driver_helpers import R, code, ok, primary
-from loopback import LoopbackDriver
+from loopback import FORMS, initialised
 
-from drvfuse.emu import Machine
 from drvfuse.emu.bindings import MAJOR
 
 A, G = types.CUmem_advise, types.CUmem_range_attribute
@@ -46,13 +45,9 @@ done:
 """
 
 
-@pytest.fixture(params=["own", "as bytes"])
+@pytest.fixture(params=FORMS)
 def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The driver API of a machine of 3 devices, directly and with all calls written as bytes."""
-    with Machine(devices=3) as machine:
-        machine.driver.cuInit(0)
-        made = machine.driver if request.param == "own" else LoopbackDriver(machine)
-        primary(made)
+    with initialised(request.param, devices=3) as made:
         yield made
 
 

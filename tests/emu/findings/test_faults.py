@@ -79,24 +79,28 @@ SENTENCES = [
         {"size": 4, "addr": AT + 4, "flags": 1},
         f"write of 4 {HERE}004: device 3 may only read this memory: 4 bytes into {THERE}",
     ),
-    ("UNINITIALISED", {"size": 4, "addr": AT}, f"read of 4 {HERE}000: nobody has written there: 0 bytes into {THERE}"),
+    (
+        "UNINITIALISED",
+        {"size": 4, "addr": AT},
+        f"read of 4 {HERE}000: this memory was never written: 0 bytes into {THERE}",
+    ),
     (
         "UNINITIALISED",
         {"size": 4, "addr": AT, "value": COPY + 1},
-        f"read of 4 {HERE}000: nobody has written there, but the cp.async at line 4 is to: "
-        "no cp.async.wait_group of its thread that covers it comes before",
+        f"read of 4 {HERE}000: this memory is not written yet: the cp.async at line 4 will write it, "
+        "and no cp.async.wait_group of its thread that covers it comes before the read",
     ),
     (
         "UNINITIALISED",
         {"size": 4, "addr": AT, "value": STORE + 1},
-        f"read of 4 {HERE}000: nobody has written there, but the cp.async.bulk at line 5 is to: "
-        "no cp.async.bulk.wait_group (without .read) of its thread that covers it comes before",
+        f"read of 4 {HERE}000: this memory is not written yet: the cp.async.bulk at line 5 will write it, "
+        "and no cp.async.bulk.wait_group (without .read) of its thread that covers it comes before the read",
     ),
     (
         "UNINITIALISED",
         {"size": 4, "addr": AT, "value": LOAD + 1},
-        f"read of 4 {HERE}000: nobody has written there, but the cp.async.bulk at line 6 is to: "
-        "no wait for its mbarrier (mbarrier.try_wait) comes before",
+        f"read of 4 {HERE}000: this memory is not written yet: the cp.async.bulk at line 6 will write it, "
+        "and no wait for its mbarrier (mbarrier.try_wait) comes before the read",
     ),
     (
         "FOREIGN_SHARED",
@@ -114,19 +118,20 @@ SENTENCES = [
     (
         "WARP_MISMATCH",
         {"value": 0xF0, "flags": LOCAL},
-        "warp operation with mask 0x000000f0 meets another one, at line 3, that waits for it",
+        "lanes of a warp wait for one another at different operations: this one has mask 0x000000f0, the other "
+        "is at line 3",
     ),
     (
         "MATRIX_LANES",
         {"value": 0xFFFF, "site": MATRIX},
-        "ldmatrix takes all 32 lanes of a warp, and only lanes 0x0000ffff have come: the others have exited, or the "
+        "ldmatrix needs all 32 lanes of a warp, and only lanes 0x0000ffff are there: the others have exited, or the "
         "block does not have them",
     ),
     ("BARRIER_COUNT", {"addr": BarrierCount.NUMBER, "value": 99}, "barrier 99; there are barriers 0 to 15"),
     (
         "BARRIER_COUNT",
         {"addr": BarrierCount.THREADS, "value": 33},
-        "barrier of 33 threads; barriers count whole warps: a multiple of 32, which arrive must give",
+        "barrier of 33 threads: the number must be a multiple of 32, and barrier.arrive must have one",
     ),
     (
         "BARRIER_COUNT",
@@ -141,7 +146,8 @@ SENTENCES = [
     (
         "BARRIER_KINDS",
         {"value": 7},
-        "barrier 7 was joined by another kind: reductions go with none but the same reduction",
+        "threads are at barrier 7 by different instructions: a barrier with a reduction (barrier.red) "
+        "needs the same reduction in all threads",
     ),
     (
         "BARRIER_LEFT",
@@ -152,8 +158,8 @@ SENTENCES = [
     (
         "ENDLESS",
         {"addr": Endless.RESUMES, "value": 1000},
-        "threads have gone on from 1000 strong accesses (or 16 times as many other waits) "
-        f"while none ended and no block began: a livelock, or very long work; {RAISE}",
+        "no thread has exited and no block has started during 1000 strong accesses (or 16 times as many other waits): "
+        f"a livelock, or very long work; {RAISE}",
     ),
     (
         "ENDLESS",
@@ -164,9 +170,9 @@ SENTENCES = [
         "ENDLESS",
         {"addr": AT, "size": 4, "flags": 1, "value": 1000},
         f"write of 4 {HERE}000: the thread has made 1000 plain accesses without a wait; "
-        f"what others write must be read by a strong load; {RAISE}",
+        f"a word that other threads write must be read by a strong load; {RAISE}",
     ),
-    ("INTERRUPTED", {}, "Ctrl-C ended what ran; this thread ran on and on"),
+    ("INTERRUPTED", {}, "Ctrl-C ended the running kernels; this thread was running"),
     ("COPY_SIZE", {"size": 24, "value": 24}, "cp.async.bulk of 24 bytes: 16, or a multiple of it, is expected"),
     ("COPY_SIZE", {"size": 8, "value": 12}, "cp.async of 8 bytes with a src-size of 12"),
     *(
@@ -174,7 +180,7 @@ SENTENCES = [
         for error, words in (
             (MbarrierError.NO_BARRIER, "there is no mbarrier: no mbarrier.init before, or overwritten"),
             (MbarrierError.COUNT, "a count of 77, which is out of range"),
-            (MbarrierError.ARRIVALS, "77 arrivals, and fewer are to come in this phase"),
+            (MbarrierError.ARRIVALS, "77 arrivals, and the phase expects fewer"),
             (MbarrierError.BYTES, "77 bytes are more than an mbarrier can count"),
             (MbarrierError.PENDING, "more than 77 bulk copies are pending"),
         )

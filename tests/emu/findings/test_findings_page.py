@@ -26,7 +26,7 @@ def sections() -> dict[str, str]:
 
 
 def kinds() -> Iterator[str]:
-    """Kinds that the emulator has: those of faults and notices, and those that its text gives to a report."""
+    """All kinds of reports of the emulator: faults, notices, and the kinds that its source passes to Report."""
     yield from (kind.name.lower() for kind in FaultKind if kind is not FaultKind.NONE)
     yield from notices.KINDS.values()
     for path in (ROOT / "drvfuse/emu").rglob("*.py"):

@@ -113,7 +113,7 @@ def test_a_shuffle_from_a_lane_beyond_the_block_is_reported(bench: Bench) -> Non
     assert (report.kind, report.line, report.thread) == ("absent_lane", line("down"), (0, 0, 0))
     assert report.message == (
         "lane 0 reads lane 16 by a shuffle, which the block does not have: this warp has 16 lanes; "
-        "what it gets is undefined (here 0xdeadbeef)"
+        "the result is undefined (here 0xdeadbeef)"
     )
     assert bench.run("down", 32) == [] and bench.read(1) == [31 * 16]
 
@@ -205,9 +205,9 @@ def test_a_race_with_a_copy_or_a_fill_names_the_call(bench: Bench) -> None:
 def test_a_deadlock_says_how_many_blocks_never_became_resident(bench: Bench) -> None:
     (report,) = bench.run("meet", 1024, blocks=7, code=R.CUDA_ERROR_LAUNCH_TIMEOUT)
     first, *rest = report.message.splitlines()
-    assert first == "nothing can go on; 3 of the 7 blocks of meet on device 0 were never placed:"
+    assert first == "nothing can go on; 3 of the 7 blocks of meet on device 0 never became resident:"
     assert rest[-1].startswith(
-        "  device 0, meet: 3 of its 7 blocks were never placed: 4 are resident, which do not end."
+        "  device 0, meet: 3 of its 7 blocks never became resident: 4 are resident and do not end."
     )
 
 

@@ -104,7 +104,7 @@ def test_a_release_before_its_data_names_the_access_that_it_does_not_cover() -> 
         device.synchronize()
     late = next(n for n, text in enumerate(EARLIER.splitlines(), 1) if "// late" in text)
     (report,) = machine.reports
-    assert report.edge == f"the last release that was seen from there came before that write at early.cu:{late}"
+    assert report.edge == f"the last release of that block that was seen came before the write at early.cu:{late}"
 
 
 @pytest.mark.parametrize("name", ["mine.cu", "some/folder/mine.cu"])

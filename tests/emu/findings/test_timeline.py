@@ -141,7 +141,7 @@ def test_equal_polls_of_a_place_are_one_row_with_a_count(window: Window, flags: 
 )
 def test_repeated_rows_are_folded(kinds: list[str], times: int) -> None:
     clock = iter(range(10_000))
-    last = iter(range(10_000))  # another thread comes last to each barrier
+    last = iter(range(10_000))  # a different thread is last at each barrier
 
     def event(kind: str) -> tuple[int, ...]:
         who = next(last) % 128 if kind == "barrier" else 0

@@ -202,11 +202,14 @@ NO_COMPLETE = 'asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], {};
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("INIT(b, 2)" + DROP.format(3), "3 arrivals, and fewer are to come"),
+        ("INIT(b, 2)" + DROP.format(3), "3 arrivals, and the phase expects fewer"),
         ("INIT(b, 2)" + DROP.format(0), "a count of 0"),
         ("INIT(b, 2)" + NO_COMPLETE.format(2), "with .noComplete completes the phase"),
         ('INIT(b, 1) ARRIVE_COPIED("", b + 1)', "there is no mbarrier"),
-        ('INIT(b, (1 << 20) - 1) ARRIVE_COPIED("", b)', "as many arrivals are to come as an mbarrier can count"),
+        (
+            'INIT(b, (1 << 20) - 1) ARRIVE_COPIED("", b)',
+            "the phase already expects as many arrivals as an mbarrier can count",
+        ),
         ('INIT(b, 1) ARRIVE(b) ARRIVE(b) ARRIVE_COPIED(".noinc", b)', None),
         ('asm volatile("mbarrier.init.b64 [%0], 2;" :: "l"(out) : "memory");', "write of 8 bytes"),
     ],

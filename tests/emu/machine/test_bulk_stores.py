@@ -38,10 +38,8 @@ def words(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def copied(rig: Rig, program: str, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What one thread finds behind a program in global memory `y`, OLD before, and what is there in the end.
-
-    The shared memory `s` has the source.
-    """
+    """Run a program of one thread. Return the global memory `y`, which was OLD, as the thread reads it afterwards, and
+    its final contents. The shared memory `s` has the source."""
     body = f"""{TOP}
 KERNEL k(const u32* x, u32* y, u32* out) {{
     __shared__ alignas(16) u32 s[{len(source)}];
@@ -183,7 +181,8 @@ def test_an_uninitialised_source_is_found_and_its_copy_is_named(rig: Rig, rng: n
     )
     assert rig.finish(launch) and launch.fault is not None
     assert (launch.fault.kind, launch.fault.line) == ("uninitialised", line_of(body, "read"))
-    text = f"the cp.async.bulk at line {line_of(body, 'put')} is to: no cp.async.bulk.wait_group (without .read)"
+    text = f"the cp.async.bulk at line {line_of(body, 'put')} will write it, and no "
+    text += "cp.async.bulk.wait_group (without .read)"
     assert text in launch.fault.message
 
 

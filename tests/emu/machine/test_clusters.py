@@ -143,9 +143,9 @@ def test_threads_run_on_between_arrival_and_wait(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ('C_ARRIVE(".aligned") C_ARRIVE(".aligned")  // fault', "has not waited"),
-        ("C_WAIT  // fault", "has not arrived"),
-        ("C_SYNC\nC_WAIT  // fault", "has not arrived"),
+        ('C_ARRIVE(".aligned") C_ARRIVE(".aligned")  // fault', "without having waited"),
+        ("C_WAIT  // fault", "without having arrived"),
+        ("C_SYNC\nC_WAIT  // fault", "without having arrived"),
         (
             'if (t < 5) C_ARRIVE(".aligned")\nelse C_ARRIVE(".relaxed.aligned")  // fault',
             "different barriers: this one at the barrier of the cluster",
@@ -191,7 +191,7 @@ def test_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_a_fault(ri
     fault = fault_of(rig0, f"{shared} if (r == 0 && !t) {access}  // fault")
     assert fault.kind == "cluster_absent"
     if "ARRIVE" not in access and "red" not in access:  # these seeds let other blocks run first
-        assert "block 1, which has not begun (CTA not present)" in fault.message
+        assert "block 1, which has not started (CTA not present)" in fault.message
     late = f"{shared} s[t % 8] = 0; C_SYNC if (r == 0 && !t) {{ for (u32 i = 0; i < 20; i++) __nanosleep(1000);\n"
     fault = fault_of(rig0, f"{late} {access} }}  // fault")
     assert fault.kind == "cluster_absent"

@@ -252,7 +252,8 @@ def test_store_buffering_shows_unless_both_fence() -> None:
 
 
 def test_all_threads_agree_on_the_order_of_stores_to_one_location() -> None:
-    """A thread reads its own last store, what is read never goes back, and mixed sizes keep their order too."""
+    """A thread reads its own last store, values never revert to older ones, and accesses of mixed sizes keep their
+    order."""
     body = """
     KERNEL k(u32* m) {
         if (blockIdx.x == 0) {

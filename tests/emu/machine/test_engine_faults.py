@@ -392,7 +392,9 @@ def test_uninitialised_shared_memory_is_reported_by_its_offset_in_the_block(rig)
         out[threadIdx.x] = s[threadIdx.x] + fixed[31 - threadIdx.x]; // here
     }"""
     fault = fault_of(rig, rig.launch(source, rig.empty(128), smem=130), source, "uninitialised")
-    assert fault.message.endswith("nobody has written there: 148 bytes into the block's 258 bytes of shared memory")
+    assert fault.message.endswith(
+        "this memory was never written: 148 bytes into the block's 258 bytes of shared memory"
+    )
 
 
 def test_a_store_to_a_parameter_is_reported_by_its_offset_in_the_parameters(rig):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT during long emulated work takes effect at once, and the engine goes on from there."""
+"""SIGINT during long emulated work takes effect at once, and the engine can be used afterwards."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_an_interrupt_during_long_work_takes_effect_at_once(work, rounds):
     assert float(done.stdout.split()[1]) < 1.5
 
 
-# A signal comes after a random number of Python lines inside the emulated driver, wherever that is. "busy" runs long
-# enough for some to come in native code.
+# A signal arrives after a random number of Python lines inside the emulated driver. "busy" runs long
+# enough for some signals to arrive in native code.
 MOMENTS = """
 import ctypes, os, random, signal, sys, threading, time
 import numpy as np

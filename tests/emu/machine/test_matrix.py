@@ -102,20 +102,20 @@ ld.param.b32 %x, [a]; movmatrix.sync.aligned.m8n8.trans.b16 %y, %x; st.param.b32
 @pytest.mark.parametrize("instruction", [FILL + LOAD, STORE, MOVE, MULTIPLY], ids=["load", "store", "move", "multiply"])
 def test_a_matrix_instruction_of_a_half_warp_is_reported(rig: Rig, instruction: str) -> None:
     fault = fault_of(rig, instruction, "matrix_lanes", block=16)
-    assert fault.thread == (0, 0, 0) and "only lanes 0x0000ffff have come" in fault.message
+    assert fault.thread == (0, 0, 0) and "only lanes 0x0000ffff are there" in fault.message
     assert fault.message.startswith(instruction.splitlines()[-1].split(".")[0])
 
 
 def test_a_matrix_instruction_without_exited_lanes_is_reported(rig: Rig) -> None:
     leave = "setp.lt.u32 %p, %lane, 4; @%p ret;\n"
-    assert "only lanes 0xfffffff0 have come" in fault_of(rig, leave + MULTIPLY, "matrix_lanes").message
+    assert "only lanes 0xfffffff0 are there" in fault_of(rig, leave + MULTIPLY, "matrix_lanes").message
 
 
 def test_lanes_at_different_matrix_instructions_are_reported(rig: Rig) -> None:
     other = MOVE.replace(" // here", "")
     apart = f"setp.ge.u32 %p, %lane, 16; @%p bra OTHER;\n{other}bra DONE;\nOTHER:\n{MOVE}DONE:\n"
     fault = fault_of(rig, apart, "warp_mismatch")
-    assert fault.thread == (16, 0, 0) and "meets another one, at line" in fault.message
+    assert fault.thread == (16, 0, 0) and "the other is at line" in fault.message
 
 
 def test_lanes_that_wait_elsewhere_are_a_deadlock_that_names_the_instruction(rig: Rig) -> None:

@@ -213,7 +213,10 @@ def test_a_read_without_a_wait_is_found_and_its_copy_is_named(rig: Rig) -> None:
     launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
     assert rig.finish(launch) and launch.fault is not None
     assert (launch.fault.kind, launch.fault.line) == ("uninitialised", line_of(body, "read"))
-    assert f"the cp.async.bulk at line {line_of(body, 'many')} is to: no wait for its mbarrier" in launch.fault.message
+    assert (
+        f"the cp.async.bulk at line {line_of(body, 'many')} will write it, and no wait for its mbarrier"
+        in launch.fault.message
+    )
 
 
 def test_a_refused_copy_occupies_no_pending_slot(rig: Rig) -> None:

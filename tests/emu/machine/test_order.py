@@ -67,7 +67,7 @@ class Ranks:
 
 
 def work(ranks: Ranks, pauses: np.ndarray) -> None:
-    """Each rank in a thread of its own, with pauses between its calls."""
+    """Run each rank in a thread of its own, with pauses between its calls."""
     results: list[Any] = []
 
     def run(rank: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits on a machine of several processes: whose calls come in, how virtual time passes, and what is a deadlock."""
+"""Waits on a machine of several processes: calls of others meanwhile, the passing of virtual time, and deadlocks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time that goes with the time of the wall."""
+"""Virtual time that follows wall time."""
 
 from __future__ import annotations
 

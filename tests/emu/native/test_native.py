@@ -91,7 +91,7 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
     text = tmp_path / "k.ptx"
     text.write_text(ptx(SOURCE))
     loader.runtime()
-    for entry in Path(config.get("cache_dir"), "kernels").glob("runtime.*"):  # which takes long to build
+    for entry in Path(config.get("cache_dir"), "kernels").glob("runtime.*"):  # the runtime takes long to build
         shutil.copytree(entry, tmp_path / "cache/kernels" / entry.name)
     with config.override(cache_dir=str(tmp_path / "cache")):
         environment = {"DRVFUSE_CACHE_DIR": config.get("cache_dir"), "PATH": ""}

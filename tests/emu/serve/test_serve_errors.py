@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong when a machine is served or attached to, and the command that serves one."""
+"""Errors in serving a machine and in attaching to one, and the command that serves one."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
         start(thread)
 
     def unless_it_accepts(thread: threading.Thread, timeout: float | None = None) -> None:
-        if thread.name != "drvfuse-accept":  # it ends only after the other thread has started
+        if thread.name != "drvfuse-accept":  # close() ends only after the other thread has started
             join(thread, timeout)
 
     monkeypatch.setattr(threading.Thread, "start", late)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions by which clients share memory with the machine and with each other, and by which it calls or tells them."""
+"""Functions by which clients share memory with the machine and with each other, and callbacks of the machine."""
 
 from __future__ import annotations
 

@@ -439,7 +439,7 @@ def use_threads(rank: int, size: int) -> Any:
     return found, int(ok(cuda.cuCtxGetDevice()))
 
 
-def test_each_thread_has_its_own_contexts_and_may_end(pool):
+def test_threads_of_a_client_have_their_own_contexts_and_may_end(pool):
     assert pool.run(1, use_threads) == [([0, 1, 0, 2], 0)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of memory of this process without touching it."""
+"""Questions about memory of this process that are answered without touching it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from drvfuse.emu.space import mapped
 
 PAGE = mmap.PAGESIZE
-FAR = 2**47 - PAGE  # at the end of what a process may map, and not mapped
+FAR = 2**47 - PAGE  # an unmapped address at the end of the address space
 
 
 @pytest.fixture(params=["by the kernel", "by the list"])
@@ -53,7 +53,7 @@ def test_a_range_is_accessible_to_its_last_byte(pages: int) -> None:
         assert not test(pages, 2**63)
 
 
-def test_constant_memory_is_read_and_not_written(pages: int) -> None:
+def test_read_only_memory_is_readable_and_not_writable(pages: int) -> None:
     constant = mmap.mmap(-1, PAGE, prot=mmap.PROT_READ)
     address = np.frombuffer(constant, np.uint8).ctypes.data
     assert mapped.readable(address, PAGE) and not mapped.writable(address, 1)

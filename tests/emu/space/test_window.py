@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory window: what is addressable, aliases of one physical memory, what freed memory says."""
+"""The memory window: addressable bytes, aliases of one physical memory, and errors for freed memory."""
 
 from __future__ import annotations
 

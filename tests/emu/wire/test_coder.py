@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls and results as bytes: what goes in at one end comes out at the other."""
+"""Calls and results as bytes: each is read with the values with which it was written."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ extern "C" __global__ void rcp(const unsigned short* s, float* out) {
 
 
 def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5, transpose_output_2d=False) -> None:
-    """All outputs bit for bit; rstd, which has approximate operations on a GPU, within 4 ulp there."""
+    """Compare all outputs bit for bit. On a GPU rstd has approximate operations and may differ by 4 ulp."""
     qy, s_y, qy_t, (_, rstd, warps) = results
     own = coat_rmsnorm.row_rstd(values.x, values.s_x, QB, eps)
     given, inverse = None, None

@@ -148,7 +148,7 @@ def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, colum
     shape, elements = BackwardShape.of(rows, columns), rows * columns
     state = 2 * 4 + 4  # the user count goes up and down; the epoch is read
     assert total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
-    scale_per = 16 if columns % 128 == 0 else 8  # else a thread reads that of each of its packs of 8
+    scale_per = 16 if columns % 128 == 0 else 8  # otherwise a thread reads the scale of each of its packs of 8
     of_rows = rows * 4 * shape.team_warps + elements * (1 + 2 * count) + elements // scale_per * 2
     header = 8 * shape.threads * blocks + 2 * 4
     assert total.local_read - polls == of_rows + 2 * columns * blocks + header
@@ -162,7 +162,7 @@ def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
     total, polls = counted(rng, rows, columns, 1, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
     assert total.local_written == 2 * elements + 2 * columns and not polls
-    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # by each thread
+    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # each thread reads these
     assert total.local_read == 2 * (elements * (1 + 2) + elements // 8 * 2) + rstd + 2 * columns * blocks
 
 

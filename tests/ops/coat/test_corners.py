@@ -50,7 +50,7 @@ SPECIAL_GRADIENTS = ("NaN in g", "infinite g", "zero g", "NaN in w", "zero w", "
 
 @pytest.mark.parametrize("name", SPECIAL_GRADIENTS)
 def test_special_values_of_the_gradient_have_the_bits_of_the_reference(device, rng, name):
-    """What is not a number stays in its row of dx, and in its column of dw; of w, of g's column and c1."""
+    """A NaN stays in its row of dx and its column of dw; a NaN of w stays in its column and in c1."""
     values = case(rng, (33, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     rows, columns = {5}, {9}

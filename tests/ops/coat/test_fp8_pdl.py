@@ -52,7 +52,7 @@ Outputs = Sequence[tuple[tuple[int, ...], str]]
 
 
 class Kernel(NamedTuple):
-    """A call that one kernel serves, for `shape`; `plan` forces it where another one would be chosen."""
+    """A call of `shape` that uses one particular kernel; `plan` forces that kernel if another would be chosen."""
 
     shape: tuple[int, int]
     outputs: Callable[[int, int], Outputs]

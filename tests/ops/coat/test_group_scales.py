@@ -102,7 +102,8 @@ def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
 
 
 def special(name: str, a: np.ndarray, w: np.ndarray) -> None:
-    """Change the addend `a` [33, 96] so that the sum has what `name` says in row 5, given that the other is finite."""
+    """Change the addend `a` [33, 96] so that row 5 of the sum has the special value `name`; the other addend is
+    finite."""
     if name == "NaN":
         a[5, 9] = np.nan
     elif name == "group of NaN":

@@ -52,7 +52,8 @@ class Forward:
         assert warps == 8
 
     def check(self, values: Case | None = None) -> None:
-        """All outputs bit for bit; on a GPU mean and rstd within 4 ulp, and all else as those and its division give."""
+        """Compare all outputs bit for bit. On a GPU mean and rstd may differ by 4 ulp, and the rest must follow from
+        them."""
         x, s_x, *_ = values or self.values
         mean = near(self.device, self.mean.numpy(), coat_layernorm.row_mean(x, s_x, self.QB))
         own = coat_layernorm.row_rstd(x, s_x, self.QB, self.eps, mean)

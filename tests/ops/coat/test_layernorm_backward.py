@@ -65,7 +65,7 @@ def test_batches_and_added_gradients_have_the_bits_of_the_reference(device, rng,
 @AFFINE
 @pytest.mark.parametrize("columns", [80, 160])
 def test_the_gradient_agrees_with_the_forward_in_float64(device, rng, affine, columns):
-    """Forward and backward in turn on rows whose mean is far from 0, of lengths that are no powers of two."""
+    """Forward and backward run on rows with a mean far from 0 and lengths that are no powers of two."""
     values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
     values = values._replace(x=x, s_x=np.full(values.s_x.shape, 0.25, BF16))

@@ -148,8 +148,8 @@ def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarra
 
 
 def guess_is_off(values: Case) -> float:
-    """By how many 2^-24 the kernel's guess at rstd is off, relatively. Rows of at most two segments: then its sum of
-    squares does not depend on the order of the blocks' additions."""
+    """The relative error of the kernel's estimate of rstd, in units of 2^-24. Rows have at most two segments: then its
+    sum of squares does not depend on the order of the blocks' additions."""
     x, columns = values.x.astype(np.float32), values.x.shape[1]
     packs = coat_rmsnorm.packs_of(x)
     scales = coat_rmsnorm.pack_scales(values.s_x, 16, columns, packs.shape[1])

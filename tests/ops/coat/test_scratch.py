@@ -48,7 +48,7 @@ class Op:
     """One of the ops on some values: `run` queues it, `check` compares what it gave."""
 
     def __init__(self, name, device, values) -> None:
-        copies = {"forward": 5, "backward": 16, "division": 1}[name]  # so many rows that blocks wait for one another
+        copies = {"forward": 5, "backward": 16, "division": 1}[name]  # with so many rows, blocks wait for one another
         values = values._replace(**{part: np.tile(getattr(values, part), (copies, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)

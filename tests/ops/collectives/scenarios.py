@@ -96,7 +96,8 @@ def results_are_right(op: str, algo: str, private: bool = False) -> None:
 
 
 def inputs_are_free_afterwards(op: str, algo: str) -> None:
-    """Each rank's input is overwritten as soon as that rank's kernel is complete, before slow warps of others read."""
+    """Each rank's input is overwritten as soon as its kernel is complete, even if slow warps of other ranks still have
+    to read."""
     for seed in (1, 2, 3, 4):
         with opened(2, seed) as (_, group):
             hosts = _hosts(seed, 2, (4, 2048), algo)

@@ -81,7 +81,7 @@ def test_naive_copies_inputs_that_only_their_own_device_can_access(open_group, r
     with df.Graph.capture(streams) as graph:
         with pytest.raises(Unsupported, match=r"device 1 has none to inputs\[0\]"):
             df.allreduce(group, xs, ys, algo="naive")
-        df.allreduce(group, shared, ys, algo="naive")  # the capture goes on
+        df.allreduce(group, shared, ys, algo="naive")  # the capture is still valid
     graph.launch(streams[0])
     group.synchronize()
     assert_bits(ys, reference.allreduce(hosts))
@@ -148,7 +148,7 @@ def test_algorithms_that_need_peer_access_are_refused_without_it(islands):
 
 @pytest.fixture
 def counted():
-    """An emulated group, and a function that runs a call and gives its (local, remote) bytes."""
+    """An emulated group, and a function that runs a call and returns its (local, remote) bytes."""
     with df.emu.Machine(devices=3) as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
 
         def count(prepared):

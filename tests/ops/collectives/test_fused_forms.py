@@ -160,6 +160,7 @@ def test_groups_over_several_nodes_give_the_same_bits(rng):
         for nbytes in (1 << 18, 16384):
             with df.Group.local(4, driver=machine, nodes=2, max_blocks=4, workspace_bytes=nbytes) as group:
                 check(group, rng, (23, 264), **EVERYTHING)
+                check(group, rng, (9, 256), residual="float32", gamma="float32", head_columns=64)
         assert not machine.reports
 
 

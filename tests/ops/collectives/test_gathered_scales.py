@@ -27,7 +27,7 @@ ROWS = ([1, 2, 1], [5, 0, 130], [128, 256, 3], [33, 96, 127], [300, 4, 8])
 
 
 def quantised(rng, rows, columns, made):
-    """Codes and scales of each rank's rows, with every scale another one, and 0xFF among the padding."""
+    """Codes and scales of the rows of each rank. All scales differ, and the padding is 0xFF."""
     codes, scales = [], []
     for count in rows:
         y = rng.standard_normal((count, columns)) * np.exp2(rng.integers(-20, 20, (count, columns // 16))).repeat(16, 1)
@@ -90,7 +90,7 @@ def test_scales_larger_than_the_workspace(new_group, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["auto", "naive"])
 def test_halves_of_the_fused_all_reduce_give_its_scales(open_group, rng, algo):
-    """What each rank has after the reduce-scatter, gathered, is what the all-reduce gives every rank."""
+    """The gathered results of the reduce-scatter are those of the all-reduce."""
     group, columns = open_group(SEVERAL), 256
     made = Q.per_group(128, scales="float8_e8m0fnu", layout="tiles")
     hosts = random_inputs(rng, SEVERAL, (131, columns), "bfloat16")

@@ -137,7 +137,7 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
     for x, expected in zip(xs, reference.all_to_all(hosts), strict=True):
         assert_bits([x], expected)
     xs = place(group, hosts)
-    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # on one rank alone
+    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # in place on one rank only
     df.all_to_all(group, xs, ys, algo=algo)
     for y, expected in zip(ys, reference.all_to_all(hosts), strict=True):
         assert_bits([y], expected)
@@ -153,7 +153,8 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_calls_larger_than_the_workspace_arrive_in_rounds(new_group, rng, algo):
-    """By push they have several rounds, in which bytes may go one way alone; staged ones go in chunks."""
+    """By push such calls take several rounds, in some of which bytes move in one direction only; staged ones take
+    chunks."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     for size in (3000, 7001, 20_000):
         hosts = [words(rng, size) for _ in range(SEVERAL)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all-gather, broadcast and all-to-all refuse, before anything is written."""
+"""Bad input of all-gather, broadcast and all-to-all is refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines whose absence no ordinary result shows: each is taken out, and a scenario must then fail.
+"""Lines of kernels and host code that ordinary results do not need: with each one removed, a scenario must fail.
 
 The emulated driver's seeds let warps of a block run ahead of one another, so that a missing block barrier, which most
 schedules forgive, has its effect.

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.emulated
 
 @pytest.fixture
 def machine():
-    with df.emu.Machine(devices=6, race=True) as machine:
+    with df.emu.Machine(devices=4, race=True) as machine:
         yield machine
         assert not machine.reports
 
@@ -31,7 +31,7 @@ def assert_sums(found, hosts, nodes):
         assert_bits([of_rank[t] for of_rank in found], reference.allreduce(of_tensor, nodes=nodes), f"tensor {t}")
 
 
-@pytest.mark.parametrize("n,nodes", [(4, 2), (3, 3), (6, 2)])
+@pytest.mark.parametrize("n,nodes", [(4, 2), (3, 3)])
 def test_every_form_of_nodes_has_two_launches_and_one_exchange(machine, rng, n, nodes):
     with open_nodes(machine, n, nodes) as group:
         hosts = hosts_of(rng, n, SHAPES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of ranks in processes of their own: the same bits, by all paths. Threads stand for the processes."""
+"""The collectives have the same bits if each rank is a process. Threads stand for the processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def allreduce(group: df.Group, hosts: list[np.ndarray], **options: Any) -> df.Ar
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_an_allreduce_has_the_bits_of_the_reference(ranks_of, rng, n, algo):
-    """Ragged and small, and larger than the workspace, so that it goes in chunks or rounds."""
+    """One tensor is small and ragged; the other is larger than the workspace and takes chunks or rounds."""
     for dtype, count in (("bfloat16", 1001), ("float32", 24_000)):
         hosts = random_inputs(rng, n, count, dtype)
         results = ranks_of(n).each(lambda group, hosts=hosts: allreduce(group, hosts, algo=algo))
@@ -118,7 +118,7 @@ def test_a_prepared_call_is_launched_again_with_new_contents_and_epilogue(ranks_
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 def test_a_graph_of_dependent_launches_replays(ranks_of, rng, algo, level):
-    """Each rank captures and replays a graph of its own, with calls that may start before the one in front ends."""
+    """Each rank captures and replays its own graph, whose calls may start before the previous call ends."""
     first, second = (random_inputs(rng, 2, 768, "bfloat16") for _ in range(2))
 
     def calls(group: df.Group) -> list[np.ndarray]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the push algorithms send: no byte more than they must."""
+"""The push algorithms send no more bytes than necessary."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
     greetings = 4 * (n - 1) * max(n - units, 0) if algo == "push_two_shot" else 0
     assert call.traffic[1] == sent
     assert sum(total.remote_written for total in totals) == sent + greetings
-    assert sum(total.remote_read for total in totals) == 0  # nobody asks a peer for anything
+    assert sum(total.remote_read for total in totals) == 0  # no rank reads memory of a peer
 
 
 def test_a_group_scale_travels_as_a_word_beside_codes_and_normed_rows():

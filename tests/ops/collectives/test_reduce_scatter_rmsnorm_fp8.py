@@ -59,7 +59,7 @@ def test_rows_of_partial_packs_and_heads_are_exact(open_group, rng):
     group = open_group(2)
     check(group, rng, (5, 61), algo="push")
     check(group, rng, (5, 3 * 61), algo="push", head_columns=61)
-    check(group, rng, (5, 3 * 64), algo="push", head_columns=64)  # which warps hold whole
+    check(group, rng, (5, 3 * 64), algo="push", head_columns=64)  # rows that warps hold whole
 
 
 @pytest.mark.parametrize(

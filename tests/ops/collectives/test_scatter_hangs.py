@@ -64,7 +64,7 @@ def two():
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["auto", "pull"])
 def test_ranks_in_separate_processes_have_the_bits_of_the_reference(two, rng, algo):
-    """Bare arrays; pull stages the parts of others, as no process can read another one's inputs."""
+    """Arguments are bare arrays; pull stages parts, as no process can read the inputs of another process."""
     hosts = random_inputs(rng, 2, (5, 264), "bfloat16")
     (gamma,) = random_inputs(rng, 1, 264, "bfloat16")
 

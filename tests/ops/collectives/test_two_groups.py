@@ -50,7 +50,7 @@ def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine
     assert triggers(call)
     second = opened(machine, [1, 2])
     other, zs = call_of(second, hosts, algo)
-    naive = algo == "naive"  # it waits for no peer
+    naive = algo == "naive"  # the kernel waits for no peer
     assert triggers(call) is triggers(other) is naive
     for _ in range(3):
         call.launch()
@@ -194,7 +194,7 @@ def test_a_graph_of_another_library_with_an_early_launch_blocks_other_groups_for
 
 @pytest.mark.gpus(2)
 def test_two_groups_with_chains_of_early_calls_do_not_starve_each_other(new_group, rng):
-    """Each fills its budget, in chains on streams of its own, launched in opposite orders of the devices."""
+    """Each group fills its budget with chains on its own streams, launched in opposite orders of the devices."""
     hosts = random_inputs(rng, 2, 60_000, "bfloat16")
     groups = [new_group([0, 1]), new_group([1, 0])]
     streams = [[df.Stream(rank.device) for rank in group] for group in groups]

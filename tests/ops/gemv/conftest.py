@@ -6,21 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from one_device import drop_plans, opened
 
 import drvfuse as df
-from drvfuse.ops.call.planned import PlanCache
-from drvfuse.ops.call.repeat import Repeats
 from drvfuse.plans import gemv as gemv_plan
 
 
 @pytest.fixture(scope="session")
 def device(driver: str) -> Iterator[df.Device]:
-    if driver == "cuda":
-        yield df.device(0, driver="cuda")
-        return
-    with df.emu.Machine(devices=1, sm_count=6) as machine:
-        yield df.device(0, driver=machine)
-        assert not machine.reports
+    with opened(driver, sm_count=6) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +28,4 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_plans_of_other_tests(device: df.Device) -> None:
-    """Drop the plans of earlier tests, as a test may change how plans are made."""
-    device.part(PlanCache).clear()
-    device.part(Repeats).clear()
+    drop_plans(device)

@@ -31,7 +31,7 @@ BF16 = dtypes.get("bfloat16").numpy
         (6, 1024, 5),
         (43, 1032, 30),  # rows of both kinds in a step
         (200, 264, 131),  # several steps, packs of the norm are ragged
-        (31, 7168, 24),  # the shape of 28 groups
+        (31, 7168, 24),  # a row of 28 groups
         (13, 8448, 9),  # more groups than lanes
         (9, 33000, 5),  # a team has a row in several steps
     ],

@@ -359,7 +359,7 @@ def test_a_capture_without_normed_columns_needs_no_empty_array(device, rng):
 
 
 def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, arrays):
-    """Each stream has words of its own; what is changed between launches is seen."""
+    """Each stream has its own words, and changes between launches take effect."""
     prepared = df.gemv_partial_norm.prepare(*arrays, n_normed=NORMED, eps=EPS)
     other = df.Stream(device)
     for stream in (None, other, other.handle, "current", None):

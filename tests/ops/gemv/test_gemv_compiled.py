@@ -124,7 +124,7 @@ def check_reads_before_the_wait(ptx: str) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(1, 4), (3, 8), (16, 16), (16, 8), (125, 8)])
 @pytest.mark.parametrize("groups", [1, 2, 3, 4, 7, 28, 31, 32, 33, 56, 64, 65, 128, 129, 500])
 @pytest.mark.parametrize("m", [1, 2, 3, 8])
-def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied):
+def test_a_plan_has_a_warp_for_every_group_and_fits_the_limits_of_a_block(m, groups, width, rows, copied):
     shape = Shape.of(m, groups, width, rows, copied)
     direct = shape.sum_warps == 0
     assert shape.warps_a_row * shape.packs * shape.chunks >= groups

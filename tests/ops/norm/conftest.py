@@ -6,15 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from one_device import opened
 
 import drvfuse as df
 
 
 @pytest.fixture(scope="session")
 def device(driver: str) -> Iterator[df.Device]:
-    if driver == "cuda":
-        yield df.device(0, driver="cuda")
-        return
-    with df.emu.Machine(devices=1, sm_count=8) as machine:
-        yield df.device(0, driver=machine)
-        assert not machine.reports
+    with opened(driver, sm_count=8) as made:
+        yield made

@@ -18,7 +18,7 @@ WRITTEN = ("output", "scales", "residual_output", "normed_output")
 
 
 class Call(NamedTuple):
-    """What a call takes, arrays by the names of their arguments; `rest` are arguments of the op and its reference."""
+    """The arguments of a call, arrays by name; `rest` are the other arguments of the op and its reference."""
 
     arrays: dict[str, np.ndarray[Any, Any]]
     rest: dict[str, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/quantisation.md says of numbers."""
+"""The numbers in docs/quantisation.md."""
 
 from __future__ import annotations
 

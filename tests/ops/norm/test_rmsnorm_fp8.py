@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norm and quantisation of rows on one device: bit for bit the reference, in every way that rows are held."""
+"""Norm and quantisation of rows on one device have the bits of the reference, however blocks and clusters hold the
+rows."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_bits_are_those_of_the_reference(device, rng, name):
     given = results(device, of, normed)
     found = run(device, of, given)
     check(found, expected(of))
-    assert all(found[key] is given[key] for key in given)  # what was given comes back
+    assert all(found[key] is given[key] for key in given)  # the given arrays are returned
 
 
 def test_results_are_allocated(device, rng):
@@ -145,7 +146,7 @@ def test_a_row_has_the_same_bits_in_any_batch(device, rng):
         assert found[name].numpy()[6:7].tobytes() == alone[name].numpy().tobytes()
 
 
-def test_repeated_calls_take_other_arrays_and_other_descriptions(device, rng):
+def test_repeated_calls_may_change_arrays_and_quantisation(device, rng):
     device.part(Repeats).clear()
     for made in (Q.per_row(), Q.per_row(upper_bound=1.0), Q.per_row()) * 2:
         of = call(rng, (19, 1024), quantisation=made)

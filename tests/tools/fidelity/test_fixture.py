@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the recorded file can tell: which word differs and what the GPU had there; that it is stale; the bounds."""
+"""The file of recorded results: it names a differing word with the GPU's value, notices changed forms, and has
+bounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every matrix instruction gives on the emulated driver the bits that a GPU gave, on the same operands."""
+"""Every matrix instruction has the bits of a GPU on the emulated driver, on the same operands."""
 
 from __future__ import annotations
 

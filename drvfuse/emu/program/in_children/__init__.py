@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that is put into PYTHONPATH for the processes that a program starts; its `sitecustomize` switches them."""
+"""A folder that is added to PYTHONPATH for the processes that a program starts. Its `sitecustomize` switches them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switches a process that a program on the emulated driver has started, as soon as it imports cuda.bindings.
 
-Python imports this module when it starts, before anything of the program. It costs a process that never imports
-cuda.bindings nothing, hides no other `sitecustomize`, and takes its folder out of `sys.path` again.
+Python imports this module when it starts, before any module of the program. It removes its folder from `sys.path`,
+imports the `sitecustomize` that it hides, and has no cost for a process that never imports cuda.bindings.
 """
 
 import builtins
@@ -18,7 +18,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _Switch:
-    """Finds `cuda.bindings` as usual, and switches after its first import."""
+    """A finder that finds `cuda.bindings` as usual, and switches the process after the first import."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "cuda.bindings":
@@ -37,9 +37,9 @@ class _Switch:
 
 
 def _switch() -> None:
-    if importlib.util.find_spec("drvfuse") is None:  # found by the working folder of the process that has set this up
+    if importlib.util.find_spec("drvfuse") is None:  # the parent found it in its working directory
         sys.path.append(str(_HERE.parents[3]))
-    program, builtins.__import__ = builtins.__import__, importlib.__import__  # a program may watch its imports
+    program, builtins.__import__ = builtins.__import__, importlib.__import__  # the program may have replaced it
     try:
         from drvfuse.emu.program.children import switch
 
@@ -49,7 +49,7 @@ def _switch() -> None:
 
 
 def _import_hidden() -> None:
-    """Import the `sitecustomize` that this one stands before, if there is one."""
+    """Import the `sitecustomize` that this module hides, if there is one."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)

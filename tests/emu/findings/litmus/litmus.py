@@ -267,7 +267,7 @@ def _mark(place: Any, marks: dict[int, str]) -> str:
 class Lab:
     """A machine with the memory, the streams and the kernel of a case.
 
-    `m` holds WORDS words of zeros on device 0; every device can reach every other one's memory.
+    `m` holds WORDS words of zeros on device 0; every device can access the memory of every other device.
     """
 
     def __init__(self, suite: Suite, case: Case, machine: Machine, late: int) -> None:

@@ -495,5 +495,5 @@ suite.add("sequence-lock-plain-data-read-late", fill(SEQLOCK, data="weak"), plac
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_atomics(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -295,5 +295,5 @@ for barriers in (1, 1024, 2048, 4096, 65536):
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_barriers(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

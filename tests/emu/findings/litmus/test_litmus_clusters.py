@@ -62,7 +62,7 @@ C_SYNC
 for where, (write, read) in PLACES.items():
     for name, between, races in (*ARRIVALS, ("missing", "", "w~r")):
         edge = r"arrived at the barrier of the cluster with \.relaxed" if name == "relaxed" else None
-        edge = "the last release that was seen from there came before" if name == "missing" else edge
+        edge = "the last release of that block that was seen came before" if name == "missing" else edge
         add(f"barrier-{where}-{name}", fill(ORDER, write=write, read=read, between=between), races=races, edge=edge)
 OWN = ORDER.replace("R(1)", "R(0)")
 for name, between, races in ARRIVALS:
@@ -117,7 +117,7 @@ for name, before, races in (
         fill(PRESENT, before=before, after="C_SYNC"),
         races=races,
         late=(0,),
-        edge="certain that the block whose shared memory this is has begun",
+        edge="ensures that the block whose shared memory is accessed has started",
     )
 for name, after, races in (
     ("barrier", "C_SYNC", ""),
@@ -264,7 +264,7 @@ if (R(1) && T(40)) { LATE(1) $wait
 $end
 """
 )
-LATE_OR_EARLY = "no wait for the mbarrier|the last release that was seen from there came before"
+LATE_OR_EARLY = "no wait for the mbarrier|the last release of that block that was seen came before"
 for name, wait, races, strict, maybe in (
     ("waited-for", 'C_AWAIT(".acquire.cluster", bar, 0)', "", "", ""),
     ("waited-for-by-default", 'C_AWAIT("", bar, 0)', "", "c~r", "host~c"),
@@ -399,5 +399,5 @@ add("rounds-that-shuffles-alone-order", fill(ROUNDS, buffers="2", warp=""), grid
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_clusters(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

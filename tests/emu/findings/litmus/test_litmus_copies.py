@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 at_shared(const void* p) { return (u32)__cvta_gen
 #define WAIT_ALL asm volatile("cp.async.wait_all;" ::: "memory");
 """
 NOT_WAITED = "has not waited for this copy"
-EARLY = "nothing orders the read before this copy: no barrier.*was to find.*cp.async.wait_group.*and a barrier"
+EARLY = "nothing orders the read before this copy: no barrier.*was meant to find.*cp.async.wait_group.*and a barrier"
 
 
 def add(name: str, body: str, drive: Any, **verdict: Any) -> None:
@@ -39,7 +39,7 @@ if (T(at.a)) {
 }
 """
 READ, WRITE, SOURCE = "READS(s)  // @r", "STS(s, 1)  // @w", "ST(weak, x, 1)  // @o"
-BETWEENS = {  # what is between a copy and an access by its thread, and whether that waits for the copy
+BETWEENS = {  # the code between a copy and an access of its thread, and whether that code waits for the copy
     "nothing": ("", False),
     "commit": ("COMMIT", False),
     "commit-and-wait": ("COMMIT WAIT(0)", True),
@@ -285,5 +285,5 @@ add("another-stream-overwrites-the-source", LAUNCHES, together(At(stream=0), At(
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_copies(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

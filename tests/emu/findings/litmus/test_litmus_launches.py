@@ -69,7 +69,7 @@ for name, parts, races in (
             races=races,
             edge="griddepcontrol|programmatic|PDL|dependent" if races else None,
         )
-# Whichever of the two comes first, it is the dependent's wait that is missing.
+# In either order of the two accesses, the missing edge is the dependent's wait.
 suite.add(
     "dependent-reads-what-its-primary-has-yet-to-write",
     fill(PDL, first="", trigger="TRIGGER LATE(0)", before="", wait="", after=LATE, third=""),
@@ -140,7 +140,7 @@ for name, wait, races in (("waits", "GDC_WAIT", ""), ("does-not-wait", "", "w~r"
     suite.add(f"dependent-in-a-graph-{name}", body, _captured, races=races)
 
 # Peers ----------------------------------------------------------------------------------------------------------------
-# Each device reads the other one's input, behind a barrier of both; the next kernel of its stream writes its own.
+# Each device reads the input of the other after a barrier of both; the next kernel of its stream writes its own input.
 
 EXCHANGE = """
 u32* ours = at.a ? n : m; u32* theirs = at.a ? m : n;
@@ -280,7 +280,7 @@ suite.add(
 suite.add("aliases-in-two-kernels", fill(ALIAS, signal="", wait=""), _aliases_in_turn)
 
 # The read-only path ---------------------------------------------------------------------------------------------------
-# ld.global.nc may read only what nobody writes while its kernel runs, whatever orders the write before it.
+# ld.global.nc may only read memory that is not written while its kernel runs, even if the write is ordered before it.
 
 NC = '{ u32 v_; asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v_) : "l"(x) : "memory"); }'
 READ_ONLY = f"""
@@ -328,5 +328,5 @@ suite.add("read-only-load-without-any-order", READ_ONLY_LATER, together(At(), At
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_launches(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

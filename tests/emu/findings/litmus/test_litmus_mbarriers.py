@@ -115,7 +115,7 @@ if (T(at.b)) { LATE(1) $second
 """
 )
 NOT_WAITED = "no wait for the mbarrier"
-EARLY = r"nothing orders the read before this copy: no barrier.*was to find.*mbarrier.*\(mbarrier.try_wait\)"
+EARLY = r"nothing orders the read before this copy: no barrier.*was meant to find.*mbarrier.*\(mbarrier.try_wait\)"
 READ, SOURCE = "READS(s + 15)", "ST(weak, x + 15, 1)"
 for name, before, first, barrier, second, after, races in (
     ("all-wait", "", "", "AWAIT(b, 0)", "", READ, ""),
@@ -240,5 +240,5 @@ for name, before, races in (("waited-for", "AWAIT(b, 0)", ""), ("waited-for-too-
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_mbarriers(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -58,7 +58,7 @@ for where in ("gpu", "peer"):
                 edge="scope|fence|acquire",
                 seeds=range(3),
             )
-    # The flag's own accesses need the scope too: synchronisation goes through morally strong ones.
+    # The accesses of the flag need the scope too: only morally strong accesses synchronise.
     narrow = "cta" if where == "gpu" else "gpu"
     suite.add(
         f"wide-fences-around-a-narrow-store-{where}",
@@ -390,5 +390,5 @@ for silent in (0, 1, 31, 32, 63):
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_message_passing(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

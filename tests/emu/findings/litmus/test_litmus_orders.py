@@ -69,7 +69,7 @@ for where in ("gpu", "peer"):
     text = _shape(SHAPES["sb"][0], f"relaxed.{s}", f"relaxed.{s}", f"FENCE(sc.{s})")
     suite.add(f"sb-relaxed-fence-sc-{where}", text, place(where, 2))
 
-# Dekker's algorithm: by the order of the fences at most one of two threads comes in.
+# Dekker's algorithm: the order of the fences lets at most one of two threads enter.
 DEKKER = """
 P($me) {
   ST(relaxed.gpu, $mine, 1)
@@ -360,5 +360,5 @@ for broken in (999, 0, 70, 148):
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_orders(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

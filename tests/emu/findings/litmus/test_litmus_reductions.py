@@ -120,5 +120,5 @@ for name, early, races in (("waited-for", "", ""), ("read-early", "if (T(33)) RE
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_reductions(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -20,7 +20,7 @@ __device__ __forceinline__ u32 at_shared(const void* p) { return (u32)__cvta_gen
 #define PROXY asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 """
 READ_EDGE = r"no cp\.async\.bulk\.wait_group\.read that covers it"
-SEEN_EARLIER = r"release that was seen.*came before that thread's wait \(cp\.async\.bulk\.wait_group without \.read\)"
+SEEN_EARLIER = r"release of that block that was seen.*the thread's wait \(cp\.async\.bulk\.wait_group without \.read\)"
 WRITE_EDGE = r"no cp\.async\.bulk\.wait_group without \.read that covers it"
 
 
@@ -39,7 +39,8 @@ if (T(3)) {
   $after
 }
 """
-BETWEENS = {  # what is between a copy and an access by its thread, and whether that ends its read, and its write
+# The code between a copy and an access of its thread, and whether that code waits for its read, and for its write.
+BETWEENS = {
     "nothing": ("", False, False),
     "commit": ("COMMIT", False, False),
     "commit-and-wait": ("COMMIT WAIT(0)", True, True),
@@ -255,5 +256,5 @@ add("another-stream-reads", fill(LAUNCHES, wait=""), together(At(stream=0), At(s
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_stores(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

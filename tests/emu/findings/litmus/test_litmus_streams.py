@@ -629,5 +629,5 @@ def _(here: Lab) -> None:
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_streams(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -149,5 +149,5 @@ for (size, columns), (kind, first) in itertools.product(
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_values(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)

@@ -60,7 +60,7 @@ for one, at0, two, at1 in OVERLAPS:
         )
 
 # Strong accesses have to be of the same size to be morally strong (PTX ISA, "Morally strong operations"); vectors are
-# as many scalar accesses.
+# equal to as many scalar accesses.
 MIXED = "char* b = (char*)x;\nP(0) {\n$one  // @w\n}\nP(1) {\n$two  // @r\n}"
 suite.add(
     "strong-byte-in-a-strong-word",
@@ -252,5 +252,5 @@ suite.add(
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
-def test_words(case: Any, profile: str) -> None:
+def test_reports_agree_with_the_verdict_of_each_case(case: Any, profile: str) -> None:
     suite.check(case, profile)
