@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import ArgumentError, Unsupported
 from ...nodes.exchange import Part, Piece, Pieces
 from ...nodes.link import PROGRESS_FIELDS
+from ...plans import moves
 from ...runtime.graph import capturing
 from ..call.options import PDLLevel
 from ..call.planned import PlanCache, Planned, Ready
 from ..call.prepared import require_one_side
 from ..call.specialisation import Specialisation
 from . import plan
+from .call_options import CallOptions
+from .move_kernels import MoveKernel, MoveParams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -59,6 +62,27 @@ def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
 def level_inside(pdl: PDLLevel) -> PDLLevel:
     """The PDL level of all kernels of a call except the last: they trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
+
+
+def barrier(options: CallOptions) -> list[Ready]:
+    """Launches of a kernel that moves nothing and passes barriers of the node's ranks.
+
+    Peers may still read a payload when the kernels of the call in front have ended: results, or staged inputs. So this
+    kernel precedes one that stores to payloads and has no barrier before its stores.
+    """
+    group = options.group
+
+    def planned() -> plan.Plan:
+        inside, none = range(group.layout.inside), moves.Move(0, 0, 0)
+        work = moves.MoveWork((tuple(tuple(none for _ in inside) for _ in inside),), same=False)
+        shape = moves.barrier_shape(work, options.blocks, False)
+        kernel = MoveKernel("put", work.ranks, False, False, False, plan.compares(group))
+        counts, steps = moves.trace_counts(work, shape, 0), moves.barriers(work, 0)
+        return plan.Plan(kernel, shape.blocks, shape.threads, counts, steps, MoveParams())
+
+    nothing = [0] * len(group)
+    level = level_inside(options.pdl)
+    return plan.take(group, ("barrier",), planned, [[]] * len(group), nothing, level, options.trace)
 
 
 class Stage(Protocol):

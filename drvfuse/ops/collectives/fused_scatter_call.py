@@ -14,7 +14,7 @@ from ...plans import push, scatter, traffic
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
 from . import naive, node_scatter, plan
-from .across_nodes import AcrossNodes, Kernels, Stage
+from .across_nodes import AcrossNodes, Kernels
 from .fused_call import Addresses, FusedCall
 from .fused_params import params_of
 from .kernels import CollectiveKernel
@@ -104,8 +104,7 @@ class FusedScatterCall(FusedCall):
     def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
         group, inputs = self.options.group, [of_rank.input for of_rank in arrays]
         sums = node_scatter.PartialSums(self.options, self.dtype, self.algo, self.staged)
-        stages: list[Stage] = []
-        every: list[Ready] = []
+        stages, every = sums.opening()
         width, nbytes = plans.PACK_BYTES // self.dtype.itemsize, group.workspace.payload_bytes
         area = node_scatter.area(group, self.staged)
         chunks = shares.row_chunks(self.counts, self.columns, width, group.nodes, area, nbytes)

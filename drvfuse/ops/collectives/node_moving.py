@@ -31,7 +31,7 @@ from ..call import operands
 from ..call.planned import Ready
 from ..call.prepared import Prepared, Schedule
 from . import collective_call
-from .across_nodes import AcrossNodes, Bytes, Kernels, Stage, level_inside
+from .across_nodes import AcrossNodes, Bytes, Kernels, Stage, barrier, level_inside
 from .call_options import CallOptions
 from .move_kernels import RELAY
 from .moving import MoveCall, MovePart
@@ -126,7 +126,7 @@ class NodeMoveCall:
                 if number != last:
                     kernel = replace(kernel, common=replace(kernel.common, pdl=level_inside(self.common.pdl)))
                 if self._barrier_first(step, kernel):
-                    met = self._barrier(kernel).ready()
+                    met = barrier(self.common)
                     stages.append(Kernels(met))
                     every += met
                 ready = kernel.ready()
@@ -171,13 +171,6 @@ class NodeMoveCall:
     def _barrier_first(self, step: Inside, kernel: MoveCall) -> bool:
         """Whether a barrier of the node's ranks must precede the kernel of the step."""
         return step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1
-
-    def _barrier(self, kernel: MoveCall) -> MoveCall:
-        """A kernel in front of this one, which moves nothing and passes barriers of the node's ranks."""
-        none = self.ranks.table({})
-        parts = [PayloadPart(kernel.parts[0].sources, kernel.parts[0].targets, none)]
-        work = moves.MoveWork((self.ranks.of_node(none, 0),), same=False)
-        return replace(kernel, parts=parts, work=work, algo="put")
 
     def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:
         group = self.common.group

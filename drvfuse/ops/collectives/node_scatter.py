@@ -6,8 +6,10 @@ a launch of the one-node reduce-scatter writes float32 sums to the payload. The 
 part's owner. The owner's next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
 
 Memory ordering. All sums of a rank are written and read on its device, by kernels and exchanges in the order of its
-stream. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them. In
-place only the own kernels read a rank's own rows, and the kernel that overwrites a row comes after those that read it.
+stream. Peers may still read its payload when the call in front has ended, so a call begins with a barrier of the node's
+ranks, before any sum is written: that of the first kernel, or by "push" that of a kernel of its own. Inputs are free as
+in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them. In place only the own kernels
+read a rank's own rows, and the kernel that overwrites a row comes after those that read it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from ...plans.node_moves import NodeRanks
 from ...plans.node_scatter import ScatterChunk
 from ..call.planned import Ready
 from . import plan
-from .across_nodes import Bytes, Kernels, Stage, level_inside, sources_inside
+from .across_nodes import Bytes, Kernels, Stage, barrier, level_inside, sources_inside
 from .call_options import CallOptions
+from .kernels import PUSH
 from .scatter_kernels import ScatterKernel, ScatterParams, ScatterPushParams
 
 if TYPE_CHECKING:
@@ -62,6 +65,12 @@ class PartialSums:
     dtype: DType
     form: str
     staged: bool
+
+    def opening(self) -> tuple[list[Stage], list[Ready]]:
+        """What precedes the first chunk, and its launches: by "push" a barrier, as the kernels store to the payload."""
+        group = self.options.group
+        ready = barrier(self.options) if self.form in PUSH and group.layout.inside > 1 else []
+        return [Kernels(ready)] if ready else [], ready
 
     def stages(self, chunk: ScatterChunk, inputs: Sequence[int]) -> tuple[list[Stage], list[Ready]]:
         """The stages of a chunk up to and with the exchange, and their launches; `inputs` are addresses of whole

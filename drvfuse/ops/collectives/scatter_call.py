@@ -15,7 +15,7 @@ from ...plans import push, scatter, traffic
 from ..call.planned import Ready
 from ..call.prepared import Direct, Schedule
 from . import naive, node_scatter, plan
-from .across_nodes import AcrossNodes, Kernels, Stage
+from .across_nodes import AcrossNodes, Kernels
 from .call_options import CallOptions
 from .epilogue_binding import BoundEpilogue
 from .scatter_kernels import FORMS, Range, ScatterKernel, ScatterNodesParams, ScatterParams, ScatterPushParams
@@ -107,8 +107,7 @@ class ScatterCall:
     def _across_nodes(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         group, parts = self.options.group, self.parts
         sums = node_scatter.PartialSums(self.options, self.dtype, FORMS[self.algo], self.staged)
-        stages: list[Stage] = []
-        every: list[Ready] = []
+        stages, every = sums.opening()
         area = node_scatter.area(group, self.staged)
         for chunk in shares.pack_chunks(parts, group.nodes, area, group.workspace.payload_bytes):
             before, launches = sums.stages(chunk, inputs)

@@ -269,10 +269,35 @@ def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
         assert not machine.reports
 
 
+@pytest.mark.parametrize("op", [df.reduce_scatter, df.reduce_scatter_rmsnorm_fp8])
+def test_sums_are_stored_when_no_peer_reads_the_payload_for_the_call_in_front(rng, op):
+    """Results of an all-reduce are gathered from payloads. In a graph the host does not wait between the calls."""
+    with (
+        df.emu.Machine(devices=4, race="strict") as machine,
+        df.Group.local(4, driver=machine, nodes=2, max_blocks=2, workspace_bytes=4096) as group,
+    ):
+        hosts = random_inputs(rng, 4, (8, 64), "bfloat16")
+        xs, gammas = place(group, hosts), [rank.array(np.ones(64, hosts[0].dtype)) for rank in group]
+        arguments = (xs,) if op is df.reduce_scatter else (xs, gammas)
+        options = {} if op is df.reduce_scatter else {"epsilon": 1e-5}
+        calls = [df.allreduce.prepare(group, xs), op.prepare(group, *arguments, algo="push", **options)]
+        with df.Graph.capture([rank.stream for rank in group]) as graph:
+            for call in calls:
+                call.launch()
+        for _ in range(3):
+            graph.launch(group[0].stream)
+        group.synchronize()
+        assert not machine.reports
+
+
 def test_a_trace_holds_all_kernels(open_nodes, rng):
     group = open_nodes()
     trace = df.Trace(group)
     df.reduce_scatter(group, place(group, random_inputs(rng, 4, (8, 64), "bfloat16")), algo="push", trace=trace)
     records = trace.records()
-    assert {str(name) for name in records["kernel"]} == {"reduce_scatter_push_one_shot", "reduce_scatter_one_stage"}
+    assert {str(name) for name in records["kernel"]} == {
+        "move_put",
+        "reduce_scatter_push_one_shot",
+        "reduce_scatter_one_stage",
+    }
     assert set(records["rank"].tolist()) == {0, 1, 2, 3}
