@@ -143,7 +143,7 @@ def test_a_time_out_in_either_kernel_names_the_call(group, kernel):
     """All ranks launch the kernels of the call before `kernel`, and rank 2 launches `kernel` too."""
     call(group)
     prepared = df.allreduce.prepare(group, [rank.zeros(64, "float32") for rank in group])
-    group.begin(range(4), prepared)
+    group.state.begin(range(4), prepared)
     for rank, launches in zip(group, prepared.launches, strict=True):
         for launch in launches[: kernel + (rank.index == 2)]:
             launch(rank.stream)
@@ -240,7 +240,7 @@ def test_a_time_out_in_a_later_kernel_names_the_call(group):
     xs = [rank.zeros(4096, "uint8") for rank in group]
     df.broadcast(group, xs)
     prepared = df.broadcast.prepare(group, xs, [rank.zeros(4096, "uint8") for rank in group])
-    group.begin(range(4), prepared)
+    group.state.begin(range(4), prepared)
     for rank, launches in zip(group, prepared.launches, strict=True):
         for launch in launches[: 1 + (rank.index == 2)]:
             launch(rank.stream)
