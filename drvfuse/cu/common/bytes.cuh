@@ -128,15 +128,16 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
 
 // K packs of each lane of a warp, of which pack k lies at at(k). All 32 lanes come to it. Words of a pack that does not
 // exist are undefined. All packs that are whole and aligned are in flight at once, before the lanes agree that no others
-// exist; each of the others is accessed by the warp together.
+// exist; each of the others is accessed by the warp together. `all_whole`: the kernel has no others, so nothing is to be
+// agreed on.
 template <int K, typename At>
-__device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
+__device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
         if (is_whole(spot)) ptx::load_v4(words[k], spot.at);
     }
-    if (!some_are_not_whole<K>(at)) return;
+    if (all_whole || !some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
         auto spot = at(k);
@@ -152,13 +153,13 @@ __device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
 }
 
 template <int K, typename At>
-__device__ __forceinline__ void store_packs(const At& at, const u32 (&words)[K][4]) {
+__device__ __forceinline__ void store_packs(bool all_whole, const At& at, const u32 (&words)[K][4]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
         if (is_whole(spot)) ptx::store_v4(spot.at, words[k]);
     }
-    if (!some_are_not_whole<K>(at)) return;
+    if (all_whole || !some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
         auto spot = at(k);

@@ -99,6 +99,14 @@ class Moved(ctypes.Structure):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
             self.received[distance] = Move(*table[ranks[place - distance]][own])
 
+    @property
+    def offsets(self) -> int:
+        """All offsets in the own input and output, and all sizes, joined by "or"."""
+        found = 0
+        for sent, received in zip(self.sent, self.received, strict=True):
+            found |= sent.source | sent.nbytes | received.target | received.nbytes
+        return found
+
 
 class Arrangement(ctypes.Structure):
     """`struct Arrangement` of cu/collectives/arranged_scales.cuh."""
@@ -135,4 +143,8 @@ class MoveParams(ctypes.Structure):
 class MovePushParams(MoveParams):
     """`struct MovePushParams`."""
 
-    _fields_ = (("push", PushCall), ("root", ctypes.c_int64))  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (  # type: ignore[assignment]  # behind those of the base
+        ("push", PushCall),
+        ("root", ctypes.c_int64),
+        ("offsets", ctypes.c_uint64),
+    )
