@@ -133,8 +133,8 @@ class BackwardPlan:
         aligned: bool,
         scales_aligned: bool,
     ) -> BackwardPlan:
-        """The plan of a call with `sums` sums over the rows. `aligned`: rows of all arrays but the scales begin and end
-        at multiples of 16 bytes.
+        """The plan of a call with `sums` sums over the rows. `aligned`: the rows of all arrays, scales excepted, begin
+        and end at multiples of 16 bytes.
         """
         shape = BackwardShape.of(rows, columns)
         if not sums and shape.few:  # without sums over rows, blocks take rows and not columns

@@ -45,7 +45,7 @@ class RowPlan(NamedTuple):
         return defines(**self._asdict())
 
     def grid(self, rows: int, resident: int) -> int:
-        """Blocks, of which at most `resident` run at once."""
+        """The number of blocks, at most `resident`, so that all run at once."""
         return max(1, min(ceil_div(rows, self.teams), resident))
 
 
@@ -60,7 +60,7 @@ class LayerNormTiles(NamedTuple):
         return cls(16, 2) if elements >= _LARGE else cls(4, 8)
 
     def grid(self, plan: RowPlan, rows: int, columns: int, resident: int) -> int:
-        """Blocks that meet at a barrier, of which at most `resident` run at once."""
+        """The number of blocks, at most `resident`, as all blocks wait for one another at a barrier."""
         tiles = ceil_div(rows, self.rows * self.lanes) * ceil_div(columns, 32 // self.lanes * 8)
         useful = max(ceil_div(rows, plan.teams), ceil_div(tiles, plan.threads // 32))
         return max(1, min(useful, resident, MAX_GRID))
@@ -92,7 +92,7 @@ class Division:
         return defines(warps=self.warps, tile_rows=self._tile_rows, kept=self._kept)
 
     def grid(self, resident: int) -> int:
-        """Blocks that meet at a barrier, of which at most `resident` run at once."""
+        """The number of blocks, at most `resident`, as all blocks wait for one another at a barrier."""
         return max(1, min(ceil_div(self._tiles, self.warps), resident, MAX_GRID))
 
 

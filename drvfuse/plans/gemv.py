@@ -20,10 +20,10 @@ PRODUCT_WARPS = 16  # most warps that multiply
 TEAM_WARPS = 8  # most warps that share a copied row: two teams hide more of each other's latencies
 RESIDENT = 32  # most values of act that a lane keeps in registers
 NORM_WARPS = 8  # most warps that compute the norms, of all rows of act
-ROUND_COLUMNS = 4096  # most normed columns that the last block waits for at a time
+ROUND_COLUMNS = 4096  # most normed columns that the last block waits for in one round
 STAGES = 4  # most stages in flight
 
-# Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
+# The limits from which on copies are faster than loads, and the sizes of copies and loads, as timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
@@ -48,10 +48,10 @@ def _power_of_two(most: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a block. The fields, in their order: warps that share a row; teams of such warps; 16-byte packs of a
-    row held per lane; rows of a stage; stages of a row; whether stages are copied to shared memory (otherwise they are
-    loaded to registers); stages in flight; warps that add (0: each warp has whole rows and adds their products itself);
-    slots for stages."""
+    """The shape of a block; a stage is a part of the weight that is loaded at a time. The fields, in their order: warps
+    that share a row; teams of such warps; 16-byte packs of a row held per lane; rows per stage; stages per row; whether
+    stages are copied to shared memory (otherwise to registers); stages in flight; warps that add the products (0: each
+    warp has whole rows and adds its products itself); slots for stages."""
 
     warps_a_row: int
     teams: int
@@ -73,7 +73,7 @@ class Shape:
         return _power_of_two(NORM_WARPS // m)
 
     def norm_batch(self, m: int, n_normed: int) -> int:
-        """Packs of four normed columns that a lane waits for at a time."""
+        """The number of packs of four normed columns that a lane waits for in one round."""
         return next((batch for batch in (1, 2) if self._norm_columns(m, batch) >= n_normed), 4)
 
     def norm_held(self, m: int, n_normed: int) -> bool:
@@ -148,8 +148,8 @@ class Shares:
 
     @property
     def polled_from(self) -> int:
-        """The number of rows that the last block has published when it begins to poll: all its normed rows, or one
-        round's share fewer.
+        """The number of normed rows that the last block publishes before it begins to poll: all of its rows, or all
+        except those of one round.
         """
         if self.normed_share * self.grid <= ROUND_COLUMNS:
             return self.normed_share

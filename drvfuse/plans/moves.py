@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives that only move bytes: which bytes go from which rank to which, and how their kernels divide the work.
 
-All-gather, broadcast and all-to-all are one thing here, a table of moves: `moves[i][j]` are the bytes that rank i's
-input gives to rank j's output. A call has one table for its rows and, where rows have scales, one for these. Everything
-depends on numbers that are the same on every rank.
+All-gather, broadcast and all-to-all are described by a table of moves: `moves[i][j]` is the move from rank i's input to
+rank j's output. A call has one table for its rows and another for their scales, if there are any. All values here
+depend on numbers that are the same on every rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-_BLOCKS_OF_OWN = 8  # of so many blocks one copies what stays, if the grid has as many: cu/collectives/move.cu
+_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least so many blocks: move.cu
 _MOST_ARRANGED = 2**29 - 4  # rows: kernels count the bytes of a column in 32 bits
 _KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
@@ -48,7 +48,8 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
-    """Rank i's `rows[i]` rows go to every output, behind those of the ranks before it."""
+    """The moves of an all-gather: rank i's `rows[i]` rows go to every output, behind the rows of the ranks before
+    it."""
     starts = _starts(rows)
     return tuple(
         tuple(Move(0, start * row_bytes, count * row_bytes) for _ in rows)
@@ -57,12 +58,13 @@ def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
 
 
 def broadcast(ranks: int, root: int, nbytes: int) -> Moves:
-    """The root's input goes to every output."""
+    """The moves of a broadcast: the root's input goes to every output."""
     return tuple(tuple(Move(0, 0, nbytes if i == root else 0) for _ in range(ranks)) for i in range(ranks))
 
 
 def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
-    """`splits[i][j]` rows go from rank i to rank j; inputs are in the order of targets, outputs in that of sources."""
+    """The moves of an all-to-all: `splits[i][j]` rows go from rank i to rank j. An input has the rows in the order of
+    the ranks that get them, an output in the order of the ranks that send them."""
     sources = [_starts(of_rank) for of_rank in splits]
     targets = [_starts(to_rank) for to_rank in zip(*splits, strict=True)]
     return tuple(
@@ -76,10 +78,10 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Scales that are gathered in a layout that is not one of whole rows: "column" or "tiles" of a `Quantisation`.
+    """Scales that are gathered in the layout "column" or "tiles" of a `Quantisation`, in which rows do not stay whole.
 
-    `itemsize` is that of a scale, `groups` how many a row has, `rows[i]` the rows of rank i. A rank's scales are moved
-    as they lie, padding included, and the rank that receives them stores each in its place.
+    A scale has `itemsize` bytes, a row `groups` scales, and rank i `rows[i]` rows. A rank's scales are sent as they
+    lie, padding included, and the receiving rank stores each scale in its place.
     """
 
     layout: str
@@ -89,8 +91,10 @@ class Arrangement:
 
 
 def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: int) -> tuple[Moves, Arrangement]:
-    """The scales of rank i's `rows[i]` rows of so many columns go to every output. Targets are in no use: scales do not
-    stay together. ArgumentError where there are more rows than kernels can count.
+    """The moves of scales: those of rank i's `rows[i]` rows of so many columns go to every output. The targets of these
+    moves are not used, as the scales of a rank do not stay together.
+
+    Raises ArgumentError where there are more rows than the kernels can count.
     """
     assert quantisation.scales is not None
     if sum(rows) > _MOST_ARRANGED:
@@ -107,8 +111,8 @@ def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: in
 
 @dataclass(frozen=True)
 class MoveWork:
-    """The tables of a call. With `same` a rank's bytes are the same for all ranks, itself included. `root`: of a
-    broadcast. `arrangement`: of the scales, where they have one."""
+    """The tables of a call. `same`: a rank's bytes are the same for all ranks, itself included. `root` is the root of a
+    broadcast. `arrangement` is that of scales in the layout "column" or "tiles"."""
 
     tables: tuple[Moves, ...]
     same: bool
@@ -121,7 +125,7 @@ class MoveWork:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that are moved, those that stay on their rank included."""
+        """The number of all bytes that are moved, including those that stay on their rank."""
         return sum(move.nbytes for table in self.tables for of_rank in table for move in of_rank)
 
     def aligned(self, algo: str) -> bool:
@@ -148,7 +152,7 @@ class MoveWork:
 
     @property
     def remote(self) -> int:
-        """All bytes that leave their rank."""
+        """The number of all bytes that are sent to another rank."""
         return sum(self.sent(i) for i in range(self.ranks))
 
     @property
@@ -167,17 +171,19 @@ class MoveWork:
 
 
 def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
-    """A unit is a pack per thread of a block from each rank to each other one. `chunk` is a round's packs.
+    """The shape of a push call. A unit is one pack per thread of a block for each pair of ranks. `chunk` is the number
+    of packs of a round.
 
-    ArgumentError where the slots cannot hold one unit from every peer.
+    Raises ArgumentError if the slots cannot hold one unit from every peer.
     """
     most = max(work.most, work.most_own)
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # at least one: every rank hears from every other
+    units = max(1, ceil_div(work.most, threads))  # at least one, as every rank must receive from every other
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
-    rest = max(0, work.most_own - (of_round * rounds * threads if peers else 0))  # what stays beyond the packs sent
+    beside = of_round * rounds * threads if peers else 0  # packs that stay and are copied with the packs that are sent
+    rest = max(0, work.most_own - beside)
     return PushShape(
         units=max(of_round, ceil_div(rest, threads)),
         threads=threads,
@@ -193,12 +199,12 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
 
 
 def packs_in_flight(staged: bool, arranged: bool) -> int:
-    """The packs that a thread of put and pull has in flight: as many as leave registers to arrange scales."""
+    """The number of packs that a thread of put and pull has in flight. It leaves registers for rearranging scales."""
     return 4 if staged and arranged else 8
 
 
 def barrier_shape(work: MoveWork, max_blocks: int, staged: bool) -> LaunchShape:
-    """Grid and block of the kernels that meet at barriers."""
+    """Grid and block of put and pull."""
     packs = max(work.most, work.most_own)
     threads = 256 if packs <= 256 * 64 else MAX_THREADS
     blocks = min(max(1, ceil_div(packs, threads)), max_blocks, MAX_BLOCKS)
@@ -206,18 +212,18 @@ def barrier_shape(work: MoveWork, max_blocks: int, staged: bool) -> LaunchShape:
 
 
 def staged_chunk(work: MoveWork, algo: str, payload_bytes: int) -> int:
-    """Packs of each move that are staged at a time: all, or as many as half of the payload holds."""
+    """The number of packs of each move that are staged at a time: all, or as many as half of the payload holds."""
     slots = 1 if work.same and algo == "pull" else max(1, work.ranks - 1)
     return chunk_of(max(1, work.most), 2 * slots * PACK_BYTES, payload_bytes, "16-byte pack for every rank")
 
 
 def barriers(work: MoveWork, chunk: int) -> int:
-    """The number of barriers that a launch passes; `chunk` is that of staged moves, and 0 for others."""
+    """The number of barriers that a launch passes. `chunk` is the number of packs staged at a time, 0 if none are."""
     return 2 if not chunk else 1 + ceil_div(max(1, work.most), chunk)
 
 
 def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, int]:
-    """(Most phases that a block records, its barriers)."""
+    """(Most phases, barriers) that a traced block records."""
     rounds = barriers(work, chunk)
 
     def copying(packs: int, blocks: int) -> int:
@@ -226,7 +232,7 @@ def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, i
     if chunk:
         passes = (rounds - 1) * 2 * (work.ranks - 1)
         phases = copying(work.most_own, shape.blocks) + passes * copying(min(work.most, chunk), shape.blocks)
-    elif shape.blocks >= _BLOCKS_OF_OWN:  # a block copies what stays or what moves, where both are to be copied
+    elif shape.blocks >= _BLOCKS_OF_OWN:  # a block copies bytes that stay or bytes that move, not both
         own = shape.blocks // _BLOCKS_OF_OWN
         phases = max(copying(work.most_own, own), (work.ranks - 1) * copying(work.most, shape.blocks - own))
     else:
@@ -235,17 +241,15 @@ def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, i
 
 
 def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
-    """Bytes (local, remote) over all ranks, as in `plans.traffic`. Bytes that stay on their rank are read and written
-    there.
-    """
+    """The traffic of a call by `algo`, over all ranks. Bytes that stay on their rank are read and written there."""
     remote, own = work.remote, work.nbytes - work.remote
     if algo == "naive":
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
         return Traffic(2 * own + local, remote)
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
-    if algo == "push" and work.same and work.ranks > 1:  # what is read once is sent to all, and stays
+    if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and for the own output
         return Traffic(own + once + 3 * remote, remote)
-    if algo in PUSH:  # read, and on the other device polled, cleared and written
+    if algo in PUSH:  # read; on the other device polled, cleared and written
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
     if staged and algo == "pull" and work.same:  # one copy serves all peers
         return Traffic(2 * own + 2 * once + remote, remote)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How bytes reach the ranks of a group over several nodes: steps inside the nodes and between them.
+"""How bytes are moved between the ranks of a group over several nodes: in steps inside the nodes and between them.
 
-Inside a node each rank may give bytes to each other one, by a kernel of all its ranks. Between nodes only ranks of the
-same number inside their nodes exchange bytes, by the engine. So what goes to another node and another number there
-takes a step of each kind. No byte crosses between two nodes twice, and every rank sends about as many as the others do.
+In a step inside the nodes a kernel moves bytes between any ranks of a node. In a step between nodes the engine moves
+bytes, only between ranks that have the same number inside their nodes (peers). So bytes for a rank with another number
+on another node take a step of each kind. No byte crosses twice between two nodes, and every rank sends about as many
+bytes as the others.
 
-Steps are tables over all ranks of the group, and the same on all of them: each rank does its own part of every step.
+Steps are tables over all ranks of the group, and the same on all ranks: each rank does its own part of every step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .traffic import Traffic
 
 
 class Place(Enum):
-    """Where the bytes of a step lie: a rank's input, its output, or the payload of its workspace."""
+    """The memory in which bytes of a step lie: a rank's input, its output, or the payload of its workspace."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -32,10 +33,10 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Inside:
-    """What the ranks of each node give to one another by one kernel: a table over all ranks for each part of the call.
+    """A step inside the nodes, by one kernel per rank: a table of moves over all ranks for each part of the call.
 
-    With `same` a rank's bytes are the same for all ranks of its node, itself included. `root`: of a broadcast inside
-    nodes, the number of the rank that has the bytes.
+    `same`: a rank's bytes are the same for all ranks of its node, itself included. `root`: in a broadcast inside nodes,
+    the number of the rank that has the bytes.
     """
 
     tables: tuple[Moves, ...]
@@ -62,7 +63,7 @@ Step = Inside | tuple[Crossing, ...]
 
 
 class NodeRanks:
-    """The ranks of equally large nodes; `of[rank]` is the node of each rank."""
+    """The nodes of a group, all with equally many ranks; `of[rank]` is the node of a rank."""
 
     def __init__(self, of: Sequence[int]) -> None:
         self.of = tuple(of)
@@ -74,11 +75,11 @@ class NodeRanks:
         return self.nodes[self.of[rank]].index(rank)
 
     def peer(self, rank: int, step: int) -> int:
-        """The rank of the same number `step` nodes further on."""
+        """The rank with the same number on the node that is `step` nodes further on."""
         return self.nodes[(self.of[rank] + step) % self.count][self.place(rank)]
 
     def table(self, moves: dict[tuple[int, int], Move]) -> Moves:
-        """A table over all ranks with these moves between pairs of ranks of one node."""
+        """A table over all ranks that has these moves between pairs of ranks of a node."""
         ranks, none = range(len(self.of)), Move(0, 0, 0)
         return tuple(tuple(moves.get((i, j), none) for j in ranks) for i in ranks)
 
@@ -87,13 +88,13 @@ class NodeRanks:
         return [(i, j) for ranks in self.nodes for i in ranks for j in ranks]
 
     def of_node(self, table: Moves, node: int) -> Moves:
-        """The table of one node's ranks alone."""
+        """The part of the table for the ranks of one node."""
         return tuple(tuple(table[i][j] for j in self.nodes[node]) for i in self.nodes[node])
 
 
 def all_gather(tables: Sequence[Moves], ranks: NodeRanks) -> list[Step]:
-    """The steps of an all-gather with these tables: each rank sends its input to its peers of other nodes. Inside every
-    node the ranks give one another their own inputs, and then, node by node, what they have received.
+    """The steps of an all-gather with these tables. Each rank sends its input to its peers of other nodes. Inside every
+    node the ranks send their own inputs to one another and then, node by node, the bytes that they have received.
     """
 
     def own(part: Moves, rank: int) -> Move:
@@ -120,8 +121,8 @@ def all_gather(tables: Sequence[Moves], ranks: NodeRanks) -> list[Step]:
 
 
 def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
-    """The steps of a broadcast of `nbytes` from rank `root`: to the ranks of its node, each of which then sends a piece
-    to its peers; the ranks of other nodes give one another their pieces.
+    """The steps of a broadcast of `nbytes` from rank `root`. The root's bytes go to the ranks of its node, each of
+    which then sends one piece to its peers. The ranks of other nodes send their pieces to one another.
     """
     home = ranks.of[root]
     first = ranks.table({(root, rank): Move(0, 0, nbytes) for rank in ranks.nodes[home]})
@@ -147,12 +148,11 @@ def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
 
 
 def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
-    """The steps of an all-to-all. What goes to number k of another node is first copied to number k of the own node,
-    into its payload, and crosses from there, in chunks for which `payload_bytes` are enough. The rows that stay inside
-    a node are moved last.
+    """The steps of an all-to-all. Rows for rank k of another node are first copied to the payload of rank k of the own
+    node, and sent from there, in chunks that fit into `payload_bytes`. The rows that stay inside a node are moved last.
 
-    What a rank sends to its own peers is copied to its payload too. In place received bytes replace bytes that are
-    sent, so all of a chunk must be in payloads before any of it is received.
+    Rows for a rank's own peers are copied to its payload too: in an in-place call received bytes replace bytes to be
+    sent, so a whole chunk must be in payloads before any part of it is received.
     """
     slots = (ranks.count - 1) * ranks.inside
     away = [move.nbytes for i, row in enumerate(table) for j, move in enumerate(row) if ranks.of[i] != ranks.of[j]]
@@ -180,7 +180,7 @@ def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]
 
 
 def _inside(ranks: NodeRanks, tables: Sequence[Moves], source: Place, same: bool = False) -> Inside:
-    """What of the tables stays inside nodes, for the output."""
+    """The moves of the tables that stay inside nodes, to the outputs."""
     kept = [ranks.table({(i, j): part[i][j] for i, j in ranks.pairs()}) for part in tables]
     return Inside(tuple(kept), source, Place.OUTPUT, same)
 
@@ -197,8 +197,8 @@ def _moves_any(step: Inside) -> bool:
 
 
 def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
-    """The work for which the step's kernel is planned, so that all nodes have one plan: for each pair of numbers inside
-    a node, the most that ranks of these numbers move on any node.
+    """The work for which the step's kernel is planned, the same on all nodes: for each pair of numbers inside a node,
+    the most bytes that the ranks with these numbers move on any node.
     """
     found = []
     for table in step.tables:
@@ -208,13 +208,13 @@ def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
 
 
 def _largest(moves: tuple[Move, ...]) -> Move:
-    """As large as the largest of the moves, and aligned if all of them are."""
+    """A move that has as many bytes as the largest of the moves, and is aligned if all of them are."""
     some = [move for move in moves if move.nbytes] or [Move(0, 0, 0)]
     source, target = (max(move[end] % PACK_BYTES for move in some) for end in range(2))
     return Move(source, target, max(move.nbytes for move in some))
 
 
 def crossing_traffic(crossings: Sequence[Crossing]) -> Traffic:
-    """Bytes that are read on one device and cross to another."""
+    """Traffic of bytes that are read on one device and stored on another."""
     nbytes = sum(crossing.nbytes for crossing in crossings)
     return Traffic(nbytes, nbytes)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a reduce-scatter over several nodes divides its work and the payload of the workspace.
 
-Rank k of a node adds, over the ranks of its node, the parts that belong to the ranks k of all nodes: these are its
-partial sums. Those of its own part stay, and the others are sent to the ranks that own them. So a rank receives the
-partial sums of its own part alone, from every node, and they are added in the order of the nodes.
+Rank k of a node sums, over the ranks of its node, the parts that the ranks k of all nodes own. These are its partial
+sums. It keeps those of its own part, and sends the others to the ranks that own the parts. So a rank receives from
+every other node the partial sums of its own part, and adds the sums of all nodes in the order of the nodes.
 
-Parts larger than the payload are taken in chunks, of equally many packs or rows of every part.
+Parts that are larger than the payload are divided into chunks, with equally many packs or rows of every part.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class ScatterChunk:
-    """The elements [begin, end) of each rank's part, and where partial sums lie in every payload. From `area` on there
-    is a place for each node's sums of the own part, and then one for the sums that are sent to each other node.
+    """The elements [begin, end) of each rank's part, and the layout of partial sums in every payload. From offset
+    `area` on there is a place for each node's sums of the own part, and then a place for the sums to each other node.
 
-    A place has float32 packs of `width` elements, as many as the largest part of the chunk has packs of the tensor. The
+    A place has float32 packs of `width` elements, one for each pack of the largest part of the chunk. The
     sums lie in it as their elements do in packs of the tensor, so the first and the last pack may be used in part.
-    `ragged`: a part, of which this is a chunk, begins or ends within a pack.
+    `ragged`: a whole part begins or ends within a pack.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -40,13 +40,13 @@ class ScatterChunk:
     ragged: bool
 
     def packs(self, rank: int) -> int:
-        """The packs that the rank's part has, in whole or in part."""
+        """The number of packs of which the rank's part has at least one element."""
         begin, end = self.parts[rank]
         return ceil_div(end, self.width) - begin // self.width if begin < end else 0
 
     @property
     def largest(self) -> int:
-        """Packs of the largest part."""
+        """The number of packs of the largest part."""
         return max(map(self.packs, range(len(self.parts))))
 
     @property
@@ -60,11 +60,11 @@ class ScatterChunk:
         return self.area + (2 * self.nodes - 1) * self.stride
 
     def received(self, node: int) -> int:
-        """Where that node's sums of the own part begin."""
+        """The offset at which that node's sums of the own part begin."""
         return self.area + node * self.stride
 
     def sent(self, step: int) -> int:
-        """Where the sums begin that are sent to the node `step` >= 1 nodes further on."""
+        """The offset at which the sums begin that are sent to the node `step` >= 1 nodes further on."""
         return self.area + (self.nodes + step - 1) * self.stride
 
     def skew(self, rank: int) -> int:
@@ -78,9 +78,9 @@ class ScatterChunk:
 
 
 def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list[ScatterChunk]:
-    """Chunks of whole packs, of which at least one element exists. ArgumentError for a payload that cannot hold a pack.
+    """Chunks of whole packs, for parts with at least one element. ArgumentError for a payload that cannot hold a pack.
 
-    What lies in front of `area` in the payload is left alone.
+    The chunks do not use the payload in front of `area`.
     """
     fits = _packs_that_fit(parts.width, nodes, area, payload_bytes, 1)
     chunks = ceil_div(parts.largest, fits)
@@ -92,12 +92,12 @@ def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list
 def row_chunks(
     counts: Sequence[int], columns: int, width: int, nodes: int, area: int, payload_bytes: int
 ) -> list[tuple[int, ScatterChunk]]:
-    """The same for parts of whole rows, of which rank r has `counts[r]`. With each chunk comes the number of rows of a
-    part in front of it."""
+    """Chunks of whole rows, of which rank r has `counts[r]`. Each comes with the number of rows of a part in front of
+    it."""
     least = ceil_div(columns, width) + (columns % width != 0)  # packs that a row may touch
     fits = _packs_that_fit(width, nodes, area, payload_bytes, least)
     if columns % width:
-        fits -= 1  # as rows begin within packs
+        fits -= 1  # one pack less, as rows may begin within packs
     rows = max(1, min(max(counts), fits * width // columns))
     starts = [sum(counts[:rank]) for rank in range(len(counts))]
     found = []
@@ -112,7 +112,7 @@ def row_chunks(
 
 
 def _packs_that_fit(width: int, nodes: int, area: int, payload_bytes: int, least: int) -> int:
-    """Packs of a place; ArgumentError if they are fewer than `least`."""
+    """The number of packs of a place. ArgumentError if the payload has room for fewer than `least`."""
     each = (2 * nodes - 1) * width * _FLOAT
     fits = (payload_bytes - area) // each
     if fits < least:
@@ -123,9 +123,9 @@ def _packs_that_fit(width: int, nodes: int, area: int, payload_bytes: int, least
 
 
 def traffic(algo: str, nodes: int, inside: int, elements: int, itemsize: int, staged: bool) -> Traffic:
-    """Traffic of summing inputs of so many elements, up to the sums over the ranks of all nodes.
+    """Traffic of summing inputs of so many elements over the ranks of all nodes.
 
-    Every node writes partial sums of the whole tensor; those of the other nodes' parts are read and cross.
+    Every node writes partial sums of the whole tensor. Those of the other nodes' parts are read and sent.
     """
     of_node = scatter_traffic(algo, inside, elements * itemsize, staged)
     sums = _FLOAT * elements

@@ -9,7 +9,7 @@ from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
 from .limits import Limits, ceil_div
 
-MAX_THREADS = 512  # of a block of cu/norm/rmsnorm_fp8.cu
+MAX_THREADS = 512  # most threads of a block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128
 # Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).
@@ -58,7 +58,7 @@ class NormShape(NamedTuple):
         return cls(0, threads, packs, cluster, row_packs == cluster * threads * packs)
 
     def grid(self, rows: int, resident: int) -> int:
-        """Blocks, of which at most `resident` run at once."""
+        """The number of blocks. At most `resident` blocks run at once."""
         if self.lanes:
             return max(1, min(ceil_div(rows * self.lanes, self.threads), resident))
         return max(1, min(rows, resident // self.cluster)) * self.cluster

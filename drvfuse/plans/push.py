@@ -31,8 +31,8 @@ class PushShape:
     """What a push kernel is compiled and launched for.
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
-    `units` is the number of units of the largest round. A thread has `packs` packs of a unit, all of which exist if
-    `exact`. A block sends `depth` units ahead. `relays`: the call has several rounds, and a rank learns of a peer's
+    `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of
+    them exist. A block sends `depth` units ahead. `relays`: the call has several rounds, and a rank learns of a peer's
     progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or rows (fused) of a
     round. `slot_bytes` is the part of each half that is used.
     """
@@ -135,7 +135,7 @@ def trace_phases(shape: PushShape, blocks: int) -> int:
 
 
 def threads_of_unit(packs: int) -> int:
-    """The threads of a block in a call of that many packs, each of which has one pack of a unit."""
+    """The number of threads of a block in a call of that many packs; each thread has one pack of a unit."""
     return 256 if packs > 1 << 16 else 64
 
 

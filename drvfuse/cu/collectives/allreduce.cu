@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce: the sum of one tensor a rank, on every rank, in one kernel a rank.
+// All-reduce: the sum of one tensor per rank, on every rank, in one kernel per rank.
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   one_stage  every rank sums every pack.
 //   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results
-//              in its payload and its output, and gathers the others' from their payloads.
+//              in its payload and its output, and gathers the results of the others from their payloads.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES      (two_stage, not STAGED) the sources are the partial sums of this rank's part, over the nodes, and the ranks
-//              are those of one node (nodes.cuh). There is one chunk, and one half of results.
+//   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
+//              for this rank's part (nodes.cuh). There is one chunk, and results take one half.
 //   DRVFUSE_MANY (NODES) the packs are those of several tensors (many.cuh).
 // Payload, in chunks of `chunk_packs`:
 //   one_stage staged   two halves of chunk input packs, used in turn
@@ -20,20 +20,23 @@
 //
 // Numerics. +0.0f, then ranks 0..n-1 (NODES: nodes) in fp32, then the epilogue, then one rounding, whatever the algorithm.
 //
-// Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
-// before that peer's kernel began; so the barrier of equal blocks (barrier.cuh) orders all of it.
+// Memory ordering. Thread t of block b reads from a peer only data that thread t of block b there wrote, or that was
+// complete before that peer's kernel began; so the barrier between blocks of equal index (barrier.cuh) orders all these
+// reads.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
-//   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), which this
-//   rank waits for; so its input is free when its kernel completes. Staged: nobody else reads it.
+//   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), and this
+//   rank waits for them there; so its input is free when its kernel completes. Staged: no other rank reads the input.
 //   Payload halves: a block writes a half again two chunks later, after the barrier of the chunk between, at which the
-//   peers' blocks arrive after reading that half. two_stage staged has two barriers a chunk: staging is rewritten after
-//   the second one (all have summed), results after the first one of the next chunk (all have gathered).
-//   Across calls: a rank arrives at the start barrier after its previous call is complete; after it payloads are free.
-//   NODES: `node_sums` in front has passed a start barrier, at which the peers have completed all reads of results, and
-//   they read nothing else of this rank's memory before the one barrier that is left. That barrier also says that the
-//   peers' `node_sums` are complete, which frees the inputs. Sums are read on the device where they lie.
-//   In place (output = input): two_stage, staged and local, where each element is last read as input by the thread that
-//   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
+//   peers' blocks arrive after reading that half. two_stage staged has two barriers per chunk: staging is written again
+//   after the second barrier (all ranks have summed), results after the first barrier of the next chunk (all ranks have
+//   gathered).
+//   Across calls: a rank arrives at the start barrier after its previous call is complete, so payloads are free behind it.
+//   NODES: the kernel `node_sums` in front has passed a start barrier, at which the peers have completed all reads of
+//   results. They read nothing else of this rank's memory before the one barrier of this kernel. At that barrier the
+//   peers' `node_sums` are complete too, which frees the inputs. A rank reads sums in its own device's memory alone.
+//   In place (output = input) is right for two_stage, staged and local calls: an element is last read as input by the
+//   thread that writes it, or before a barrier that this thread has passed. one_stage direct cannot be in place, as peers
+//   may still read the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/nodes.cuh"

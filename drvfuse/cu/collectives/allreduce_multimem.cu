@@ -9,9 +9,8 @@
 //               ranks.
 //   STAGED      the inputs do not lie in multicast memory at one offset: each rank first copies its input, chunk by
 //               chunk, into its staging memory, by that memory's own address. The pack behind a ragged end has zeros.
-//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored there:
-//               there is one chunk. Else they are stored to the staging memories, from which each rank copies them to
-//               its output.
+//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored there in
+//               one chunk. Otherwise results are stored to the staging memories, and each rank copies them to its output.
 // Staging memory, in chunks of `chunk_packs` packs (one_stage: of the tensor; two_stage: of every rank's range):
 //   one_stage STAGED   two halves of chunk packs, used in turn
 //   two_stage STAGED   ranks * chunk packs, by owner: inputs, and then results in the same places
@@ -20,32 +19,34 @@
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
 //
 // Numerics. The sum of a pack is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load;
-// +0.0f is added to it, then the epilogue, then one rounding, which changes nothing but NaNs where there is no epilogue.
-// By two_stage each element is summed once, so all ranks have the same bits; by one_stage ranks may differ.
+// +0.0f is added to it, then the epilogue, then one rounding, which without an epilogue changes NaNs alone. In two_stage
+// each element is summed once, so all ranks have the same bits; in one_stage the bits of two ranks may differ.
 //
-// Memory ordering. Thread t of block b accesses of a peer's memory only what thread t of block b there accesses, or what
-// no kernel accesses at the time; so the barrier of equal blocks (barrier.cuh) orders all of it. Memory is accessed by
-// its own address (copies to and from staging memory, and the kernels before and after this one) and by a multicast
-// address (sums, stores to all). Wherever two accesses by different addresses must be ordered a barrier stands between
-// them, and the fence.proxy.alias of that barrier orders them:
+// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that thread t of block b there
+// accesses, or that no kernel accesses at the time; so the barrier between blocks of equal index (barrier.cuh) orders
+// all these accesses. Memory is accessed by its own address (copies to and from staging memory, and the kernels before
+// and after this one) and by a multicast address (sums, stores to all ranks). Where two accesses by different addresses
+// must be ordered, there is a barrier between them, and its fence.proxy.alias orders them:
 //   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
 //   fence is needed there too: this kernel may be resident already when a kernel writes (on another device, or under
 //   programmatic dependent launch), and the end of a writing kernel makes its writes known by other addresses only to
 //   kernels that begin later.
 //   Inputs are free when the rank's kernel completes: peers have loaded from them before they arrive at the end barrier
-//   (one_stage) or at the barrier of the last chunk (two_stage), which this rank waits for. STAGED: nobody else reads
-//   them.
+//   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them there. STAGED: no other rank
+//   reads them.
 //   Staged inputs: stores to the own staging memory, barrier, loads by the multicast address.
 //   Results in staging memory: stores by the multicast address, barrier, loads from the own staging memory. STAGED: they
 //   overwrite the inputs of the same pack by the same address, in the thread that has loaded its sum.
-//   Staging memory is written again, one_stage and two_stage without STAGED: two chunks later, after the barrier of the
-//   chunk between, at which every rank arrives after reading that half. two_stage STAGED: by the next chunk's copies,
-//   after the barrier of results, at which peers arrive after loading and storing there; what the own thread copies out
-//   it has loaded before, by the same address. By the next chunk's results: after the barrier of its staged inputs.
-//   Across calls: a rank arrives at the start barrier after its previous call is complete; after it staging memory is
-//   free.
-//   In place (output = input): two_stage and STAGED, where an element is stored by the thread that has loaded its sum,
-//   or after a barrier that follows all loads from it. Not one_stage without STAGED: peers may still load the input.
+//   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written two chunks
+//   later, after the barrier of the chunk between, at which every rank arrives after reading that half. In two_stage with
+//   STAGED the next chunk's copies overwrite the memory after the barrier of results, at which peers arrive after their
+//   loads and stores there; the own thread has loaded, by the same address, what it copies out. The next chunk's results
+//   overwrite it after the barrier of that chunk's staged inputs.
+//   Across calls: a rank arrives at the start barrier after its previous call is complete, so staging memory is free
+//   behind it.
+//   In place (output = input) is right for two_stage and STAGED calls: an element is stored by the thread that has loaded
+//   its sum, or after a barrier that follows all loads from it. one_stage without STAGED cannot be in place, as peers may
+//   still load the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/multimem_packs.cuh"

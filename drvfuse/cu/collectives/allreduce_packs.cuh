@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the all-reduce kernels share: their parameters, and packs of the tensor, of which the last may be partial.
+// What the all-reduce kernels share: their parameters, and how they load and store packs of the tensor.
 #pragma once
 #include "collectives/epilogue.cuh"
 #include "collectives/kernel.cuh"
@@ -11,12 +11,12 @@ struct AllreduceParams {
     Call call;
     void* output;
     i64 count;        // elements in this launch
-    i64 first;        // index of the first of them in the tensor
+    i64 first;        // index in the tensor of the first element of this launch
     i64 columns;      // the tensor's last dimension, for the epilogue
     i64 chunk_packs;  // see the kernels; unused by one_stage direct
 };
 
-// Pack `index` of a tensor of `count` elements.
+// Pack `index` of a tensor of `count` elements; the last pack may be partial.
 __device__ __forceinline__ void load_input(InPack& pack, const void* tensor, i64 index, i64 count) {
     const char* address = static_cast<const char*>(tensor) + index * IN_BYTES;
     if (RAGGED && count - index * W < W) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count,
     }
 }
 
-// The output pack `index` from its sum.
+// The output pack `index`, made from its sum: epilogue, then rounding.
 __device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
                                                float (&sum)[W] EPILOGUE_REFERENCE) {
     const i64 first = p.first + index * W;

@@ -7,7 +7,8 @@
 // unit of a round may have fewer packs.
 //   push_one_shot  every rank sends each of its packs to every peer, and sums what it receives.
 //   push_two_shot  rank k owns units k, k + ranks, ... of a round. It receives and sums these, and sends the results to
-//                  every peer. A block is DEPTH units ahead in sending of what it sums, and again of what it gathers.
+//                  every peer. A block sends DEPTH units ahead of the unit that it sums, and sums DEPTH units ahead of
+//                  the unit that it gathers.
 // DRVFUSE_MANY: the packs are those of several tensors (many.cuh).
 // Slots of a round, after the greetings, in packs:
 //   push_one_shot  [distance - 1][chunk_packs]
@@ -17,10 +18,10 @@
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: all of several
-// rounds send chunk_packs, of which the last sends zeros where the tensor has ended. The input is read by its own rank
-// alone, so it is free when the rank's kernel completes; output may be input, as the thread that writes a pack has read
-// it before.
+// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: where a call has
+// several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor. Only the own
+// rank reads an input, so it is free when the rank's kernel completes. The output may be the input, as the thread that
+// writes a pack has read it before.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/allreduce_packs.cuh"
@@ -36,7 +37,7 @@ constexpr bool EXACT = DRVFUSE_EXACT;
 constexpr int DEPTH = DRVFUSE_DEPTH;
 using Pushing = Push<RANKS, false, false, DRVFUSE_RELAYS>;
 
-// `first` of the base is 0, and `chunk_packs` is of a round: with push_two_shot a multiple of ranks * threads.
+// `first` of the base is 0, and `chunk_packs` are the packs of a round: with push_two_shot a multiple of ranks * threads.
 struct AllreducePushParams : AllreduceParams {
     PushCall push;
 };
@@ -66,12 +67,12 @@ __device__ __forceinline__ void store_result(const Params& p, i64 index, const O
 #endif
 }
 
-// One thread's pack of a unit: which of the round, and of the tensor; `exists` for all threads alike with EXACT.
+// One thread's pack of a unit: its number in the round and in the tensor. With EXACT it exists for every thread.
 struct Place {
     u32 in_round;
     i64 index;
-    bool exists;  // in the round: it is sent and received
-    bool inside;  // the tensor: the last of several rounds also sends packs beyond the tensor's end (push.cuh)
+    bool exists;  // the round has this pack, so it is sent and received
+    bool inside;  // the tensor has this pack: the last of several rounds also sends packs beyond its end (push.cuh)
 };
 
 // How many packs each round sends.
@@ -112,13 +113,13 @@ __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& 
 
 #else
 
-// A unit of the two-shot form: its owner's distance, and where its packs lie in the slots.
+// A unit of push_two_shot: the distance of its owner, and where its packs lie in the slots.
 struct Unit {
     Place at;
     int distance;
-    u32 offset;   // this thread's pack among the units of that owner, at distance 1
+    u32 offset;   // of this thread's pack among the units of that owner, at distance 1
     u32 stride;   // bytes from one distance to the next
-    u32 results;  // bytes from an input's slot to that of its result
+    u32 results;  // bytes from the slot of an input to the slot of its result
 };
 
 __device__ __forceinline__ Unit unit_at(const AllreducePushParams& p, const Pushing& push, int round, u32 unit) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ void gather(const Params& p, Pushing& push, const Uni
     if (unit.at.exists && unit.at.inside) store_result(p, unit.at.index, pack);
 }
 
-// `own` is this thread's pack of the block's first unit of the round, which was loaded before.
+// `own` is this thread's pack of the block's first unit of the round, which the caller has loaded.
 __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& trace, int round,
                                          InPack own EPILOGUE_REFERENCE) {
     const u32 units = (packs_of_round(p) + blockDim.x - 1) / blockDim.x;
@@ -167,7 +168,7 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
         if (unit < units && now.distance != 0) send_input(push, now, own);
         push.join();
         trace.lap(TraceRole::push);
-        // For units that do not exist yet the number would be below zero; as it is unsigned, it is far beyond `units`.
+        // A unit that does not exist yet would have a negative number, which as an unsigned one is far beyond `units`.
         const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
         if (unit - behind < units && due.distance == 0)
             reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
@@ -180,8 +181,8 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
 
 #endif
 
-// Blocks per multiprocessor that plans rely on, of 256 threads or of twice 64. Kernels that do not compare calls
-// already have as many with the bound for 256.
+// The least blocks per multiprocessor that plans rely on, for blocks of 256 and of up to 128 threads. Kernels that do not
+// compare calls fit as many small blocks with the bound for 256 threads.
 constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;
@@ -195,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     Pushing push(p.call, p.push);
     follow_producer(trace);
-    InPack own = input_at(p, first);  // before the state is read, since all that follows waits for that
+    InPack own = input_at(p, first);  // before start(), as everything behind it waits for the state that it reads
     push.start();
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, optional residual addition, norm and optional FP8 quantisation by row, in one kernel a rank.
+// All-reduce, optional residual addition, norm and optional FP8 quantisation by row, in one kernel per rank.
 //
 // Layout. Tensors are [rows, columns], contiguous. A block works on one row at a time and holds it in registers: pack
 // i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are
@@ -11,16 +11,16 @@
 //              and every rank normalises every row: the same operations on the same bits.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES      (two_stage, not STAGED) the sources are the partial sums of this rank's rows, over the nodes, and the ranks
-//              are those of one node (nodes.cuh). There is one chunk, and one half of results.
-// The forms of the norm and of the quantisation are in norm_form.cuh. Of several scales a row has as many as it has groups
-// or heads, one after the other.
+//   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
+//              for this rank's rows (nodes.cuh). There is one chunk, and results take one half.
+// The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its groups or
+// heads, one after the other.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
 // to 16; a block of scales is rounded up to 16 bytes:
 //   one_stage staged   two halves of chunk input rows, used in turn
 //   two_stage direct   two halves of results, used in turn: chunk output rows, then chunk scales, then with normed
-//                      outputs chunk normed rows; with residual, chunk rows of residual_out. A normed row takes as much
-//                      as an input row, one of residual_out packs * the bytes of a pack of its type
+//                      outputs chunk normed rows; with residual, chunk rows of residual_out. A normed row takes as many
+//                      bytes as an input row, and a row of residual_out packs * the bytes of a pack of its type
 //   two_stage staged   ranks * chunk input rows, by owner; then one half of results
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
@@ -28,16 +28,17 @@
 //
 // Numerics. x = +0.0f + rank 0 + ... + rank n-1 (NODES: nodes) (+ residual, rounded to its type: residual_out);
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
-// order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, and one
-// reduction gives both. LAYER: x is replaced by x - sum(x) / columns first, a reduction of its own. BETA: y + beta, whose
-// maximum is a third one. NORMED: y is also rounded to the input's type. The maxima of groups are found by warps, from y.
+// order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, with
+// g = gamma + weight_offset, and one reduction gives both the sum and the maximum. LAYER: first x is replaced by
+// x - sum(x) / columns, which takes a reduction of its own. BETA: beta is added to y, and the maximum of the result takes a
+// third reduction. NORMED: y is also rounded to the input's type. Warps find the maxima of groups from y.
 //
-// Memory ordering. As in allreduce.cu, with rows for packs: block b reads of a peer only what block b there wrote (all
-// its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
-// frees inputs at completion (end barrier; last chunk's barrier) and the payload's halves. residual_output may be
-// residual: a row's residual is read before residual_out of that row is written by the same block, after a barrier or
-// by the same thread; a non-owner does not read it. NODES: as in allreduce.cu. gamma is fetched before the wait for the
-// producer.
+// Memory ordering. As in allreduce.cu, with rows in place of packs and blocks in place of threads: block b reads from a
+// peer only data that block b there wrote, or that was complete before that peer's kernel began, and the barrier covers
+// all threads of a block. For the same reasons inputs are free when the kernel completes, and halves of the payload two
+// chunks later. NODES: as in allreduce.cu. residual_output may be residual: a rank reads the residual of a row
+// (two_stage: only the row's owner does) before residual_out of that row is written by the same thread, or by the same
+// block after a barrier. gamma is fetched before the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

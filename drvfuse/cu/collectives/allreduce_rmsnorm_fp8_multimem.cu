@@ -8,27 +8,28 @@
 // operations on the same bits.
 //   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
 //               input, chunk by chunk, into its staging memory, by that memory's own address.
-// Staging memory: ranks * `chunk_rows` slots, by owner, of one row each; without STAGED two halves of these, used in turn.
-// A slot has whole packs: with STAGED those of an input row, and then those of its results in the same place, or behind
-// them where residual_out has more bytes. Behind these lie the scales, if there are some to store, a word for each, and
-// up to the next multiple of 16 bytes; and then the packs of the normed row, if its owner stores it.
-// Stores to all ranks are as wide as a pack of results, of 16, 8 or 4 bytes, of which the threads of a warp store
-// consecutive ones. They move bits as the type f32, which every target has.
+// Staging memory: ranks * `chunk_rows` slots of one row each, by owner; without STAGED two halves of these, used in turn.
+// A slot has whole packs. With STAGED it first holds an input row, and then the results in the same place, or behind the
+// input row where residual_out has more bytes. Behind the packs lie the scales, if the owner stores any: a word for each
+// scale, up to the next multiple of 16 bytes. Behind the scales lie the packs of the normed row, if its owner stores it.
+// A store to all ranks has the width of a pack of results, 16, 8 or 4 bytes, and the threads of a warp store consecutive
+// packs. The type of the store is f32, which every target has.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
 // of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
 // Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load; x = +0.0f
-// + that (+ residual, rounded to its type: residual_out). The rest is that of allreduce_rmsnorm_fp8.cu. A row is
+// + sum (+ residual, rounded to its type: residual_out). Everything behind x is as in allreduce_rmsnorm_fp8.cu. A row is
 // summed once, so all ranks have the same bits.
 //
-// Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows for packs: block b accesses of a
-// peer's memory only what block b there accesses (all its threads: the barrier covers the block), or what no kernel
-// accesses at the time. Results that overwrite a staged row follow all loads of its sums: those of a row's statistics are
-// behind the block barrier of the reduction (reduce.cuh), those of heads behind one of their own; residual_out goes where
-// the same thread has loaded. The next chunk's rows are staged in slots from which any thread of the block may have copied
-// results, so after a block barrier. residual_output may be residual: a row's residual is read by its owner before the
-// barrier, and residual_output is written after it, from staging memory. gamma is fetched after the wait for the producer.
+// Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
+// place of threads: block b accesses only those bytes of a peer's memory that block b there accesses, or that no kernel
+// accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must follow
+// all loads of its sums: a row's results are stored behind the block barrier of its reduction (reduce.cuh), those of
+// heads behind a block barrier of their own, and residual_out by the thread that has loaded the same place. The next
+// chunk's rows are staged in slots from which any thread of the block may have copied results, so a block barrier comes
+// first. residual_output may be residual: a row's owner reads its residual before the barrier, and residual_output is
+// written after it, from staging memory. gamma is fetched after the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
@@ -42,7 +43,7 @@ struct FusedMultimemParams : FusedParams {
 
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
-// residual_out would overwrite packs of the staged row that other threads have not read yet.
+// residual_out lies behind the staged row, as it would overwrite packs that other threads have not read yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
 // Where in a slot the results lie.

@@ -10,23 +10,23 @@
 //   push_two_shot  rank k owns rows k, k + ranks, ... of a round, which the others send to it. Without residual it
 //                  normalises and quantises them and sends results and scales; with residual it sends the rounded
 //                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
-//                  is DEPTH rows ahead in sending.
-// Slots of a round, after the greetings; a row in them has packs * 16 bytes, a row of results packs * the bytes of an
-// output pack (with residual, of a pack of residual_out):
+//                  sends DEPTH rows ahead of the row that it sums or gathers.
+// Slots of a round, after the greetings. A row in them has packs * 16 bytes, and a row of results packs * the bytes of an
+// output pack or, with residual, of a pack of residual_out:
 //   push_one_shot  [distance - 1][chunk_rows]
 //   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and the scales of
 //                  each row, of 4 bytes each, likewise
-// A scale travels as its value in float. A word of eight FP4 codes of -6 is ABSENT: it is sent as 0, and bit l of the
-// scale of the group says so of its pack l. The value of such a scale has three bits of mantissa, so its low bits are 0.
+// A scale is sent as its value in float. A word of eight FP4 codes of -6 has the bits of ABSENT, so 0 is sent in its place,
+// and bit l of the group's scale marks that pack l of the group was replaced. Scales of FP4 have three bits of mantissa, so
+// the low bits of their float value are 0 and free for the marks.
 //
-// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first
-// round has rows: every block joins.
-// Threads: a multiple of 32 up to 1024.
+// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first round has rows:
+// every block joins. Threads: a multiple of 32 up to 1024.
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same rows in every round; all of several
-// rounds send equally many rows. A row's scale is sent and received by thread 0 of the cluster.
+// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same rows in every round; where a call has
+// several rounds, all send equally many rows. Thread 0 of the cluster sends and receives a row's scale.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
 // it has read it, and a rank that does not own a row does not read it.
 //
@@ -38,16 +38,16 @@
 constexpr int DEPTH = DRVFUSE_DEPTH;
 using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), DRVFUSE_RELAYS>;
 
-// `chunk_rows` of the base is of a round: with push_two_shot a multiple of the ranks.
+// `chunk_rows` of the base are the rows of a round: with push_two_shot a multiple of the ranks.
 struct FusedPushParams : FusedParams {
     PushCall push;
 };
 
-// Whether the tensor has that row. Each of several rounds sends chunk_rows rows (push.cuh), so the last one also sends
-// rows beyond the tensor's end, whose contents nobody uses.
+// Whether the tensor has that row. Where a call has several rounds, each sends chunk_rows rows (push.cuh), so the last one
+// also sends rows beyond the tensor's end, whose contents are not used.
 __device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
 
-// This thread's packs of the own input's row `row`; the packs stay as they are where there is none.
+// Loads this thread's packs of row `row` of the own input; without such a row the packs stay unchanged.
 __device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushParams& p, const Rows& rows, int row) {
     if (!inside(p, row)) return;
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushPa
     }
 }
 
-// send(offset in the row, words) for each of them.
+// Calls send(offset in the row, words) for each of the packs.
 template <typename Send>
 __device__ __forceinline__ void send_row(const InPack (&own)[PACKS], const Rows& rows, const Send& send) {
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ __forceinline__ void send_row(const InPack (&own)[PACKS], const Rows&
     }
 }
 
-// Sums this thread's packs of a row, whose slots at distance 1 begin at `offset`.
+// Sums this thread's packs of a row over the ranks; the row's slots at distance 1 begin at `offset`.
 __device__ __forceinline__ void receive_row(float (&x)[PACKS][W], const InPack (&own)[PACKS], const FusedPushParams& p,
                                             const Rows& rows, Pushing& push, u32 offset, u32 stride) {
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Row
     });
 }
 
-// A row that this rank owns.
+// Sums, normalises and sends a row that this rank owns.
 __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                        int row, const InPack (&own)[PACKS], const Place& at) {
     const bool exists = inside(p, begin + row);
@@ -149,7 +149,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     }
 }
 
-// The normed row `row`, which another rank owns.
+// Receives the normed row `row`, which another rank owns, and stores it.
 __device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
                                               int owner, const Place& at) {
     const u32 from = at.normed + at.steps() * at.stride;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Ro
     }
 }
 
-// Pack i of the codes of row `row`, which another rank owns, and the scale of its group, which is stored here.
+// Receives pack i of the codes of row `row`, which another rank owns, and the scale of its group, and stores the scale.
 template <int N>
 __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
                                               int owner, const Place& at, u32 result, int i, u32 (&words)[N]) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Ro
         store_scalar(scale_at(p, 0, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
 }
 
-// A row that another rank owns.
+// Receives and stores the results of a row that another rank owns; with residual it normalises the row.
 __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                        int row, const Place& at) {
     const int owner = row % RANKS;
@@ -227,7 +227,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
     }
 }
 
-// `own` are this thread's packs of the cluster's first row of the round, which were loaded before.
+// `own` are this thread's packs of the cluster's first row of the round, which the caller has loaded.
 __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                          int count, InPack (&own)[PACKS]) {
     const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
@@ -252,7 +252,7 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 
 #endif
 
-// Blocks per multiprocessor that plans rely on.
+// The least blocks per multiprocessor that plans rely on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128                         ? 5
                        : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2
@@ -272,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own[PACKS];
-    load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
-    clear_padding(p);               // while the row is on its way
+    load_row(own, p, rows, first);  // before start(), as everything behind it waits for the state that it reads
+    clear_padding(p);               // while the row is loaded
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scales of gathered rows in a layout that is not one of whole rows: by column or in tiles (common/quantise.cuh).
+// The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
 //
 // The scales of a rank have this layout for the rank's own rows, and are moved as they lie. The rank that receives them
 // stores each scale to its place among the scales of all rows, by words of 4 bytes: a word has 4 groups of one row in tiles,
@@ -16,7 +16,7 @@ struct Arrangement {
     int rows, groups;  // of all ranks' scales
     int itemsize;      // 4 or 1
     int tiles;         // 1: tiles, 0: columns
-    // The rows of each rank, and the first of them among all, by distance: that of the rank from which this one receives.
+    // The first row among all rows, and the number of rows, of the rank from which this rank receives, by distance.
     int first[DRVFUSE_MAX_RANKS];
     int count[DRVFUSE_MAX_RANKS];
 };
@@ -25,7 +25,7 @@ struct Arrangement {
 struct Places {
     i64 at[4];
     int bytes[4];
-    u32 mask;  // of a word in tiles: the bytes of groups that exist
+    u32 mask;  // in tiles: the bytes of a word whose groups exist
 };
 
 __device__ __forceinline__ int padded4(int rows) { return (rows + 3) / 4 * 4; }
@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_scales(char* scales, const Arrangement& a,
     }
 }
 
-// The padding behind all ranks' rows becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
+// Clears the padding behind the rows of all ranks, for thread `first` of `count` threads that share the work.
 __device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
     if (a.tiles) {
         clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);

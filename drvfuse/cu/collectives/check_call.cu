@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares a call with those of the peers, before the call's own kernels begin.
+// Compares a rank's call with the calls of its peers, before the call's own kernels begin.
 //
 // Layout. None: it moves no data.
-// Grid. One block of 32 threads, of which thread p waits for rank p.
-// Memory ordering. sync/calls.cuh. The call's kernels follow when this one has completed: the calls are equal then, or
-// the abort word is set, with which they wait for nobody.
+// Grid. One block of 32 threads; thread p waits for rank p.
+// Memory ordering. sync/calls.cuh. The call's kernels begin when this kernel has completed. Then the calls are equal,
+// or the abort word is set, which keeps those kernels from waiting.
 // Failure. A call that differs, and a wait that lasts `timeout_ns`, are reported and abort all ranks.
 #include "common/faults.cuh"
 #include "sync/calls.cuh"

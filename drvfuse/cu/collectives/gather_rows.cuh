@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of T, results or normed rows, from where their owners have left them to a tensor, without residual.
+// Copies of the results or normed rows that the owners of rows have stored for all ranks, to a tensor of T.
 //
-// `row(owner)` is the tensor's row that an owner has, or negative; `from(owner)` is where its bytes lie, on 16 bytes. The
-// owners begin with the one `First` ranks behind this one, so that the ranks do not all read from one. `tensor` is passed
-// by reference so that it is loaded where it is used, not ahead of the loop.
+// `row(owner)` is the row of the tensor that an owner has, or negative if it has none. `from(owner)` is the address of that
+// row's bytes, a multiple of 16. The copies begin with the owner `First` ranks behind this rank, so that not all ranks read
+// from one. `tensor` is passed by reference so that it is loaded where it is used, not ahead of the loop.
 #pragma once
 #include "collectives/norm_rows.cuh"
 
-// B bytes per thread and step, three owners at once.
+// Copies B bytes per thread and step, from up to three owners at once.
 template <int First, int B, typename From, typename Row>
 __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const& tensor, u32 bytes, const From& from,
                                                const Row& row) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
     }
 }
 
-// The same for rows whose bytes in the tensor are not aligned, or not those of whole packs: pack by pack.
+// Copies rows pack by pack, if they are not aligned in the tensor or their packs have fewer bytes there.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {
@@ -62,7 +62,8 @@ template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& tensor, const From& from,
                                             const Row& row) {
     const u32 bytes = Bytes<T>::of(2) == 1 ? p.columns / 2u : p.columns * u32(sizeof(T));
-    if constexpr (RAGGED || Bytes<T>::of(W) < i64(sizeof(Pack<T, W>))) {  // a pack of FP4 may be half a word
+    if constexpr (RAGGED ||
+                  Bytes<T>::of(W) < i64(sizeof(Pack<T, W>))) {  // a pack of FP4 in the tensor may be half a word
         gather_ragged<T, First>(p, tensor, from, row);
     } else if (bytes % 16 == 0) {
         gather_aligned<First, 16>(p, tensor, bytes, from, row);
@@ -71,7 +72,7 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
     }
 }
 
-// The scales of the groups of those rows, which lie one after the other, `stride` bytes apart.
+// Copies the scales of the groups of those rows; a row's scales lie `stride` bytes apart at its owner.
 template <int First, typename From, typename Row>
 __device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1

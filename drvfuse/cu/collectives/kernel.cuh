@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of the collectives that add begin with: what they are compiled for.
+// The definitions with which the collectives that add are compiled, as C++ types and constants.
 #pragma once
 #include "collectives/place.cuh"
 #include "common/quantise.cuh"
@@ -10,8 +10,8 @@ constexpr int RANKS = DRVFUSE_RANKS;
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr bool RAGGED = DRVFUSE_RAGGED;
 constexpr bool STAGED = DRVFUSE_STAGED;
-constexpr bool NODES = DRVFUSE_NODES;                           // sources are the partial sums of nodes (nodes.cuh)
-constexpr int SOURCES = DRVFUSE_MULTIMEM || NODES ? 1 : RANKS;  // loads that a sum takes
+constexpr bool NODES = DRVFUSE_NODES;                           // the sources are partial sums of nodes (nodes.cuh)
+constexpr int SOURCES = DRVFUSE_MULTIMEM || NODES ? 1 : RANKS;  // loads per sum
 constexpr int W = 16 / sizeof(In);
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several tensors that are reduced by one call, as one row of packs: each begins with a pack of its own.
+// Several tensors that one call reduces, as one sequence of packs.
 //
-// Tensor t has packs [first[t], first[t + 1]) of the row, and its last one may be partial. So a pack has elements of one
-// tensor alone, which are summed as by a call of that tensor. Tensors without elements are left out. DRVFUSE_MANY is the
-// most tensors that a call has, a power of two.
+// Tensor t has packs [first[t], first[t + 1]) of the sequence, and its last pack may be partial. So a pack has elements of
+// one tensor alone, and each element is summed as by a call of that tensor. Tensors without elements are left out.
+// DRVFUSE_MANY is the most tensors of a call, a power of two.
 #pragma once
 #include "collectives/allreduce_packs.cuh"
 
@@ -13,10 +13,10 @@ struct ManyCall {
     const void* inputs[MOST_TENSORS];
     void* outputs[MOST_TENSORS];
     i64 counts[MOST_TENSORS];  // elements of each tensor
-    i64 first[MOST_TENSORS];   // from the number of tensors on beyond all packs
+    i64 first[MOST_TENSORS];   // beyond all packs for t at least the number of tensors
 };
 
-// The tensor that has pack `index` of the row.
+// The tensor that has pack `index` of the sequence.
 __device__ __forceinline__ int tensor_of(const ManyCall& many, i64 index) {
     int found = 0;
 #pragma unroll
@@ -26,13 +26,13 @@ __device__ __forceinline__ int tensor_of(const ManyCall& many, i64 index) {
     return found;
 }
 
-// Pack `index` of the row, of this rank's inputs.
+// Loads pack `index` of the sequence, from this rank's inputs.
 __device__ __forceinline__ void load_of_many(InPack& pack, const ManyCall& many, i64 index) {
     const int tensor = tensor_of(many, index);
     load_input(pack, many.inputs[tensor], index - many.first[tensor], many.counts[tensor]);
 }
 
-// The same of the outputs.
+// Stores pack `index` of the sequence to this rank's outputs.
 __device__ __forceinline__ void store_of_many(const ManyCall& many, i64 index, const OutPack& pack) {
     const int tensor = tensor_of(many, index);
     store_output(many.outputs[tensor], index - many.first[tensor], many.counts[tensor], pack);

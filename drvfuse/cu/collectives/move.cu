@@ -4,26 +4,27 @@
 // Layout. moves.cuh. Pack j of what a pair of ranks moves belongs to thread j mod (blocks * threads) of the grid, on both.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: where peers cannot access inputs (pull) or outputs (put), where these lie off 16 bytes, which would cost
-//   an access across the link for each byte, by put where scales are arranged, as only their receiver arranges them, and in
-//   place where a peer's bytes would come over bytes that are still to be read. Chunk by chunk the bytes pass a payload,
-//   which lies on the rank that is read from (pull) or written to (put).
-//   DRVFUSE_SAME: a rank's bytes are the same for all peers, so of pull one staged copy serves all.
-// Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each: one by pull of the same bytes, else one
-// for each pair of ranks, by distance.
-// Ranks begin with the peer at distance 1, so that not all of them access one rank at a time.
+//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, that of the rank that is read from (pull) or written to
+//   (put). A call is staged if peers cannot access its inputs (pull) or outputs (put), if they would access bytes off
+//   16-byte addresses across the link, if scales are arranged (put), as only their receiver can arrange them, or if it is
+//   in place and a peer would overwrite bytes that are still to be read.
+//   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
+// Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is
+// one slot, otherwise one for each pair of ranks, by distance.
+// A rank begins with the peer at distance 1, so that not all ranks access the same rank at a time.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, moves and chunk on every rank.
 //
-// Memory ordering. Thread t of block b accesses of a peer's memory only what thread t of block b there accesses, or what
-// no kernel writes between the barriers; so the barrier of equal blocks (barrier.cuh) orders all of it.
-//   Direct: at the start barrier all peers have completed what came before in their streams, so inputs are written and
-//   outputs are free. At the end barrier a rank's peers have read all of its input (pull), or written all of its output
+// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that thread t of block b there
+// accesses, or that no kernel writes between the barriers; so the barrier between blocks of equal index (barrier.cuh)
+// orders all of this.
+//   Direct: at the start barrier all peers have completed the earlier work of their streams, so inputs are written and
+//   outputs are free. At the end barrier a rank's peers have read all of its input (pull) or written all of its output
 //   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that
-//   known to what follows in the stream. Inputs and outputs of one call have no bytes in common but those that stay.
+//   visible to later work in the stream. Inputs and outputs of one call overlap only in bytes that stay where they are.
 //   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers'
-//   blocks arrive after reading that half. After the start barrier of a call payloads are free. Nobody else reads an
-//   input or writes an output. In place a thread has staged a pack before it writes the one that comes to its place.
+//   blocks arrive after reading that half. Payloads are free behind the start barrier of a call. No other rank reads an
+//   input or writes an output. In place a thread has staged a pack before it stores a received pack in its place.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/move_copies.cuh"
@@ -31,14 +32,14 @@
 
 constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
-constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // in the payload, for all peers
+constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
 constexpr int PACKS = DRVFUSE_PACKS;             // in flight per thread
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED
 
-// The threads that copy what moves, and those that copy what stays: one of every eight blocks, while the others use the
-// links, or all of them one after the other where there are fewer blocks, or where nothing stays.
+// The threads that copy bytes to other ranks, and the threads that copy bytes that stay: every eighth block copies the
+// latter, while the others use the links. With fewer blocks, or if no bytes stay, all threads do both in turn.
 struct Teams {
     Team moving, staying;
 };
@@ -80,7 +81,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 
 #else
 
-// A pack of the chunk on its way from this rank to the one at that distance, in the payload of one of the two.
+// The staged pack j of the chunk that goes from this rank to the rank at that distance, in the payload of one of them.
 __device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
     const i64 slot = ONE_COPY ? 0 : distance - 1;
     return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, 16};

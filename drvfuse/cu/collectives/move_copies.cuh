@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of packs by the threads of a grid or of some of its blocks, and what stays on its rank.
+// Copies of packs by the threads of a grid or of some of its blocks, and the bytes that stay on their rank.
 #pragma once
 #include "collectives/moves.cuh"
 #include "collectives/place.cuh"
 
-// Threads that share packs: pack j belongs to thread j mod `count` of them; `number` is this thread's, or -1 outside.
+// A team of `count` threads; pack j belongs to its thread j mod `count`. `number` is this thread's, or -1 if it is in
+// another team.
 struct Team {
     i64 number, count;
 };
@@ -13,8 +14,8 @@ __device__ __forceinline__ Team whole_grid() {
     return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
 }
 
-// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes or is to(j). B packs per thread
-// are in flight at once where all of the warp's are whole and aligned. Whole warps come to it.
+// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes or is to(j). If all packs of the
+// warp are whole and aligned, B packs per thread are in flight at once. Called by whole warps.
 template <int B, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;
@@ -57,7 +58,7 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
     }
 }
 
-// How many packs stay on this rank, where they are not in their place already.
+// The number of packs that stay on this rank; 0 if they are in their place already.
 __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
     const Moved &rows = p.rows, &scales = p.scales;
     const auto away = [](const Moved& of) { return of.input + of.sent[0].source != of.output + of.received[0].target; };
@@ -65,7 +66,7 @@ __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
     return moves ? packs_of(rows.sent[0].nbytes) + packs_of(scales.sent[0].nbytes) : 0;
 }
 
-// The padding of arranged scales is written by each rank in its own output, where nobody else writes it.
+// Clears the padding of arranged scales. Each rank does so in its own output, and no other rank writes that padding.
 __device__ __forceinline__ void clear_padding(const MoveParams& p) {
     const Team team = whole_grid();
     if constexpr (ARRANGED) clear_rows_behind(p.scales.output, p.arrangement, u32(team.number), u32(team.count));

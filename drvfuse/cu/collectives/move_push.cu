@@ -3,15 +3,17 @@
 //
 // Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's threads,
 // and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
-// once. Pairs with fewer packs than others send no packs in their last units, but keys. What stays on a rank is copied by
-// its blocks, a pack with those that are sent; where more stays than is sent, the rest follows.
-// DRVFUSE_SAME: a rank's bytes are the same for all peers (all-gather, broadcast), and stay too, so they are loaded once.
+// once. A pair with fewer packs than others sends keys and no packs in its last units. With each unit a thread also copies
+// one pack of the bytes that stay on its rank; if more packs stay than are sent, it copies the others at the end.
+// DRVFUSE_SAME: a rank's bytes are the same for all peers and its own output (all-gather, broadcast), so they are loaded
+// once.
 //
-// Grid. One dimension, the same on every rank. Blocks beyond the units copy what stays and take part in the epoch.
+// Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
 //
-// Memory ordering. keys.cuh and push.cuh. The input is read by its own rank alone, so it is free when the rank's kernel
-// completes. In place: an all-gather's input is what stays in its output, a broadcast's root has no output to write, and an
-// all-to-all whose blocks for and from a rank lie in one place has each pack loaded by the thread that later writes it.
+// Memory ordering. keys.cuh and push.cuh. Only the own rank reads an input, so it is free when the rank's kernel
+// completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast writes no
+// output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that writes a
+// pack has loaded the pack that was there.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/move_slots.cuh"
@@ -19,7 +21,8 @@
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS;
 
-// A thread's packs of a unit for all peers, and that which stays. Those that do not exist are not sent.
+// A thread's packs of a unit: one for each peer, or one for all, and the pack that stays. A pack that does not exist is not
+// sent.
 struct Packs {
     u32 word[SOURCES][4];
     u32 own[1][4];
@@ -85,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    if (RANKS > 1 && first_index < p.chunk_packs)  // before the state is read, since all that follows waits for that
+    if (RANKS > 1 && first_index < p.chunk_packs)  // before start(), as everything behind it waits for the state
         load_unit(packs, p, first_index);
-    clear_padding(p);  // while the packs are on their way
+    clear_padding(p);  // while the packs are loaded
     push.start();
     bool first = true;
 #pragma unroll 1

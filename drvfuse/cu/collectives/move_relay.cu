@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broadcast by pushing to ranks that pass the bytes on, of three ranks or more: no link carries more than the array once.
+// Broadcast over three ranks or more, by pushing to ranks that pass the bytes on, so that no link carries the array twice.
 //
 // Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
-// has a relay: the rank 1 + u mod (ranks - 1) behind the root. The root sends the unit to its relay alone, which stores
-// it, and sends it to all ranks but the root.
+// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to its relay alone, which
+// stores it and sends it to all ranks but the root.
 //
-// Grid. One dimension, the same on every rank. Blocks beyond the units copy the root's input to its output.
+// Grid. One dimension, the same on every rank. Blocks without units copy the root's input to its output.
 //
-// Memory ordering. keys.cuh and push.cuh. In every unit a warp sends a key to each peer and receives one, as keys.cuh
-// demands; a relay sends those for the ranks behind it together with the packs, after it has heard from all peers in the
-// same unit. So nobody waits in a circle: the root waits for keys that need no data, a relay for the root and for keys
-// that need no data, and the others for the relay. A relay sends a key of its own, found from the words.
+// Memory ordering. keys.cuh and push.cuh. In every unit a warp sends a key to each peer and receives one from each, as
+// keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has received the
+// keys of all peers for the same unit. There is no cycle of waits: the root waits for keys that are sent without data, a
+// relay waits for the root and for such keys, and the others wait for the relay. A relay computes its own key from the
+// words that it sends.
 //
-// Failure. push.cuh; who waits for a relay waits in leg GATHER, as the relay may wait for the root. Outputs are then
-// undefined.
+// Failure. push.cuh. A wait for a relay is reported as leg GATHER, since the relay may itself wait for the root.
+// Outputs are then undefined.
 #include "collectives/move_slots.cuh"
 
-// What a thread has of a unit, and what its rank does with it.
+// A thread's pack of a unit, the unit's relay, and the slots of the pack.
 struct Unit {
     i64 index;
-    int relay;  // its distance from the root
+    int relay;  // distance of the relay from the root
     Slots slots;
 };
 
@@ -55,7 +56,8 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     trace.lap(TraceRole::push);
     push.join();
     const Spot to = target_of(p, behind_root, unit.index);
-    const int source = relays ? behind_root : (behind_root - unit.relay + RANKS) % RANKS;  // its distance behind
+    const int source =
+        relays ? behind_root : (behind_root - unit.relay + RANKS) % RANKS;  // distance from the sender to this rank
     u32 words[PEERS][4], keys[PEERS][1];
     bool wanted[PEERS];
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs of bytes and their keys in the slots of the ranks' workspaces, for the kernels that push bytes.
+// The slots in the ranks' workspaces for packs of bytes and their keys, for the kernels that push bytes.
 #pragma once
 #include "collectives/move_copies.cuh"
 #include "sync/keys.cuh"
@@ -9,7 +9,7 @@
 struct MovePushParams : MoveParams {
     PushCall push;
     i64 root;     // root of a broadcast
-    u64 offsets;  // this rank's offsets and sizes in its input and output, joined by "or"
+    u64 offsets;  // bitwise "or" of all offsets and sizes of this rank's moves in its own arrays
 };
 
 // Whether all packs that this rank loads from its input and stores to its output are whole and aligned.
@@ -34,7 +34,7 @@ struct Slots {
           key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
 };
 
-// To the peer at that distance: the warp's packs, where they exist, and their key.
+// Sends the warp's packs that exist, and their key, to the peer at that distance.
 __device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
                                            const u32 (&sent)[4], const u32 (&key)[1]) {
     if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which bytes of which rank go where, and packs of these bytes, for the kernels that move bytes.
 //
-// All tables are by distance: entry d of `sent` is what this rank gives to rank (rank + d) mod ranks, entry d of `received`
-// what it gets from rank (rank - d) mod ranks, and entry 0 of both is what stays. Of each pair of ranks the bytes are
-// numbered as packs of 16: first those of the rows, then those of the scales, where there are any. A pack begins at any
-// address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
+// All tables are by distance. Entry d of `sent` are the bytes from this rank to rank (rank + d) mod ranks, entry d of
+// `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes that stay. The bytes
+// of a pair of ranks are numbered in packs of 16: first those of the rows, then those of the scales, if there are any.
+// A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
 #pragma once
 #include "collectives/arranged_scales.cuh"
 #include "sync/workspace.cuh"
@@ -20,8 +20,8 @@ struct Move {
 struct Moved {
     char* input;
     char* output;
-    // Of peers, by distance from 1 on, where a kernel accesses them: by pull the inputs of senders, by put the outputs of
-    // receivers.
+    // The arrays of peers that a kernel accesses, by distance from 1 on: the senders' inputs (pull) or the receivers'
+    // outputs (put).
     char* far[DRVFUSE_MAX_RANKS];
     Move sent[DRVFUSE_MAX_RANKS];
     Move received[DRVFUSE_MAX_RANKS];
@@ -30,8 +30,8 @@ struct Moved {
 struct MoveParams {
     Call call;
     Moved rows, scales;
-    i64 most;         // packs of the pair of ranks with most
-    i64 chunk_packs;  // of each pair: those of a round, or those that are staged at a time
+    i64 most;         // the most packs of a pair of ranks
+    i64 chunk_packs;  // packs of each pair that one round sends, or that are staged at a time
     Arrangement arrangement;
 };
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64
 struct ArrangedSpot : Spot {
     const MoveParams& p;
     int distance;
-    i64 pack;  // its number among the scales of the rank from which it comes; less than 0: a pack of rows
+    i64 pack;  // its number among the sender's scales; negative for a pack of rows
 
     __device__ __forceinline__ ArrangedSpot(const MoveParams& params, int from, i64 index)
         : p(params), distance(from), pack(index - packs_of(params.rows.received[from].nbytes)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs of 16 bytes in multicast memory: their sum over the ranks in one load, and one store of results to all ranks.
 //
-// The sum is rounded to the type by the load. A partial last pack is accessed word by word, so an array in multicast
-// memory has whole words; the host takes one that has not through the staging memory, where packs are whole.
+// The load rounds the sum to the type. A partial last pack is accessed word by word, so an array in multicast memory must
+// consist of whole words. The host stages other arrays in the staging memory, where packs are whole.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "ptx/multimem.cuh"
@@ -50,7 +50,7 @@ __device__ __forceinline__ void reduce_pack(Pack<T, W>& pack, const char* from) 
     }
 }
 
-// The same of the first `valid` elements, which are whole words; the others become +0.
+// The sums of the first `valid` elements of a pack, which are whole words; the other elements become +0.
 template <typename T, int W>
 __device__ __forceinline__ void reduce_elements(Pack<T, W>& pack, const char* from, i64 valid) {
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void reduce_elements(Pack<T, W>& pack, const char* fr
     }
 }
 
-// Store a pack of 4, 8, 16 or 32 bytes to all ranks at a multicast address.
+// Stores a pack of 4, 8, 16 or 32 bytes to all ranks, at a multicast address.
 template <typename T, int W>
 __device__ __forceinline__ void broadcast_pack(char* to, const Pack<T, W>& pack) {
     constexpr int words = Pack<T, W>::words;

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first step of a call over several nodes: the partial sums of this rank's part of a tensor, over the ranks of its
-// node. What follows is at the top of nodes.cuh and in docs/nodes.md.
+// node. nodes.cuh and docs/nodes.md describe the steps behind it.
 //
 // Layout. The tensor is `items` items of `item_packs` packs of 16 bytes; rank k of the node owns a range of items
 // (partition.cuh). For the all-reduce an item is a pack of the flat tensor, whose one row has `columns` elements and
-// `row_packs` packs, of which the last may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
-// begin off 16 bytes, and end in a partial pack: the elements behind the end count as +0, and take part in the exchange.
+// `row_packs` packs; the last pack may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
+// begin at any element and end in a partial pack; elements behind the end count as +0, and take part in the exchange.
 // Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
-//   STAGED   inputs that peers cannot read: each rank first copies its input to `staging` bytes into its payload: for
-//            every owner as many packs as the largest range has.
+//   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on, with
+//            as many packs for every owner as the largest range has.
 //   DRVFUSE_MANY (STAGED)  the items are the packs of several tensors (many.cuh), which only their own rank reads.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank of the node.
 //
 // Numerics. +0.0f, then the ranks of the node in their order, in fp32, which is not rounded.
 //
-// Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
-// before that peer's kernel began, so the barrier of equal blocks (barrier.cuh) orders all of it.
+// Memory ordering. Thread t of block b reads from a peer only data that thread t of block b there wrote, or that was
+// complete before that peer's kernel began, so the barrier between blocks of equal index (barrier.cuh) orders all these
+// reads.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. There is no barrier after them: the
 //   barrier of the call's second kernel, at which a rank arrives when this kernel is complete, frees the inputs. Until
-//   then a rank writes of its outputs its own part alone, and that part of an input nobody else reads; so a call may be
+//   then a rank writes only its own part of its output, and no other rank reads that part of its input; so a call may be
 //   in place.
 //   Staging: written after the start barrier, at which the peers arrive when they have completed their earlier kernels
 //   and with them all reads; read after the second barrier.
@@ -67,7 +68,7 @@ __device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, co
     load_pack(pack, from);
 }
 
-// The same of this rank's input.
+// Loads pack `index` of this rank's input.
 __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
 #ifdef DRVFUSE_MANY
     load_of_many(pack, p.many, index);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels before and behind an exchange of partial sums share (docs/nodes.md): where those of the nodes lie.
-// progress.cuh says what they tell the host.
+// What the kernels in front of an exchange of partial sums and behind it share (docs/nodes.md): where the sums of the nodes
+// lie. progress.cuh describes what these kernels report to the host.
 //
-// Partial sums are float32, in packs of as many elements as a pack of the input has. Those of the part that a rank owns
-// lie in its payload, node by node, `stride` bytes apart. `node_sums` writes those of its own node, the exchange the
-// others. In the order "engine" there is one place, which the exchange adds up.
+// Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds the partial
+// sums of the part that the rank owns, node by node, `stride` bytes apart. `node_sums` writes the sums of its own node, and
+// the exchange writes those of the other nodes. In the order "engine" there is one place, in which the exchange adds all.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "collectives/progress.cuh"
 
 struct NodeCall {
-    char* sums;  // node_sums: of the own node; else of node 0
+    char* sums;  // address of the partial sums: in node_sums those of the own node, else those of node 0
     Progress* progress;
     i64 stride;
-    int nodes;  // places: 1 in the order "engine"
+    int nodes;  // number of places: 1 in the order "engine"
     int unused;
 };
 
@@ -21,7 +21,7 @@ using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
 constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
 
-// total = +0.0f + node 0 + node 1 + ... of packs that load(pack, address) reads, of node 0 at `from`.
+// total = +0.0f + node 0 + node 1 + ...; load(pack, address) loads the pack of a node, that of node 0 at `from`.
 template <typename Load>
 __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, const char* from, const Load& load) {
     float sum[W];
@@ -46,18 +46,18 @@ __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, 
     from_float(total, sum);
 }
 
-// The same of pack `index` of the own part.
+// The total of pack `index` of the own part.
 __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
     add_nodes(total, call, call.sums + index * SUM_BYTES,
               [](SumPack& pack, const char* from) { load_pack(pack, from); });
 }
 
-// By the thread to which Barrier::finish has returned the new epoch.
+// Called with the value of Barrier::finish, which is the new epoch in one thread and 0 elsewhere.
 __device__ __forceinline__ void exchange_begins(const NodeCall& call, u64 epoch) {
     if (epoch != 0) ptx::store_relaxed_sys(&call.progress->begun, epoch);
 }
 
-// By all threads, with the epoch that the kernel has found.
+// Called by all threads with the epoch that the kernel has found.
 __device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epoch) {
     if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, epoch);
 }

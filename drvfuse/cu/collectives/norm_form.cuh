@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fused kernel does to a row, its parameters, and the rows of a user's tensors.
+// The forms of the fused kernels: what they do to a row, their parameters, and packs of rows in the caller's tensors.
 //
-//   DRVFUSE_RESIDUAL        a residual is added, of DRVFUSE_RESIDUAL_DTYPE: the input's type or float, which residual_out has
-//                           too. The tree of a row's sums is that of the input's packs in either case.
+//   DRVFUSE_RESIDUAL        a residual is added; it and residual_out are of DRVFUSE_RESIDUAL_DTYPE, the input's type or
+//                           float. The tree of a row's sums is defined on the input's packs in either case.
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
-//   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm); DRVFUSE_BETA: and beta is added after it.
+//   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm). With DRVFUSE_BETA beta is added after it.
 //   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
-//   DRVFUSE_HEAD            if not 0, a row consists of heads of so many columns, which are normed and quantised each for
-//                           itself: a head is the packs of 1, 2, 4, ... 32 adjacent lanes.
+//   DRVFUSE_HEAD            if not 0, a row consists of heads of so many columns, and each head is normed and quantised by
+//                           itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
 //   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
 #pragma once
 #include "collectives/kernel.cuh"
@@ -20,7 +20,7 @@ constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
-constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // if one rank normalises a row for all
+constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // one rank normalises a row for all ranks
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
 constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr bool QUANTISE = QUANT != Quant::none;
@@ -31,7 +31,7 @@ constexpr int GROUP = QUANT == Quant::group ? DRVFUSE_GROUP : QUANT == Quant::ro
 constexpr bool GROUPED = GROUP != 0;
 constexpr bool FP4 = Bytes<Out>::of(2) == 1;
 constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written
-constexpr int LANES = GROUPED ? GROUP / W : 1;           // adjacent ones that hold a group's packs
+constexpr int LANES = GROUPED ? GROUP / W : 1;           // number of adjacent lanes that hold a group's packs
 static_assert(LAYER || !BETA, "RMSNorm adds nothing");
 static_assert(QUANTISE || !NORMED, "the outputs are the normed rows");
 static_assert(!GROUPED || !RAGGED, "groups are whole packs");
@@ -44,7 +44,7 @@ struct FusedParams {
     void* output;
     void* scales;
     int rows;
-    int chunk_rows;  // see Payload in the .cu, which stays below 4 GiB; unused by one_stage direct
+    int chunk_rows;  // as the kernels' files say, with a payload below 4 GiB; unused by one_stage direct
     int columns;
     float epsilon;
     float weight_offset;
@@ -52,8 +52,8 @@ struct FusedParams {
 #if DRVFUSE_MORE
     const void* beta;
     void* normed_output;
-    int all_rows;   // rows of the tensor, and
-    int first_row;  // the first of this launch, for layouts of scales in which rows do not follow one another
+    int all_rows;   // rows of the tensor
+    int first_row;  // first row of this launch; for layouts of scales in which rows do not follow one another
 #endif
 };
 
@@ -73,15 +73,15 @@ __device__ __forceinline__ void* normed_output_of(const FusedParams& p) {
 #endif
 }
 
-// The scales of a row.
+// The number of scales of a row.
 __device__ __forceinline__ int groups_of_row(const FusedParams& p) {
     return GROUPED ? p.columns / (GROUPED ? GROUP : 1) : SCALED;
 }
 
-// The heads of a row, or 1.
+// The number of heads of a row; 1 without heads.
 __device__ __forceinline__ int heads_of_row(const FusedParams& p) { return HEAD != 0 ? p.columns / (HEAD + !HEAD) : 1; }
 
-// Where among the scales that of row `begin` + `row` and of a group belongs.
+// The address of the scale of row `begin` + `row` and of a group.
 __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int row, int group) {
     Scale* const scales = static_cast<Scale*>(p.scales);
     if constexpr (!GROUPED) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int 
     }
 }
 
-// By every block, once in a launch: the padding of the scales becomes 0.
+// Clears the padding of the scales. Called by all threads of the grid, once in a launch.
 __device__ __forceinline__ void clear_padding(const FusedParams& p) {
 #if DRVFUSE_MORE
     const int heads = heads_of_row(p);
@@ -116,7 +116,7 @@ __device__ __forceinline__ u32 output_stride(const FusedParams& p) {
     return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
 }
 
-// Pack `index` of row `row` of a user's tensor.
+// Pack `index` of row `row` of the caller's tensor.
 template <typename T>
 __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
                                             const FusedParams& p) {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps that a row of the fused kernels goes through: sum over the ranks, residual, norm, quantisation.
+// The steps of a row in the fused kernels: sum over the ranks, residual, norm, quantisation.
 #pragma once
 #include "collectives/row_norm.cuh"
 
-// Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left. With
-// NODES a source has that many itself (nodes.cuh).
+// Packs of every source that a thread has in flight: four to eight loads if the row has so many packs and registers
+// suffice. With NODES one pack of the source takes several loads (nodes.cuh).
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
-// One block's share of a call: the steps that a row goes through.
+// A block's state over all rows of a call, and the steps of a row.
 class Rows : public RowNorm {
 public:
     __device__ __forceinline__ Rows(const FusedParams& p, Scratch& scratch, Trace& trace) : RowNorm(p, scratch, trace) {
         if (early_residual() && has(0)) load_of_row(residual_[0], p.residual, first_row(), index(0), p);
     }
 
-    // x = the sum over the ranks; load(pack, source, index) reads one pack of the row.
+    // x = the sum over the ranks; load(pack, source, index) loads one pack of the row.
     template <typename Load>
     __device__ __forceinline__ void sum(float (&x)[PACKS][W], const Load& load) {
         refresh();
@@ -48,7 +48,7 @@ public:
         }
     }
 
-    // x = x + residual, rounded; store(index, pack) takes residual_out.
+    // x = x + residual, rounded to the residual's type; store(index, pack) gets residual_out.
     template <bool FETCHED = false, typename Store>
     __device__ __forceinline__ void add_residual(float (&x)[PACKS][W], int row, const Store& store) {
         refresh();
@@ -58,7 +58,7 @@ public:
         }
     }
 
-    // sum() and add_residual() for a row whose values are needed no more: only one pack at a time is in registers.
+    // sum() and add_residual() for a row that is not normed here, so that one pack at a time is in registers.
     template <typename Load, typename Store>
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1
@@ -73,7 +73,7 @@ public:
         trace_.lap(TraceRole::load);
     }
 
-    // Copy the own input's row to `staging`.
+    // Copies row `row` of the own input to `staging`.
     __device__ __forceinline__ void stage(char* staging, int row) const {
 #pragma unroll 2
         for (int at = threadIdx.x; at < packs_; at += blockDim.x) {
@@ -83,7 +83,7 @@ public:
         }
     }
 
-    // Read a row of residual_out from a payload, and store it to row `row` of residual_output.
+    // Loads a row of residual_out from a payload into x, and stores it to row `row` of residual_output.
     __device__ __forceinline__ void take_residual(float (&x)[PACKS][W], const char* from, int row) {
         refresh();
         ResidualPack packs[PACKS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective kernel's place in its stream, by all threads: `begin` comes first, then what reads nothing that a producer
-// writes, then `follow_producer`, the work, and `end`.
+// The order of a collective kernel in its stream. All threads call `begin` first and `end` last. `follow_producer` is
+// between them: only behind it may the kernel read what a producer writes.
 #pragma once
 #include "common/faults.cuh"
 #include "sync/pdl.cuh"

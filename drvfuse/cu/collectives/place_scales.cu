@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores scales of one rank to their places among those of all rows, on one device: for copies by the driver.
+// Stores scales that the driver has copied from one rank to their places among the scales of all rows, on one device.
 //
 // Layout. arranged_scales.cuh: packs of 16 bytes, from pack `begin` of the rank's scales on, which lie at `source`.
 // Grid. One dimension, any number of blocks: pack j belongs to thread j mod (blocks * threads).

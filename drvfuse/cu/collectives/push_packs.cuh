@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs of 16 bytes on their way between ranks by the push protocol (sync/push.cuh), and their sum in rank order.
+// Sends packs of 16 bytes by the push protocol (sync/push.cuh), and sums received packs in the order of the ranks.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "sync/push.cuh"
 
 constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
 
-// Stores the pack to every peer, `stride` bytes apart by distance from `offset` on.
+// Stores the pack to every peer; the slot of the peer at distance d is at offset + (d - 1) * stride.
 template <typename Push, int N>
 __device__ __forceinline__ void send_to_all(const Push& push, u32 offset, u32 stride, const u32 (&word)[N]) {
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) push.send(distance, offset + (distance - 1) * stride, word);
 }
 
-// Replaces packs[k], which is rank (rank + k) mod RANKS's, by that of rank k. The steps are the same for all threads,
-// so the array stays in registers.
+// Reorders the packs: before, packs[k] is the pack of rank (rank + k) mod RANKS, afterwards that of rank k. All threads
+// take the same steps, so the array stays in registers.
 template <typename P>
 __device__ __forceinline__ void into_rank_order(P (&packs)[RANKS], int rank) {
 #pragma unroll
@@ -29,7 +29,7 @@ __device__ __forceinline__ void into_rank_order(P (&packs)[RANKS], int rank) {
     }
 }
 
-// The sum in fp32 over the ranks of a pack of which this rank has `own`, and the peers' lie in the slots.
+// The sum in fp32, over the ranks, of this rank's pack `own` and the peers' packs, which are received in the slots.
 template <typename Push>
 __device__ __forceinline__ void sum_received(float (&sum)[W], Push& push, const InPack& own, u32 offset, u32 stride,
                                              int rank, bool wanted) {

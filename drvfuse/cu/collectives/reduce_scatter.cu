@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduce-scatter: of the sum of one tensor per rank each rank gets its part, in one kernel per rank.
+// Reduce-scatter: each rank gets its part of the sum of one tensor per rank, in one kernel per rank.
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. Pack j of a part belongs to
 // thread j mod (blocks * threads) of the grid, on every rank.
 //   direct  each rank loads its part from the peers' inputs.
-//   STAGED  inputs that peers cannot read: each rank first copies the parts of the others, chunk by chunk, to its payload,
-//           as two halves that are used in turn, of ranks * chunk_packs packs, by owner.
+//   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
+//           payload. The payload has two halves of ranks * chunk_packs packs, by owner, which are used in turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES   (LOCAL) the sources are the partial sums of this rank's part, over the nodes (nodes.cuh): reduce-scatters inside
-//           the nodes have left them as float32, in packs as those of the tensor, and exchanges have brought them here.
+//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's part (nodes.cuh). Reduce-scatters inside
+//           the nodes have written them as float32, in packs like those of the tensor, and exchanges have sent them here.
 //           There is one part, and `call.rank` is the rank's number in the group, for the epilogue.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
-// Memory ordering. As by one stage in allreduce.cu; that every thread sums the part of its own rank, where it sums
-// the whole tensor there, changes who reads what of whom, and not between which barriers.
+// Memory ordering. As for one_stage in allreduce.cu. A thread sums packs of its rank's part here, and packs of the whole
+// tensor there; so other threads read the same memory, but between the same barriers.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
-//   input before they arrive at the end barrier, which this rank waits for; so its input is free when its kernel
-//   completes. Staged: nobody else reads it.
+//   input before they arrive at the end barrier, and this rank waits for them there; so its input is free when its kernel
+//   completes. Staged: no other rank reads the input.
 //   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier of equal
 //   blocks is between. A half is written again two chunks later, after the barrier of the chunk between, at which the
 //   peers' blocks arrive after reading that half.
-//   In place (the output is this rank's part of its input): nobody else reads that part, and each of its elements is
-//   last read by the thread that writes it.
+//   In place (the output is this rank's part of its input): no other rank reads that part, and the last thread that reads
+//   an element of it is the thread that writes it.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/nodes.cuh"

@@ -5,24 +5,24 @@
 // Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into rounds of
 // `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a block: block b does
 // units b, b + blocks, ... of every round. A thread sends pack j of each peer's part to that peer, and sums pack j of its
-// own part, which it has from its own input and the peers. A block is DEPTH units ahead in sending of what it sums.
+// own part, which it has from its own input and from the peers. A block sends DEPTH units ahead of the unit that it sums.
 // Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
 //
-// What is sent. In a call of one round the packs of each part, and of an empty part one pack of zeros, which nobody uses:
-// its owner must hear of every peer in every call (push.cuh). Each of several rounds sends chunk_packs packs to everyone,
-// which are zeros beyond the end of the part. That takes no time from the call, as the rank with the largest part
-// receives so many.
+// What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
+// is not used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several
+// rounds, each of them sends chunk_packs packs to every peer, with zeros beyond the end of a part. That costs the call
+// no time, as the rank with the largest part receives so many packs anyway.
 //
 // Grid. One dimension, the same on every rank, no more blocks than the first round of the largest part has units: every
 // block joins.
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
-// Memory ordering. push.cuh, as by push_one_shot in allreduce_push.cu: in several rounds thread t of block b hears in every
-// round from thread t of block b of every peer for each pack that it sends to it, and a call of one round hears from
-// every peer at least once. The input is read by its own rank alone, so it is free when the rank's kernel completes. The
-// output may be this rank's part of the input, as the thread that writes a pack has read it before, and no other thread
-// reads its elements.
+// Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
+// block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
+// In a call of one round it receives from every peer at least once. Only the own rank reads an input, so it is free
+// when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes a pack
+// has read it before, and no other thread reads its elements.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/push_packs.cuh"
@@ -35,13 +35,13 @@ struct ScatterPushParams : ScatterParams {
     PushCall push;
 };
 
-// How many packs of the part are sent in each round.
+// The number of packs of the part that each round sends.
 __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part& part) {
     if (p.push.rounds > 1 && !FAULT("scatter-rounds-of-own-length")) return p.chunk_packs;
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// Which pack of the round, and of every part that has so many, is one thread's of a unit.
+// One thread's pack of a unit: its number in the round, and its number in every part that has so many packs.
 struct Place {
     i64 in_round;
     i64 index;
@@ -52,7 +52,7 @@ __device__ __forceinline__ Place place(const ScatterPushParams& p, int round, i6
     return {in_round, round * p.chunk_packs + in_round};
 }
 
-// Whether the round has such a pack of the part; it may lie behind the end of the part.
+// Whether the round sends this pack of the part, which may lie behind the end of the part.
 __device__ __forceinline__ bool is_sent(const ScatterPushParams& p, const Part& part, const Place& at) {
     return at.in_round < sent_packs(p, part);
 }
@@ -63,7 +63,7 @@ __device__ __forceinline__ InPack load_of(const ScatterPushParams& p, const Part
     return pack;
 }
 
-// The packs of the peers' parts, by distance.
+// Loads the packs of the peers' parts, by distance.
 __device__ __forceinline__ void load_peers(InPack (&packs)[RANKS], const ScatterPushParams& p, const Place& at) {
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance)
@@ -98,7 +98,7 @@ __device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push
     trace.lap(TraceRole::store);
 }
 
-// Blocks per multiprocessor that plans rely on, of 256 threads or of twice 64.
+// The least blocks per multiprocessor that plans rely on, for blocks of 256 and of up to 128 threads.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
 constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     const Part own_part(p, p.call.rank);
     const Place first = place(p, 0, blockIdx.x);
     InPack own = {}, packs[RANKS];
-    load_peers(packs, p, first);  // before the state is read, since all that follows waits for that
+    load_peers(packs, p, first);  // before start(), as everything behind it waits for the state that it reads
     if (DEPTH == 0) own = load_of(p, own_part, first);
     push.start();
     const i64 units = ((p.push.rounds > 1 ? p.chunk_packs : p.most_packs) + blockDim.x - 1) / blockDim.x;  // per round

@@ -2,23 +2,25 @@
 // Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, in one kernel per rank: each rank
 // normalises the rows that it owns.
 //
-// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says who owns which. A block works on one row at a
-// time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also says what DRVFUSE_RAGGED is.
+// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A block works on one
+// row at a time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also explains DRVFUSE_RAGGED.
 //   direct  each rank loads its rows from the peers' inputs.
-//   STAGED  inputs that peers cannot read: each rank first copies the rows of the others, chunk by chunk, to its payload,
-//           as two halves that are used in turn, of ranks * chunk_rows rows of whole packs, by owner.
+//   STAGED  inputs that peers cannot read: each rank first copies the rows that the others own, chunk by chunk, to its
+//           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
+//           turn.
 //   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
-//   NODES   (LOCAL) the sources are the partial sums of this rank's rows, over the nodes, as in reduce_scatter.cu. `sums` is
-//           where those of node 0 begin, and rows lie one behind the other.
+//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's rows, as in reduce_scatter.cu. The
+//           sums of node 0 begin at `sums`, and rows follow one another without gaps.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
 // the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
-// Memory ordering. As in reduce_scatter.cu, with rows for packs: block b stages what block b of the owner reads, and the
-// barrier of equal blocks is between. Residuals are read by their own rank alone; residual_output may be residual, as
-// a thread stores a pack after it has read it. gamma is fetched before the wait for the producer.
+// Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner
+// reads, and the barrier between blocks of equal index orders the two. A rank alone reads its residuals;
+// residual_output may be residual, as a thread stores a pack after it has read it. gamma is fetched before the wait for
+// the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/nodes.cuh"
@@ -34,7 +36,7 @@ struct Params : FusedScatterParams {
     NodeCall node;
 };
 
-// Pack `at` of row `row` of the sums over the nodes.
+// Pack `at` of row `row`, summed over the nodes.
 __device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row, int at) {
     const i64 first = i64(row) * p.columns + at * W;
     if constexpr (RAGGED) {

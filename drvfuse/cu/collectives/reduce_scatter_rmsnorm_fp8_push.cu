@@ -2,14 +2,14 @@
 // Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, by pushing: one kernel per rank,
 // without a barrier.
 //
-// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says who owns which rows. A row is in the registers
-// of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are cut into
-// rounds of `chunk_rows` rows of each; cluster c does rows c, c + clusters, ... of every round: it sends that row of
-// each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the greetings, in
-// rows of whole packs: [distance - 1][chunk_rows].
+// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A row is in the
+// registers of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are
+// cut into rounds of `chunk_rows` rows of each; cluster c does rows c, c + clusters, ... of every round: it sends that
+// row of each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the
+// greetings, in rows of whole packs: [distance - 1][chunk_rows].
 //
-// What is sent. As in reduce_scatter_push.cu, with rows for packs: an empty part has one row of zeros, and each of several
-// rounds sends chunk_rows rows to everyone.
+// What is sent. As in reduce_scatter_push.cu, with rows in place of packs: for an empty part one row of zeros is sent, and
+// where a call has several rounds, each sends chunk_rows rows to every peer.
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first round of the
 // largest part has rows: every block joins. Threads: a multiple of 32 up to 1024.
@@ -34,7 +34,7 @@ struct FusedScatterPushParams : FusedParams {
     PushCall push;
 };
 
-// How many rows are sent to a rank in each round.
+// The number of rows that each round sends to a rank.
 __device__ __forceinline__ int sent_rows(const FusedScatterPushParams& p, int rank) {
     if (p.push.rounds > 1 && !FAULT("scatter-rounds-of-own-length")) return p.chunk_rows;
     const int rows = p.parts.rows(rank);
@@ -57,13 +57,13 @@ public:
         }
     }
 
-    // Before run() with the same arguments: loads the own row, and those that are sent first.
+    // Called before run() with the same arguments: loads the own row and the rows that are sent first.
     __device__ __forceinline__ void load(int begin, int row) {
         load_row(own_, 0, begin, row);
         load_peers(1, begin, row);
     }
 
-    // Row `row` of the round that begins `begin` rows into every part.
+    // Exchanges, sums and normalises row `row` of the round that begins `begin` rows into every part.
     __device__ __forceinline__ void run(int begin, int row) {
         const u32 offset = GREETINGS_BYTES + row * input_stride(p_);
         const u32 stride = p_.chunk_rows * input_stride(p_);
@@ -97,7 +97,7 @@ public:
     }
 
 private:
-    // This thread's packs of a row of the part of the rank at that distance; zeros where it has none.
+    // Loads this thread's packs of a row of the part of the rank at that distance; without such a row they become zeros.
     __device__ __forceinline__ void load_row(InPack (&packs)[PACKS], int distance, int begin, int row) const {
         const int rank = (p_.call.rank + distance) % RANKS;
         const bool exists = row < sent_rows(p_, rank) && begin + row < p_.parts.rows(rank);
@@ -139,7 +139,7 @@ private:
     InPack peers_[AT_ONCE][PACKS];
 };
 
-// Blocks per multiprocessor that plans rely on.
+// The least blocks per multiprocessor that plans rely on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128 ? 5 : 1;
 
@@ -155,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     const int first = blockIdx.x / CLUSTER;
     exchange.prefetch(first);
     follow_producer(trace);
-    exchange.load(0, first);  // before the state is read, since all that follows waits for that
-    clear_padding(p);         // while the rows are on their way
+    exchange.load(0, first);  // before start(), as everything behind it waits for the state that it reads
+    clear_padding(p);         // while the rows are loaded
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round
 #pragma unroll 1

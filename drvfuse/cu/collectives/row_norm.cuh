@@ -5,7 +5,7 @@
 #include "collectives/row_packs.cuh"
 #include "common/norm.cuh"
 
-// One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
+// one_stage is for few rows, so it keeps gamma in registers; long rows and two_stage need these registers.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 
 class RowNorm : public RowPacks {
@@ -22,12 +22,12 @@ public:
         }
     }
 
-    // Called once before each normalise(): prepares the exchange of a row's sums between blocks.
+    // Called once before each normalise(): prepares the exchange of a row's sums between the blocks of a cluster.
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
-    // Normalise and quantise x; store(index, pack) takes the output, store_scale(group, scale, marks) runs on one thread
-    // for each scale, and with NORMED store_normed(index, pack) takes the normed row. All threads. With MARKS bit l of
-    // `marks` says that the pack of lane l of the group is a word of ABSENT.
+    // Normalises and quantises x. store(index, pack) gets the output, and with NORMED store_normed(index, pack) the normed
+    // row. One thread calls store_scale(group, scale, marks) for each scale; with MARKS bit l of `marks` is set if the pack
+    // in lane l of the group has the bits of ABSENT. Called by all threads.
     template <bool MARKS = false, typename Store, typename StoreScale, typename StoreNormed>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed) {
@@ -89,7 +89,7 @@ public:
         trace_.lap(TraceRole::store);
     }
 
-    // normalise() into row `row` of the outputs.
+    // normalise() that stores to row `row` of the outputs.
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
@@ -103,12 +103,12 @@ protected:
     Trace& trace_;
 
 private:
-    // The sum over a head of what each lane has of it. Its tree is that of reduce.cuh: absent packs add +0 there.
+    // The mean over a head, from each lane's part of the sum. The tree is that of reduce.cuh, where absent packs add +0.
     static __device__ __forceinline__ float head_mean(float sum) {
         return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);  // a power of two, so this is a division
     }
 
-    // normalise() for heads: a head's sums are found by shuffles. By whole warps.
+    // normalise() for heads: shuffles add up a head's sums. Called by whole warps.
     template <bool MARKS, typename Store, typename StoreScale, typename StoreNormed>
     __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
                                                     const StoreScale& store_scale, const StoreNormed& store_normed) {
@@ -155,7 +155,7 @@ private:
         trace_.lap(TraceRole::store);
     }
 
-    // x = x - its mean, over the row; a ragged row's padding stays 0.
+    // Subtracts the row's mean from x; the padding of a ragged row stays 0.
     __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
         float sums[PACKS];
 #pragma unroll
@@ -204,7 +204,7 @@ private:
         if (has(i)) store_normed(index(i), pack);
     }
 
-    // The largest |v| of the group of pack i. By whole warps, also where there is no pack.
+    // The largest |v| in the group of pack i. Called by whole warps, also by lanes without a pack.
     __device__ __forceinline__ float largest_of(const float (&v)[W], int i) const {
         u32 maximum = 0;
 #pragma unroll
@@ -212,7 +212,7 @@ private:
         return __uint_as_float(group_max<LANES * W, W>(has(i) ? maximum : 0));
     }
 
-    // Quantises pack i, whose group has that maximum. By whole warps.
+    // Quantises and stores pack i, whose group has the maximum `largest`. Called by whole warps.
     template <bool MARKS, typename Store, typename StoreScale>
     __device__ __forceinline__ void quantise_group(float (&y)[W], int i, float largest, const Store& store,
                                                    const StoreScale& store_scale) const {

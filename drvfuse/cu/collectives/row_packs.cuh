@@ -2,7 +2,7 @@
 // Which packs of a row a thread of the fused kernels holds.
 //
 // A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block by
-// block: pack i * threads + t belongs to thread t. The layout is at the top of the kernels' files.
+// block. Pack i * threads + t of the row belongs to thread t.
 #pragma once
 #include "collectives/norm_form.cuh"
 #include "common/reduce.cuh"
@@ -18,7 +18,7 @@ using Scratch = ClusterScratch<CLUSTER>;
 using Scratch = RowScratch;
 #endif
 
-// A kernel that names its cluster needs no test for a launch without clusters before each of their instructions.
+// With the cluster declared, the compiler need not test at each cluster instruction for a launch without clusters.
 #if DRVFUSE_CLUSTER > 1
 #define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -35,13 +35,12 @@ public:
     // The index in the row of this thread's pack i, and whether that pack exists.
     __device__ __forceinline__ int index(int i) const { return i * int(CLUSTER * blockDim.x) + thread_; }
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
-    // The index of the pack of gamma and beta for that pack; the heads of a row share gamma and beta.
+    // The index in gamma and beta of the pack that belongs to pack i; the heads of a row share gamma and beta.
     __device__ __forceinline__ int in_vector(int i) const { return HEAD != 0 ? index(i) % HEAD_LANES : index(i); }
 
 protected:
-    // Called at the start of each step. Hides from the compiler that the thread's index does not change: otherwise the
-    // offsets of all packs in all tensors are hoisted out of the loop over rows, and take more registers than there
-    // are.
+    // Called at the start of each step. Hides from the compiler that the thread's index does not change. Otherwise the
+    // offsets of all packs in all tensors are hoisted out of the loop over rows, and the registers do not suffice.
     __device__ __forceinline__ void refresh() {
         thread_ = block_ * blockDim.x + threadIdx.x;
         ptx::forget(thread_);

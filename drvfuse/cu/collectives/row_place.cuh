@@ -16,19 +16,19 @@ __device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
     return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
 }
 
-// The group's packs that consist of words of ABSENT.
+// Bit l: pack l of the group has the bits of ABSENT, and was replaced by 0.
 __device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
 
-// A row of a round: its owner's distance, and where it lies in the slots.
+// A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {
     int distance;
-    u32 offset;  // the row's offset among those of its owner, at distance 1
-    u32 stride;  // bytes from one distance to the next, also for normed rows
+    u32 offset;  // of the row among the rows of its owner, at distance 1
+    u32 stride;  // bytes from one distance to the next, for input rows and normed rows
     u32 normed;
     u32 result, result_stride;
     u32 scale, scale_stride;
 
-    // From what the owner sends at distance 1 to what it sends this rank, which is RANKS - distance ahead of it.
+    // The distances from what the owner sends at distance 1 to what it sends this rank, RANKS - distance ranks ahead.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of a tensor that the ranks own in a reduce-scatter: ranges of elements, in packs of the tensor.
 //
-// A part begins and ends anywhere. Its packs are those of the whole tensor, which lie on 16 bytes, and with
-// DRVFUSE_RAGGED its first and last pack may be shared with its neighbours: of these a rank reads and writes its own
-// elements alone, since a neighbour may write the others (in place) at the same time.
+// A part may begin and end at any element. Packs are those of the whole tensor, which are aligned to 16 bytes, so with
+// DRVFUSE_RAGGED the first and the last pack of a part may have elements of other parts. A rank reads and writes only its
+// own elements of such a pack, since the owner of the others may write them (in place) at the same time.
 #pragma once
 #include "collectives/ranges.cuh"
 
@@ -17,7 +17,7 @@ struct ScatterParams {
     void* output;                    // this rank's part of the output
     i64 columns;                     // the tensor's last dimension, for the epilogue
     i64 most_packs;                  // packs of the largest part
-    i64 chunk_packs;                 // of each part, see the kernels; unused where nothing is staged
+    i64 chunk_packs;                 // packs of each part in a chunk or round; unused where nothing is staged
     Range parts[DRVFUSE_MAX_RANKS];  // by rank
 };
 
@@ -40,12 +40,12 @@ public:
         if (j < packs_) ptx::prefetch_l2(static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES);
     }
 
-    // Pack j of the part, of a whole tensor.
+    // Pack j of the part, from a tensor with all parts.
     __device__ __forceinline__ void load(InPack& pack, const void* tensor, i64 j) const {
         read(pack, static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES, j);
     }
 
-    // Its own elements, from `address`, where those of the whole pack would begin, on 16 bytes.
+    // Loads the part's own elements of pack j. `address` is that of the whole pack, a multiple of 16.
     template <typename T>
     __device__ __forceinline__ void read(Pack<T, W>& pack, const char* address, i64 j) const {
         const i64 at = (first_ + j) * W;
@@ -56,7 +56,7 @@ public:
         }
     }
 
-    // The output of pack j, from its sum.
+    // Stores pack j of the output, made from its sum.
     __device__ __forceinline__ void store(const ScatterParams& p, i64 j, float (&sum)[W] EPILOGUE_REFERENCE) const {
         const i64 at = (first_ + j) * W;
         apply_epilogue(sum, at, begin_, end_, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);

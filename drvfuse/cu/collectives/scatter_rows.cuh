@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that the ranks own in a reduce-scatter with norm: rank r those from starts[r] to starts[r + 1].
+// The rows that the ranks own in a reduce-scatter with norm: rank r owns rows starts[r] to starts[r + 1] of the inputs.
 //
-// `rows` of the call's parameters is how many this rank owns, and the outputs, scales and residuals have these alone: row j
-// of them is row starts[rank] + j of the inputs.
+// `rows` of the call's parameters is the number of rows that this rank owns. Outputs, scales and residuals have only these
+// rows: row j of an output belongs to row starts[rank] + j of the inputs.
 #pragma once
 #include "collectives/whole_row.cuh"
 
 struct RowParts {
     int starts[DRVFUSE_MAX_RANKS + 1];
-    int most;  // rows of the rank that owns most
+    int most;  // the most rows that a rank owns
 
     __device__ __forceinline__ int rows(int rank) const { return starts[rank + 1] - starts[rank]; }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of the fused kernels from the sources to the outputs, by one block.
+// All steps of a row of the fused kernels, by one block: from the sources to the outputs.
 #pragma once
 #include "collectives/norm_rows.cuh"
 
-// Row `row` of the outputs: load(pack, source, index) reads a pack of it.
+// Computes row `row` of the outputs; load(pack, source, index) reads a pack of the row from a source.
 template <typename Load>
 __device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int row, const Load& load) {
     float x[PACKS][W];

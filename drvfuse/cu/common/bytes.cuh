@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs of 16 bytes at addresses of any alignment, of which the last of an array may have fewer bytes.
+// Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
 // A warp loads or stores one pack per lane. There are three ways:
 //   - A pack that is whole and at a multiple of 16 bytes takes one access of 16 bytes.
@@ -49,7 +49,7 @@ struct Access {
     __device__ __forceinline__ char* byte(u32 i) const { return at + i + (i < behind ? 512 : 0); }
 };
 
-// The 16 bytes from byte `skip`, 0 to 15, of `low` and then `high`.
+// The 16 bytes from byte `skip`, 0 to 15, on of the 32 bytes `low`, `high`.
 __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4], const u32 (&high)[4], u32 skip) {
     u32 all[8];
 #pragma unroll
@@ -68,7 +68,7 @@ __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);
 }
 
-// The pack of each lane of a warp, all 32 of which come to it. Bytes beyond the last become zero.
+// Loads the pack of each lane. Called by whole warps. Bytes beyond the end of the array become zero.
 __device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
     const bool row = in_a_row(from);
     const Access access(from, row);
@@ -126,10 +126,10 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
     return __any_sync(0xffffffffu, some);
 }
 
-// K packs of each lane of a warp, of which pack k lies at at(k). All 32 lanes come to it. Words of a pack that does not
-// exist are undefined. All packs that are whole and aligned are in flight at once, before the lanes agree that no others
-// exist; each of the others is accessed by the warp together. `all_whole`: the kernel has no others, so nothing is to be
-// agreed on.
+// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
+// undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether there
+// are other packs; the warp loads each of these together. With `all_whole` the kernel has no other packs,
+// and its lanes do not look for any.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll

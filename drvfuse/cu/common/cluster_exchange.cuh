@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pairs of words that the blocks of a cluster send to one another. Their bytes complete on an mbarrier of the receiving
+// An exchange of pairs of words between the blocks of a cluster. The bytes complete on an mbarrier of the receiving
 // block: a thread that has waited for it may read all pairs of that turn. Global memory is not used.
 //
-// There are two sets of pairs and mbarriers, for two turns. A kernel that uses a set again has to argue why no thread
-// still reads it, as cluster_reduce.cuh does.
+// There are two sets of pairs and mbarriers, for two turns. A kernel that uses a set again must prove that no thread still
+// reads it, as cluster_reduce.cuh does.
 //
 // Memory order. The pairs are stored by st.async, which completes on the receiving block's barrier object; a wait with
 // acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival at
 // the cluster's barrier, and ptx::cluster_wait() comes before the first `send`: no block sends to one that has not begun
-// or has not initialised its barrier objects. Bytes may arrive before `expect`, since the phase lacks its one arrival till
-// then. A block must not exit before it has received all that is sent to it.
+// or has not initialised its barrier objects. Bytes may arrive before `expect`, since the phase cannot end without the
+// arrival in `expect`. A block must not exit before it has received everything that is sent to it.
 #pragma once
 #include "common/types.cuh"
 #include "ptx/cluster.cuh"
@@ -20,8 +20,8 @@ struct ClusterExchange {
     uint2 pairs[2][Pairs];
     u64 arrived[2];
 
-    // By all threads of the block. The arrival is relaxed, as the fence covers all that others must see; a release would
-    // wait for a fence of the whole GPU.
+    // Called by all threads of the block. The arrival is relaxed, as the fence covers everything that other blocks must
+    // see; a release would wait for a fence of the whole GPU.
     __device__ __forceinline__ void init() {
         if (threadIdx.x == 0) {
 #pragma unroll

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction of one row held by a cluster of blocks: the tree of reduce.cuh, of which every warp does the last step.
+// The reduction of one row that a cluster of blocks holds: the tree of reduce.cuh, whose last step every warp computes.
 //
-// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so a group of 32 packs is still a
-// warp's. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which
+// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so one warp still has each group of 32
+// packs. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which
 // complete on a barrier object there; every warp of every block waits for that and reads all groups of the row.
 //
 // Two sets of words and barrier objects are used in turn. A block can be one row ahead of another and no more: it has
-// passed the exchange of row k + 1 only when every warp has sent its part of it, which each does after it has read the
-// words of row k. So the words of row k + 2 meet nobody who still reads those of row k.
+// passed the exchange of row k + 1 only when every warp has sent its part of it, and each warp does so after it has read
+// the words of row k. So no thread still reads the words of row k when those of row k + 2 arrive.
 //
 // Lifetime and memory order: cluster_exchange.cuh; the first `expect` waits at the cluster's barrier. A block exits only
-// after it has received the words of its last row from every block, and all send equally many rows, so nobody sends to a
-// block that has exited. This holds also after a time-out, because threads that give up go through every exchange
-// (push.cuh).
+// after it has received the words of its last row from every block, and all blocks send equally many rows, so no block
+// sends to a block that has exited. This holds after a time-out too, because threads that give up still take part in every
+// exchange (push.cuh).
 #pragma once
 #include "common/cluster_exchange.cuh"
 #include "common/reduce.cuh"
@@ -21,8 +21,8 @@ template <int Cluster>
 struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // sum, maximum
     static_assert(Cluster <= 32, "a lane for each block");
 
-    // Before reduce_row of the same row, which has `packs` packs per thread, by all threads of the block. It is a step
-    // of its own so that it runs while the row's words are on their way.
+    // Called by all threads of the block before reduce_row of the same row, which has `packs` packs per thread. It is a
+    // step of its own so that it runs while the row's words are in flight.
     __device__ __forceinline__ void expect(u32 row, u32 packs) {
         if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
         expect_pairs(row % 2, packs * Cluster * (blockDim.x / 32));
@@ -31,7 +31,7 @@ struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // sum, maximum
     static __device__ __forceinline__ u32 block() { return ptx::block_in_cluster(); }
 };
 
-// As that of reduce.cuh.
+// The reduce_row of reduce.cuh for a cluster.
 template <int Cluster, int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scratch, u32 row,
                                                     const float (&squares)[PACKS], u32 maximum) {
@@ -51,7 +51,8 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const uint2(&groups)[MAX_GROUPS] = scratch.pairs[turn];
     const u32 count = PACKS * Cluster * warps;
     if (count <= 32) {
-        // A lane has one group of the tree, or none. Each takes four, for the butterfly's steps 16 and 8.
+        // In the tree a lane has one group at most. Here it loads four, and adds them as the butterfly's steps 16 and 8
+        // would.
         float sums[4];
         maximum = 0;
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults that are planted to see that they are found: by `drvfuse check` those that other systems have had, by the tests
-// others. FAULT("name") is a constant, true only where a kernel is compiled with DRVFUSE_FAULT="name".
+// Faults that are planted in kernels to see whether checks find them. `drvfuse check` plants faults that other systems have
+// had, and the tests plant others. FAULT("name") is a constant, true only in kernels compiled with DRVFUSE_FAULT="name".
 #pragma once
 
 #ifndef DRVFUSE_FAULT

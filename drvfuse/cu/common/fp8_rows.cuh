@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of FP8 with group scales: 16 elements a thread, exact conversion, and the conventions of COAT's arithmetic.
+// Rows of FP8 with group scales: loads and stores of packs of 16 elements, exact conversions, and COAT's arithmetic.
 #pragma once
 #include "common/pack16.cuh"
 #include "ptx/math.cuh"
 
 constexpr int PACK = 16;  // elements of one 16-byte access; every group size is a multiple
 
-// `W` bytes at `address`, of which the first `valid` exist; others are 0. With `aligned` all exist, in one access.
+// Loads W bytes. Only the first `valid` exist, and the others are 0. `aligned`: all exist, and one access loads them.
 template <int W>
 __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address, int valid, bool aligned) {
     if (aligned) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address
     }
 }
 
-// The first `valid` of W bytes; with `aligned` all. STREAMING: they are not read again soon.
+// Stores the first `valid` of W bytes, or with `aligned` all. STREAMING: the bytes are not read again soon.
 template <int W, bool STREAMING = false>
 __device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4], int valid, bool aligned) {
     if (aligned) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4
     }
 }
 
-// The first `valid` of W weights, widened; others are 0. With `aligned` W exist and the address is on 2 W or 16 bytes.
+// Loads the first `valid` of W weights, widened; the others are 0. `aligned`: all exist, at a multiple of 2 W or 16 bytes.
 template <typename T, int W>
 __device__ __forceinline__ void load_weights(float (&v)[W], const T* address, int valid, bool aligned) {
     constexpr int per_word = Word<T>::per_word;
@@ -68,14 +68,14 @@ __device__ __forceinline__ float reciprocal_root(float value) {
     return ptx::divide_full(1.0f, ptx::root_approx(value));
 }
 
-// bf16((maximum + 1e-10) / fp8_max): COAT's scale of whatever has that maximum.
+// bf16((maximum + 1e-10) / fp8_max): COAT's scale of values with that maximum.
 template <typename T>
 __device__ __forceinline__ u16 fp8_scale_bits(float maximum) {
     float pair[2] = {ptx::divide_full(__fadd_rn(maximum, 1e-10f), Finite<T>::max), 0.0f};
     return u16(Word<bf16>::pack(pair));
 }
 
-// 4 x 4 bytes: row r of the result holds byte r of each input word.
+// Transposes 4 x 4 bytes: word r of the result holds byte r of each input word.
 __device__ __forceinline__ void transpose_bytes(const u32 (&row)[4], u32 (&column)[4]) {
     u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);

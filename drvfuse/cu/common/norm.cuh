@@ -3,14 +3,14 @@
 #pragma once
 #include "common/pack16.cuh"
 
-// Divides the sums of a row by the number of its columns: for a power of two by a multiplication, which gives the same bits
-// in a fraction of the time.
+// Divides the sums of a row by the number of its columns. If that is a power of two, it multiplies by the inverse, which
+// gives the same bits in a fraction of the time.
 class Mean {
 public:
     __device__ __forceinline__ explicit Mean(int columns)
         : share_((columns & (columns - 1)) == 0 ? __float_as_uint(__frcp_rn(float(columns))) : 0) {}
 
-    // Makes the number unknown to the compiler from here on, so that it stays in a register.
+    // Makes the inverse unknown to the compiler from here on, so that it stays in a register.
     __device__ __forceinline__ void keep() { ptx::forget(share_); }
 
     __device__ __forceinline__ float of(float sum, int columns) const {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs: the elements that one 16-byte access of the input holds, in registers, and how they are loaded and stored.
+// Packs: the elements of one 16-byte access of the input, in registers, and how they are loaded and stored.
 //
-// Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); of another type it is 4, 8 or 32 bytes.
-// All accesses are ordinary global ones. Never the read-only path (ld.global.nc): peers write these bytes while the
-// kernel runs. Those of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every load below the barrier that
-// precedes it in the text.
+// Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); a pack of another type has 4, 8 or 32 bytes.
+// All accesses are ordinary global accesses. The read-only path (ld.global.nc) must not be used, as peers write these bytes
+// while the kernel runs. The accesses of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every load behind
+// the barrier that precedes it in the text.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_words(void* address, const u32* w) {
     }
 }
 
-// The same of 2, 4, ... words that are not read again soon.
+// Stores 2, 4, 8, ... words that are not read again soon.
 template <int N>
 __device__ __forceinline__ void store_words_streaming(void* address, const u32* w) {
     if constexpr (N == 2) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_pack(void* address, const Pack<T, W>& pack
     store_words<Pack<T, W>::words>(address, pack.word);
 }
 
-// The elements [first, valid) at `address`, which is aligned to one element only; the others become +0.
+// Loads the elements [first, valid) of the pack at `address`, which is aligned to one element; the others become +0.
 template <typename T, int W>
 __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* address, i64 valid, i64 first = 0) {
     constexpr int per_word = 4 / sizeof(T);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* addr
     }
 }
 
-// Store the elements [first, valid) at `address`, which is aligned to one element only.
+// Stores the elements [first, valid) of the pack at `address`, which is aligned to one element.
 template <typename T, int W>
 __device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& pack, i64 valid, i64 first = 0) {
     constexpr int per_word = 4 / sizeof(T);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void to_float(float (&v)[W], const Pack<T, W>& pack) 
     for (int i = 0; i < Pack<T, W>::words; ++i) Word<T>::unpack(pack.word[i], v + i * Word<T>::per_word);
 }
 
-// Makes the pack unknown to the compiler from here on; otherwise it would keep the widened values in registers.
+// Makes the pack unknown to the compiler from here on, so that it does not keep the widened values in registers.
 template <typename T, int W>
 __device__ __forceinline__ void forget(Pack<T, W>& pack) {
 #pragma unroll

@@ -31,7 +31,7 @@ struct e5m2 {
     __device__ __forceinline__ operator float() const { return low_half(ptx::f16x2_of_e5m2x2(bits)); }
 };
 
-// A power of two, 2^(bits - 127), or NaN: a scale.
+// A scale: the power of two 2^(bits - 127), or NaN.
 struct ue8m0 {
     u8 bits;
     __device__ __forceinline__ operator float() const {
@@ -39,8 +39,8 @@ struct ue8m0 {
     }
 };
 
-// Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits. `plus_zero` adds +0 to each, as
-// the sum of one rank does.
+// Word<T> packs and unpacks the `per_word` elements of T in a 32-bit word, the first in the low bits. `plus_zero` adds
+// +0 to each, as the sum over one rank does.
 template <typename T>
 struct Word;
 
@@ -132,7 +132,7 @@ struct Finite<e5m2> {
     static constexpr int exponent = 15;
 };
 
-// The nearest value of T, as fp32.
+// The value rounded to T, as fp32.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
     float values[4] = {value};
@@ -153,7 +153,7 @@ __device__ __forceinline__ void store_scalar(T* address, float value) {
     }
 }
 
-// Copy one value of T, of 1, 2 or 4 bytes, which a peer may have written during this kernel.
+// Copies one value of T, of 1, 2 or 4 bytes, which a peer may have written during this kernel.
 template <typename T>
 __device__ __forceinline__ void copy_scalar(T* to, const T* from) {
     if constexpr (sizeof(T) == 4) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation of rows: the rules of `drvfuse.Quantisation`, from a maximum to a scale, to codes, to where they lie.
+// Quantisation of rows by the rules of `drvfuse.Quantisation`: scales from maxima, codes, and the layout of scales.
 //
 // A kernel is compiled with DRVFUSE_QUANT (a Quant), DRVFUSE_GROUP (columns of a scale, or 0), DRVFUSE_OUT_DTYPE,
 // DRVFUSE_SCALES_DTYPE and DRVFUSE_SCALES_LAYOUT (a ScaleLayout), and gets one number, `given`: the upper bound of the
 // maximum, for static quantisation the scale, and for NVFP4 the tensor scale.
 //
-// Packs of W elements of a row lie in adjacent lanes, so a group of columns is GROUP / W of them: a power of two, and at
-// most a warp. Maxima are of |y| as integers, as in reduce.cuh: a NaN exceeds all numbers.
+// Adjacent lanes hold adjacent packs of W elements of a row. So GROUP / W lanes, a power of two and at most a warp, hold a
+// group of columns. Maxima are of the bits of |y| as integers, as in reduce.cuh: a NaN exceeds all numbers.
 #pragma once
 #include "common/pack16.cuh"
 #include "ptx/threads.cuh"
@@ -14,7 +14,7 @@
 enum class Quant { none, row, fixed, group };  // fixed: "static" in Python
 enum class ScaleLayout { row, column, tiles };
 
-// The scale as stored (y ~ code * scale) and what y is multiplied by. The scale is a value of its type already.
+// The scale to store (y ~ code * scale), which is already rounded to its type, and the factor by which y is multiplied.
 struct Quantisation {
     float scale;
     float inverse;
@@ -63,13 +63,13 @@ struct ScaleRule<e2m1x2, e4m3> {
     }
 };
 
-// The scale and multiplier of a row or group with that maximum. Codes are of type Q, scales of type S.
+// The scale and factor of a row or group with that maximum, for codes of type Q and scales of type S.
 template <typename Q, typename S>
 __device__ __forceinline__ Quantisation quantisation(float maximum, float given) {
     return ScaleRule<Q, S>::of(maximum, given);
 }
 
-// The largest of the GROUP / W adjacent lanes whose packs form a group of columns, in each of them. By whole warps.
+// The maximum over the GROUP / W adjacent lanes that hold a group of columns. Called by whole warps.
 template <int GROUP, int W>
 __device__ __forceinline__ u32 group_max(u32 maximum) {
     static_assert(GROUP / W >= 1 && GROUP / W <= 32, "a group is adjacent lanes of a warp");
@@ -78,12 +78,13 @@ __device__ __forceinline__ u32 group_max(u32 maximum) {
     return maximum;
 }
 
-// e2m1 of a number, or +6 of the NaN that arithmetic returns: nearest, ties to even, saturated. These are the results of
-// cvt.rn.satfinite.e2m1x2.f32, which sm_90 lacks.
+// The e2m1 code of a number: nearest, ties to even, saturated; +6 for the NaN that arithmetic returns. These are the
+// results of cvt.rn.satfinite.e2m1x2.f32, which sm_90 lacks.
 //
-// With 2^e the magnitude's power of two, but at least 1, codes are 2^(e - 1) apart, which is a unit in the last place of
-// 2^(e + 22). So the sum of that and the magnitude is rounded as it should be, and is 0 to 4 units above: the code is that
-// number + 2 e. The bits of 2^(e + 22) from bit 22 on are 2 e + 298, and 6 units more make that 0 modulo 8.
+// Let 2^e be the power of two of the magnitude, but at least 1. Then codes are 2^(e - 1) apart, which is one unit in
+// the last place of 2^(e + 22). So the sum of 2^(e + 22) and the magnitude is rounded to a code. The sum exceeds
+// 2^(e + 22) by 0 to 4 units, and the code is the number of these units + 2 e. Bits 22 and above of 2^(e + 22) are
+// 2 e + 298; adding 6 more units makes the constant 0 modulo 8.
 __device__ __forceinline__ u32 e2m1_of(float value) {
     const float magnitude = fminf(fabsf(value), 6.0f);
     const float power = fmaxf(__uint_as_float(__float_as_uint(magnitude) & 0x7f800000u), 1.0f);
@@ -115,7 +116,7 @@ __device__ __forceinline__ void store_pack(void* address, const Pack<e2m1x2, W>&
     }
 }
 
-// The first `valid` elements, an even number, at any address.
+// Stores the first `valid` elements, an even number, at any address.
 template <int W>
 __device__ __forceinline__ void store_elements(void* address, const Pack<e2m1x2, W>& pack, i64 valid) {
 #pragma unroll
@@ -124,7 +125,7 @@ __device__ __forceinline__ void store_elements(void* address, const Pack<e2m1x2,
     }
 }
 
-// The bytes of that many elements of T.
+// The number of bytes of that many elements of T.
 template <typename T>
 struct Bytes {
     static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements * i64(sizeof(T)); }

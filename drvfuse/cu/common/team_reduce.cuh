@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction of one row held by a team of threads whose number the compiler knows: a block, or lanes of a warp. The
-// tree is that of reduce.cuh; what its butterflies add that is absent, and so +0, is left out, as no sum is -0.
+// The reduction of one row that a team of threads holds, a block or lanes of a warp, whose size the compiler knows. The
+// tree is that of reduce.cuh. Its butterflies also add absent packs, which are +0; these are left out here, as no sum
+// is -0.
 //
 // Pack i * threads + t of the row belongs to thread t of the team. Every thread of the block, or of the warp, calls
-// reduce_row; for lanes the packs of a thread are a power of two.
+// reduce_row. Where lanes of a warp hold a row, the number of packs of a thread is a power of two.
 //
 // A block has two sets of shared words and uses them in turn, as in reduce.cuh.
 #pragma once
@@ -16,8 +17,8 @@ __device__ constexpr int power_of_two(int least) {
     return power;
 }
 
-// The sums of N values over the 32 lanes, in lane l that of value l / (32 / N). A lane gives away half of what it has at
-// each step, until it has one.
+// The sums of N values over the 32 lanes; lane l gets the sum of value l / (32 / N). At each step a lane passes half of its
+// values to another lane, until it has one.
 template <int N>
 __device__ __forceinline__ float butterfly_sums(const float (&values)[N], u32 lane) {
     static_assert(power_of_two(N) == N && N <= 32, "a share of the lanes for each");
@@ -47,7 +48,7 @@ struct BlockScratch {
     static __device__ __forceinline__ u32 block() { return 0; }
 };
 
-// As that of reduce.cuh.
+// The reduce_row of reduce.cuh for a block of so many warps.
 template <int Warps, int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch, u32 row,
                                                     const float (&squares)[PACKS], u32 maximum) {
@@ -72,7 +73,7 @@ __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch
     return {butterfly_sum<lanes / 2>(sum), __uint_as_float(ptx::warp_max(maximum))};
 }
 
-// Aligned groups of so many lanes, a power of two, hold a row each, of at most 32 packs.
+// For rows of at most 32 packs. An aligned group of `Lanes` lanes, a power of two, holds a row.
 template <int Lanes>
 struct LaneScratch {
     __device__ __forceinline__ void init() {}

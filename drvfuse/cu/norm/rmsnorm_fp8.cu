@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optional residual addition, RMSNorm or LayerNorm, and quantisation of rows, on one device: each byte read and written
+// Optional residual addition, RMSNorm or LayerNorm, and quantisation of rows, on one device. Each byte is read or written
 // once.
 //
-// Layout. Tensors are [rows, columns], contiguous. A row is held in registers by a team of threads: by a block of
-// DRVFUSE_THREADS threads, by the DRVFUSE_CLUSTER blocks of a cluster, whose threads are numbered block by block, or,
-// where DRVFUSE_LANES is not 0, by so many lanes of a warp. Pack i * threads + t of 16 bytes of the input belongs to
-// thread t of the team, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple
+// Layout. Tensors are [rows, columns], contiguous. A team of threads holds a row in registers. A team is a block of
+// DRVFUSE_THREADS threads, or the DRVFUSE_CLUSTER blocks of a cluster, whose threads are numbered block by block, or, where
+// DRVFUSE_LANES is not 0, so many lanes of a warp. Pack i * threads + t, 16 bytes of the input, belongs to thread t of the
+// team, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple
 // of the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
 // DRVFUSE_PACKS packs of a row.
 //
-// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ...; the next row is in flight
-// while a row is worked on.
+// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ... It loads the next row while it
+// works on a row.
 //
-// Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output); then as
-// drvfuse/reference/norms.py and quantised.py have it. IEEE operations, each rounded; the order of sums is in reduce.cuh.
-// f is not negative and rounding is monotone, so f * max|x * g| is max|y| of a row, and one reduction gives both, but with
-// beta. The maxima of groups are found from y: where f is infinite, 0 * f is NaN.
+// Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output). The operations on x are those
+// of drvfuse/reference/norms.py and quantised.py, in IEEE arithmetic, each rounded; the order of sums is in reduce.cuh.
+// f is not negative and rounding is monotone, so f * max|x * g| is max|y| of a row, and without beta one reduction
+// gives both the sum and the maximum. The maxima of groups are found from y itself, since 0 * f is NaN where f is
+// infinite.
 //
-// Memory ordering. Teams share no memory but what they reduce with, so there is nothing to order. residual_output may be
-// residual: a row's residual is read before residual_output of that row is written, by the same thread. gamma and beta
-// are weights, read before the wait for the producer.
+// Memory ordering. Teams share only the memory of their reductions (reduce.cuh), so nothing else must be ordered.
+// residual_output may be residual: the same thread reads a row's residual before it writes residual_output of that row.
+// gamma and beta are weights, and are read before the wait for the producer.
 //
-// Failure. Nothing waits but for the threads of its own team.
+// Failure. A thread waits for the threads of its own team alone, so the kernel cannot hang.
 #include "norm/rows.cuh"
 #include "sync/pdl.cuh"
 
@@ -42,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, blockIdx.x * THREADS + threadIdx.x,
                                            gridDim.x * THREADS);
     }
-    // Lanes of a warp stay together: all go on until the first of them has no row.
+    // The lanes of a warp stay together until the team of its first lanes has no row left.
 #pragma unroll 1
     for (int first = LANES > 0 ? row - int(threadIdx.x % 32) / IN_WARP : row; first < p.rows; first += rows.step()) {
         float x[PACKS][W];

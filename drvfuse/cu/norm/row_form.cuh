@@ -16,7 +16,7 @@ using Scale = DRVFUSE_SCALES_DTYPE;
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
 constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr int W = 16 / sizeof(In);
-constexpr int GROUP = DRVFUSE_GROUP ? DRVFUSE_GROUP : W;  // any number where there are no groups
+constexpr int GROUP = DRVFUSE_GROUP ? DRVFUSE_GROUP : W;  // W, which is not used, where there are no groups
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr int LANES = DRVFUSE_LANES;
 constexpr int IN_WARP = LANES > 0 ? LANES : 32;  // lanes of a warp that hold one row
@@ -28,17 +28,17 @@ constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
-constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;  // or of x * g, which needs no reduction of its own
+constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;  // maxima are of y; otherwise of x * g, with the sum
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
 constexpr int FLOATS = PACKS * W;  // floats of a row in a thread's registers
-// Blocks of a multiprocessor, for 64 registers a thread, or 128 where there are more than 16 floats.
+// Blocks per multiprocessor that leave each thread 64 registers, or 128 where it holds more than 16 floats.
 constexpr int RESIDENT = (FLOATS > 16 ? 512 : 1024) / THREADS;
 
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;
 using GammaPack = Pack<Gamma, W>;
 using ResidualPack = Pack<Residual, W>;
-// gamma + weight_offset, and beta, stay in registers for all rows where there are some left.
+// gamma + weight_offset, and beta, stay in registers for all rows if the registers suffice.
 constexpr int KEPT = FLOATS * (BETA ? 3 : 2) + PACKS * (InPack::words + (RESIDUAL ? ResidualPack::words : 0));
 constexpr bool KEEP_GAMMA = KEPT <= (FLOATS > 16 ? 96 : 40);
 #if DRVFUSE_LANES
@@ -66,8 +66,8 @@ struct NormParams {
     int early_trigger;
 };
 
-// This thread's pack `i` of a row; its first pack of the row begins at element `at` of the tensor, and from pack `i` on the
-// row has `valid` elements.
+// This thread's pack `i` of a row. The thread's first pack of the row begins at element `at` of the tensor, and the row has
+// `valid` elements from pack `i` on.
 template <typename T>
 __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, i64 at, int i, int valid) {
     const char* address = static_cast<const char*>(tensor) + Bytes<T>::of(at) + Bytes<T>::of(i * TEAM * W);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps that a row of rmsnorm_fp8 goes through: load, residual, norm, quantisation, store.
+// The steps of a row in rmsnorm_fp8: load, residual, norm, quantisation, store.
 #pragma once
 #include "common/norm.cuh"
 #include "norm/row_form.cuh"
@@ -12,7 +12,7 @@ struct Loaded {
     ResidualPack residual[RESIDUAL ? PACKS : 1];
 };
 
-// One team's share of a call: the steps that a row goes through.
+// A team's state over all rows of a call, and the steps of a row.
 class Rows {
 public:
     __device__ __forceinline__ Rows(const NormParams& p, Scratch& scratch, Trace& trace)
@@ -45,7 +45,7 @@ public:
         }
     }
 
-    // x of a loaded row; elements beyond its end are 0. Stores residual_output.
+    // Computes x of a loaded row and stores residual_output. Elements of x beyond the row's end are 0.
     __device__ __forceinline__ void begin(float (&x)[PACKS][W], const Loaded& loaded, int row) {
         row_ = row;
         clear(x);
@@ -71,7 +71,7 @@ public:
         trace_.lap(TraceRole::load);
     }
 
-    // The norm of x and its quantisation. By whole warps.
+    // Normalises and quantises x and stores the results. Called by whole warps.
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W]) {
         if constexpr (LAYER) subtract_mean(x);
         float squares[PACKS];
@@ -188,7 +188,7 @@ private:
         for (int k = 0; k < W; ++k) to[k] = from[k];
     }
 
-    // Stores the scale of the row, and returns its inverse.
+    // Stores the scale of the row and returns its inverse.
     template <typename Q>
     __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
         float of_row = __fmul_rn(maximum, f);
@@ -208,8 +208,8 @@ private:
         for (int i = 0; i < PACKS; ++i) to[i] = value;
     }
 
-    // Stores the scales of the groups that this thread's packs lie in, and gives the inverse for each pack. A group is
-    // in_group adjacent threads, and turns packs of each of them; its threads share the work on the groups that they have.
+    // Stores the scales of the groups that have this thread's packs, and sets the inverse scale of each pack. A group has
+    // `turns` packs of each of `in_group` adjacent threads, which divide the computation of their groups' scales.
     template <typename Q>
     __device__ __forceinline__ void scale_groups(float (&inverse)[PACKS], const float (&largest)[PACKS]) {
         constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, turns = GROUP / W / in_group;
@@ -242,7 +242,7 @@ private:
         }
     }
 
-    // y as it is, and its codes.
+    // Stores y itself, if it is asked for, and its codes.
     __device__ __forceinline__ void store(float (&y)[PACKS][W], const float (&inverse)[PACKS]) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {

@@ -18,10 +18,11 @@ class Route:
     A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
     `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
     mostly both are empty. `unordered` are the foreign arrays whose library names no stream; they must live until a
-    launch is complete. `told` is the memory besides the arrays that has already recorded its use by the stream.
+    launch is complete. `recorded` is the memory besides the arrays in which the use by
+    the stream is recorded already.
     """
 
-    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "told", "unordered")
+    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "recorded", "unordered")
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Route:
         """`away` are the arrays whose own stream may be another stream."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.unordered = unordered
-        self.told: Sequence[Array] | None = None
+        self.recorded: Sequence[Array] | None = None
 
     @classmethod
     def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
@@ -75,14 +76,14 @@ class Route:
                     "not part of that capture; end the capture first, or join the stream to it"
                 )
 
-    def tell(self, event: Event | None, more: Sequence[Array]) -> None:
+    def record_use(self, event: Event | None, more: Sequence[Array]) -> None:
         """Record in the arrays, and in `more` memory of the launch, which stream uses them."""
         if self._away:
             mark_used(self._away, self.stream, event)
         if more:
             mark_used(more, self.stream, event)
         if not self.stream.foreign:  # an array remembers a stream that drvfuse made, so once is enough
-            self._away, self.told = (), more
+            self._away, self.recorded = (), more
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order the owners of foreign arrays after the launch: their libraries may then reuse the memory."""

@@ -120,8 +120,8 @@ def submit(
         stream = route.stream  # marked now, as a foreign stream may be destroyed before something waits for it
         event = stream.mark() if stream.foreign and capture is None else None
         turns.launched(position, stream, event, capture)
-        if more is not route.told or event is not None:
-            route.tell(event, more)
+        if more is not route.recorded or event is not None:
+            route.record_use(event, more)
         if capture is not None:
             graph = capturing(stream)
             turns.captured(position, graph, call)

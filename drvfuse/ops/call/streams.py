@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 StreamArgument = StreamLike | Literal["current"] | None
 """The device's own stream (None), the stream that the first array's framework names ("current"), or a stream."""
 Streams = StreamArgument | Sequence[StreamLike]
-"""The same for all local ranks of a group, or a list with a stream for each."""
+"""A `StreamArgument` for all local ranks of a group, or a list with a stream for each."""
 
 
 def _current(operand: Operand, argument: str) -> Stream:

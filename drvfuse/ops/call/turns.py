@@ -35,8 +35,11 @@ class Turns(Protocol):
         """Raise ClosedError if nothing can be launched any more."""
 
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
-        """The positions and streams that the arguments of `Prepared.launch` mean. No positions: all of them, on the
-        streams returned. A position without a stream: on the stream of `prepare`."""
+        """The positions and streams that the arguments of `Prepared.launch` mean.
+
+        Without positions all ranks are launched, on the streams that are returned. A position without a stream is
+        launched on its stream of `prepare`.
+        """
 
     def admit(self, streams: Sequence[Stream]) -> None:
         """Raise the error that an earlier launch has reported, or reset the state that it left behind."""

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of a group of ranks: all-reduce, all-reduce + RMSNorm + FP8, all-gather, broadcast, all-to-all."""
+"""The collectives of a group of ranks: all-reduce, reduce-scatter, both with norm and FP8, all-gather, broadcast,
+all-to-all."""

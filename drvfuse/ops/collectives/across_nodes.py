@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
-On each rank's stream the stages follow one another. With dependent launch the first kernel is a dependent of what
-precedes the call, and what follows the call is a dependent of its last kernel. An engine's work takes no part in that:
-the kernel in front of it triggers at its end.
+The stages follow one another on each rank's stream. With dependent launch the first kernel is a dependent of the kernel
+in front of the call, and the kernel behind the call is a dependent of the last kernel. The engine's work is no
+dependent launch: the kernel in front of it triggers at its end.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def link(group: Group) -> NodeLink:
-    """What exchanges between the group's nodes, of which there are several."""
+    """The link of a group over several nodes, which exchanges data between the nodes."""
     assert group.link is not None
     return group.link
 
 
 def require_moves(group: Group, op: str, algo: str) -> None:
-    """Raise unless `op` can be called on a group over several nodes by `algo`: ArgumentError for "naive", Unsupported
-    without peer access inside a node, or for an engine that moves no bytes.
+    """Raise an error unless `op` can run by `algo` on a group over several nodes: ArgumentError for "naive",
+    Unsupported if the devices of a node lack peer access or the engine cannot move bytes.
     """
     if algo == "naive":
         raise ArgumentError("algo", '"naive"', "another algorithm, as the group is over several nodes")
@@ -57,12 +57,12 @@ def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
 
 
 def level_inside(pdl: PDLLevel) -> PDLLevel:
-    """The level of a call's kernels but the last one, which trigger at their end."""
+    """The PDL level of all kernels of a call except the last: they trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
 
 
 class Stage(Protocol):
-    """A part of a call on all local ranks. `launches` are its kernels, by local rank."""
+    """A stage of a call on all local ranks. `launches` are its kernels, by local rank."""
 
     @property
     def launches(self) -> Sequence[Launch]: ...
@@ -72,7 +72,7 @@ class Stage(Protocol):
 
 
 class Kernels:
-    """A kernel per local rank."""
+    """A stage with one kernel per local rank."""
 
     def __init__(self, ready: Sequence[Ready]) -> None:
         self.launches = [one.launch for one in ready]
@@ -83,8 +83,8 @@ class Kernels:
 
 
 class Sums:
-    """An exchange of partial sums, which all ranks of a number get: `memory` has the address and the count of the
-    float32 numbers of each local rank."""
+    """An exchange of partial sums between the ranks with equal numbers inside their nodes, each of which gets all sums.
+    `memory` has the address and the count of the float32 numbers of each local rank."""
 
     def __init__(self, memory: Sequence[tuple[int, int]]) -> None:
         self.launches: Sequence[Launch] = []
@@ -96,8 +96,8 @@ class Sums:
 
 
 class Bytes:
-    """An exchange of bytes: what each local rank sends and receives. `counters` are the kernels before and behind it
-    by which the host watches it, where the engine's waits are not bounded."""
+    """An exchange of bytes: the pieces that each local rank sends and receives. Where the engine's waits are not
+    bounded, `counters` are kernels in front of it and behind it that tell the host whether the exchange has ended."""
 
     def __init__(self, group: Group, sent: Sequence[Sequence[Piece]], received: Sequence[Sequence[Piece]]) -> None:
         self.launches: Sequence[Launch] = []
@@ -120,7 +120,8 @@ class _CountParams(ctypes.Structure):
 
 
 def _counters(group: Group) -> tuple[list[Launch], list[Launch]]:
-    """Launches on every local rank that add one to `Progress.sending`, and to `Progress.received`."""
+    """Launches on every local rank: those that add one to `Progress.sending`, and those that add one to
+    `Progress.received`."""
 
     def counting(field: str) -> list[Launch]:
         spec, found = Specialisation("collectives", "count_exchange", ()), []
@@ -136,16 +137,16 @@ def _counters(group: Group) -> tuple[list[Launch], list[Launch]]:
 
 
 class AcrossNodes:
-    """The stages of a call. `repeatable`: no exchange has addresses of the call's arrays (`ops.call.repeat`)."""
+    """The schedule of a call: its stages. `repeatable`: no exchange has addresses of the call's arrays."""
 
     def __init__(self, group: Group, stages: Sequence[Stage], repeatable: bool = True) -> None:
-        self._link, self._stages = link(group), stages  # not the group, which keeps repeated calls
+        self._link, self._stages = link(group), stages  # holds no group, as the group keeps repeated calls
         self.repeatable = repeatable
         kernels = [stage.launches for stage in stages if stage.launches]
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All local ranks together; in captures only as the engine's work can be captured."""
+        """All local ranks must be launched together, and in a capture only if the engine's work can be captured."""
         if alone and len(self.launches) > 1:
             raise Unsupported(
                 "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "

@@ -120,28 +120,30 @@ def all_gather(
     """Join the ranks' inputs along dimension 0, in the order of the ranks; every rank gets all rows.
 
     `inputs` is a list with one array per local rank, contiguous and on its rank's device, of at least one dimension.
-    All have one dtype, any of drvfuse's, and one shape. With `splits`, a list of a number of rows for each rank of the
-    group, rank i's input has `splits[i]` rows, and only the other dimensions are equal. `outputs` have the sum of the
-    rows; None allocates them. Arrays may begin at any address and have any number of bytes, which arrive as they are.
-    In place: an input may be the part of its rank's output where its rows belong; else they share no memory.
+    All have the same dtype, any of drvfuse's, and the same shape. With `splits`, a list with a number of rows for each
+    rank of the group, rank i's input has `splits[i]` rows, and only the other dimensions are equal. `outputs` have the
+    sum of the rows; None allocates them. Arrays may begin at any address and have any number of bytes, which are copied
+    unchanged. In place: an input may be the part of its rank's output where its rows belong. Otherwise inputs and
+    outputs must share no memory.
 
-    With `scales` these are gathered by the same launch, into `gathered_scales`, and a `Gathered` is returned: (output,
-    scales). Without scales a list of the outputs is returned. Without `quantisation` scales are arrays of any dtype
-    that have a row for each row of the inputs, and are joined along dimension 0.
+    `scales` are gathered by the same launch into `gathered_scales`, and a `Gathered` is returned: (output, scales).
+    Without scales a list of the outputs is returned. Without `quantisation` scales are arrays of any dtype that have a
+    row for each row of the inputs, and they are joined along dimension 0.
 
-    `quantisation` says how rows and scales were made: inputs have its dtype and are its codes of rows [...,
-    columns], and rank i's scales have its layout, for the rows of rank i. The gathered scales have its layout for all
-    rows, in which the rows of a rank may begin anywhere, also within a tile: each scale is stored to its place, and
-    all padding is 0. So the pair is what an op with this `quantisation` writes for the rows together, and a GEMM reads
-    it. In the layouts "column" and "tiles" scales are not gathered in place.
+    `quantisation` describes how rows and scales were made: inputs are its codes of rows [..., columns], in its dtype,
+    and rank i's scales have its layout, for the rows of rank i. The gathered scales have its layout for all rows. There
+    the rows of a rank may begin anywhere, also within a tile: each scale is stored to its place, and all padding is 0.
+    So the results are what an op with this `quantisation` writes for all rows together, and a GEMM can read them. In
+    the layouts "column" and "tiles" scales are not gathered in place.
 
     `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that carry their own readiness),
     "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers), "naive"
-    (copies by the driver) or "auto". By "put" and "pull" the bytes pass the workspaces where peers cannot access
-    outputs or inputs, where the rows there are not aligned to 16 bytes, and by "put" with scales by column or tile.
+    (copies by the driver) or "auto". With "put" and "pull" the bytes go through the workspaces if peers cannot access
+    the outputs or inputs, if rows there are not aligned to 16 bytes, and with "put" if scales are by column or in
+    tiles.
 
-    `max_num_blocks`, `pdl_level`, `streams`, `trace` and what a list of one rank may be are as in `allreduce`; so are
-    the order of the streams and the errors. Over several nodes (docs/nodes.md) `algo` is used inside each node, and
+    `max_num_blocks`, `pdl_level`, `streams`, `trace`, bare arrays of one rank, the order of the streams and the errors
+    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and
     "naive" is refused, as are scales by column or tile.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
@@ -185,7 +187,7 @@ def all_gather(
 def _rows(
     group: Group, argument: str, given: Any, counts: Sequence[int], sources: list[Operand], queues: Sequence[Stream]
 ) -> tuple[MovePart, list[Any]]:
-    """Rows, or scales of a row for each of them."""
+    """The part of a call that gathers rows, or scales that have a row for each of them."""
     first = sources[0]
     shape = (sum(counts), *first.shape[1:])
     targets, values = moving.outputs(group, argument, given, shape, first.dtype, queues, "the rows of all ranks")
@@ -194,7 +196,8 @@ def _rows(
 
 
 def _check_codes(quantisation: Any, source: Operand, scales: Any) -> None:
-    """Raise ArgumentError unless the arrays are codes of the quantisation, and scales are given if it writes any."""
+    """Raise ArgumentError unless the arrays are codes of the quantisation, and scales are given exactly if it has
+    any."""
     if not isinstance(quantisation, Quantisation):
         raise ArgumentError("quantisation", kind_of(quantisation), "a drvfuse.Quantisation or None")
     if quantisation.dtype is not None and source.dtype != quantisation.dtype:
@@ -235,7 +238,7 @@ def _arranged(
     quantisation: Quantisation,
     queues: Sequence[Stream],
 ) -> tuple[MovePart, list[Any]]:
-    """Scales in a layout that is not one of whole rows."""
+    """The part of a call that gathers scales in the layout "column" or "tiles"."""
     dtype, alignment, each = quantisation.scales, quantisation.scales_alignment, codes.shape[1:]
     assert dtype is not None
     shapes = [_scales_shape(quantisation, (counts[rank.index], *each)) for rank in group]
@@ -249,7 +252,7 @@ def _arranged(
 
 
 def _apart(group: Group, part: MovePart) -> list[Operand]:
-    """The sources that do not already lie at their place in the targets."""
+    """The sources that do not lie at their place in the targets already."""
     return [
         source
         for rank, source, target in zip(group, part.sources, part.targets, strict=True)

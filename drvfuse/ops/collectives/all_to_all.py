@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`all_to_all`: rows of every rank for every rank."""
+"""`all_to_all`: every rank sends some of its rows to every rank."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def all_to_all(
     streams: Streams = None,
     trace: Trace | None = None,
 ) -> Prepared[list[Array]]:
-    """Give each rank its rows of every rank's input: dimension 0 of an input has the rows for rank 0, then for rank 1
-    and so on, and that of an output the rows from rank 0, then from rank 1 and so on.
+    """Send rows of every rank's input to every rank. Along dimension 0 an input has the rows for rank 0, then those for
+    rank 1 and so on, and an output has the rows from rank 0, then those from rank 1 and so on.
 
     `inputs` is a list with one array per local rank, as in `all_gather`. Without `splits` all have one shape, and each
-    rank gets an equal block of rows, so the rows must be a multiple of the group's size. `splits` is a table of
-    integers, the same on all ranks: `splits[i][j]` rows go from rank i to rank j, so rank i's input has the sum of row
-    i of the table, and its output that of column i. `outputs` None allocates them.
-    In place: `outputs[i]` may be `inputs[i]` itself where as many rows go from i to j as from j to i, for all ranks:
-    then what comes from a rank replaces what goes to it.
+    rank gets an equal number of rows, so the number of rows must be a multiple of the group's size. `splits` is a table
+    of integers, the same on all ranks: `splits[i][j]` rows go from rank i to rank j, so rank i's input has as many rows
+    as the sum of row i of the table, and its output as many as the sum of column i. `outputs` None allocates them.
+    In place: `outputs[i]` may be `inputs[i]` itself if for all ranks i and j as many rows go from i to j as from j to
+    i. Then the rows from a rank replace the rows for that rank.
 
     The other arguments, alignment and errors are those of `all_gather`.
     """

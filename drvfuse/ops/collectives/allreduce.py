@@ -61,23 +61,23 @@ def allreduce(
 
     The sum starts at +0.0f and adds ranks 0, 1, ... in float32, is passed through `epilogue` if there is one, and is
     rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits,
-    but for `use_multimem`.
+    except with `use_multimem`.
 
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
     sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
-    "naive" (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
-    `max_num_blocks` bounds the multiprocessors that the grid may fill, up to the group's `max_blocks`: a push algorithm
-    has as many blocks as fit on them, any other one for each. `pdl_level`: see `PDLLevel`.
+    "naive" (copies between devices, which need peer access to the inputs only in a graph capture) or "auto".
+    `max_num_blocks` is the number of multiprocessors that the grid may fill, at most the group's `max_blocks`. A push
+    algorithm has as many blocks as fit on them, any other algorithm one block for each. `pdl_level`: see `PDLLevel`.
 
-    `use_multimem=True` lets the switches add, by multicast memory, and is the only way in which this op uses it. `algo`
-    is then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage"
-    (each rank loads all sums). Inputs that lie at one offset of a buffer of `group.symmetric(multicast=True)` are used
-    where they are; others, and those whose size is no multiple of 4 bytes, are first copied by the same kernel into
-    the group's multicast staging, which the first call that needs it makes. By two stages outputs in such memory are
-    stored to directly, if the inputs lie there too. The order of the sum is not specified: before the final rounding
-    its error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. The switches round the sum
-    of 16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. By two stages all ranks
-    hold equal bits, by one stage they may not.
+    `use_multimem=True`: the switches add, through multicast memory; otherwise this op never uses such memory. `algo` is
+    then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage" (each
+    rank loads all sums). Inputs that lie at one offset of a buffer of `group.symmetric(multicast=True)` are used where
+    they are. The same kernel first copies other inputs, and those whose size is no multiple of 4 bytes, to the group's
+    multicast staging, which is allocated by the first call that needs it. "two_stage" stores directly to outputs in
+    such a buffer, if the inputs lie there too. The order of the sum is not specified: before the final rounding its
+    error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. The switches round the sum of
+    16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. With "two_stage" all ranks
+    hold equal bits, with "one_stage" they may differ.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list
     with one stream per local rank: a `Stream`, as `Stream(rank.device)` makes, any object with `__cuda_stream__`, or a
@@ -85,7 +85,8 @@ def allreduce(
     its arrays. It does not block, except to compile a kernel once. Inputs may be overwritten and outputs read, on the
     same device, in the order of the rank's stream.
 
-    `trace`: a `Trace` of the group, in which the kernels then note what their blocks do when; the results are the same.
+    `trace`: a `Trace` of the group, in which the kernels record when each block is in which phase. The results are the
+    same.
 
     `allreduce.prepare(...)` takes the same arguments and returns a `Prepared` that can be launched many times.
 
@@ -115,7 +116,7 @@ def allreduce(
     addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
     placed = None
     if use_multimem:
-        kept = in_place and algos[0] == "one_stage"  # peers may load an input that is an output already
+        kept = in_place and algos[0] == "one_stage"  # staged, as peers may load an input that is overwritten already
         stored = results if algos[0] == "two_stage" else []
         placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)
 
@@ -142,7 +143,7 @@ def allreduce(
 
 
 def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilogue: Epilogue | None) -> list[str]:
-    """The algorithms to try in turn, where the workspace is too small for the first."""
+    """The algorithms to try in turn: the workspace may be too small for the first one."""
     differs = epilogue is not None and epilogue.differs_by_rank
     if group.link is not None:
         if differs:

@@ -112,7 +112,7 @@ class AllreduceCall:
     def _ready(
         self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int
     ) -> list[Ready]:
-        """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
+        """Launches for `count` elements from element `first` on; rank i sums what lies at the addresses `table[i]`."""
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         form = None if self.multimem is None else self.multimem.to_outputs

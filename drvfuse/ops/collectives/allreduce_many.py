@@ -61,9 +61,9 @@ def allreduce_many(
     arrays for each local rank. With one local rank a list of arrays is accepted in place of a list of lists, and a list
     of arrays comes back.
 
-    One launch per rank does all, or over several nodes two launches and an exchange (docs/nodes.md). The bits are those
-    of `allreduce` of each tensor alone. A tensor takes whole packs of 16 bytes on its way, so many that are smaller
-    than that cost as much as one of 16 bytes each.
+    One launch per rank reduces all tensors; over several nodes it takes two launches and an exchange (docs/nodes.md).
+    The bits are those of `allreduce` of each tensor alone. A tensor is sent in whole packs of 16 bytes, so a smaller
+    tensor costs as much as one of 16 bytes.
 
     `algo` is "push_one_shot", "push_two_shot", "naive" (which has a launch for each tensor) or "auto", as for
     `allreduce` of all bytes together; over several nodes it is "auto". `pdl_level`, `max_num_blocks`, `streams`,
@@ -118,14 +118,14 @@ def allreduce_many(
 
 
 def _is_bare(group: Group, tensors: Any) -> bool:
-    """Whether there is one local rank, and its arrays were given without a list around them."""
+    """Whether there is one local rank, and the caller gave its list of arrays without an outer list."""
     return len(group) == 1 and not (
         isinstance(tensors, (list, tuple)) and tensors and isinstance(tensors[0], (list, tuple))
     )
 
 
 def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]:
-    """For each tensor a list with an array per local rank; or the array of the one rank where the value is `bare`."""
+    """For each tensor a list with an array per local rank or, if the value is `bare`, just the array."""
     of_ranks = [value] if bare else operands.per_rank(group, argument, value)
     for position, arrays in enumerate(of_ranks):
         name = argument if bare else f"{argument}[{position}]"
@@ -139,12 +139,12 @@ def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]
 
 
 def _addresses(of_tensors: Sequence[Sequence[Operand]]) -> list[list[int]]:
-    """The addresses by tensor and local rank."""
+    """The addresses of the arrays, by tensor and local rank."""
     return [[operand.ptr for operand in of_tensor] for of_tensor in of_tensors]
 
 
 def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
-    """The algorithms to try in turn, where the workspace is too small for the first."""
+    """The algorithms to try in turn: the workspace may be too small for the first one."""
     if group.link is not None:
         if algo != "auto":
             raise ArgumentError("algo", f'"{algo}"', '"auto" for a group over several nodes')

@@ -62,9 +62,9 @@ def allreduce_rmsnorm_fp8(
 
     `inputs`: a list with one array [..., columns] per local rank, of one shape and dtype (bfloat16, float16 or
     float32), 1 to 16384 columns. `gammas`: one array [columns] per rank, of the inputs' dtype or float32. `residuals`:
-    one array per rank, of the inputs' shape, in their dtype or float32. Gammas, betas and residuals are replicated by
-    contract: equal on all ranks, which nothing checks. With a `pdl_level` other than OFF gammas and betas may be read
-    before the kernel in front has finished: it must not write them.
+    one array per rank, of the inputs' shape, in their dtype or float32. Gammas, betas and residuals must be equal on
+    all ranks, which is not checked. With a `pdl_level` other than OFF gammas and betas may be read before the kernel in
+    front has finished, so that kernel must not write them.
 
     For each row, in float32 and in this order: x = the sum over ranks 0, 1, ... from +0; with residuals, x + residual
     rounded to the residuals' dtype, which is also stored in `residual_outputs`; f = 1 / sqrt(mean(x^2) + epsilon);
@@ -72,7 +72,7 @@ def allreduce_rmsnorm_fp8(
     ("float32" or "bfloat16"); the output is y / scale, saturated and rounded once to `out_dtype` ("float8_e4m3fn",
     "float8_e5m2", or the inputs' dtype for no quantisation: then there are no scales). y is about output * scale. A row
     whose scale is 0 has output 0; a row with a NaN has a NaN scale. Every algorithm, rank and batch size gives the same
-    bits, but for `use_multimem`.
+    bits, except with `use_multimem`.
 
     `norm="layer"`: LayerNorm. x is replaced by x - mean(x) before f is computed, and `betas`, if there are any, are
     added to y: one array per rank, like the gammas. `drvfuse.reference.norms` has the order of all operations.
@@ -81,18 +81,18 @@ def allreduce_rmsnorm_fp8(
     is a row of its own. Gammas and betas then have the shape [head_columns], and scales [..., heads]. The bits are
     those of the call on arrays of the shape [..., heads, head_columns].
 
-    `quantisation`: how y becomes the output, as `drvfuse.Quantisation` says, which has the shapes of outputs and
-    scales too: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` stand for
-    `Quantisation.per_row` and are left out beside it.
+    `quantisation`: a `drvfuse.Quantisation`, which describes how y becomes the output and which shapes outputs and
+    scales have: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` are short for
+    `Quantisation.per_row`, and must be left out beside `quantisation`.
 
-    `normed_outputs`: arrays like the inputs for y before quantisation, rounded to the inputs' dtype; what
-    `Quantisation.none()` would give as outputs.
+    `normed_outputs`: arrays like the inputs, which get y before quantisation, rounded to the inputs' dtype. These are
+    the outputs of `Quantisation.none()`.
 
-    `use_multimem=True`: each row is summed through multicast memory by one rank, which normalises it and stores output
-    and scale to all ranks, or with residuals the residual's output. It has one form, which `algo` "auto" and
-    "two_stage" mean. What `allreduce` says of inputs, of the staging and of the sum holds, so x begins with the sum
-    rounded to the inputs' dtype; rows that are no multiple of 16 bytes are staged too. All ranks hold equal bits: those
-    of `drvfuse.reference` for the sum that was obtained.
+    `use_multimem=True`: one rank sums each row through multicast memory, normalises it, and stores output and scale to
+    all ranks; with residuals it stores the residual's output. `algo` must be "auto" or "two_stage", which mean the
+    same. Inputs, staging and sums are as with `allreduce`, so x begins with the sum rounded to the inputs' dtype; rows
+    whose size is no multiple of 16 bytes are staged too. All ranks hold equal bits: those of `drvfuse.reference` for
+    the sum that the switches returned.
 
     `outputs`, `scales` [...] and `residual_outputs` (of the residuals' dtype) are allocated where None.
     `residual_outputs[i]` may be `residuals[i]`; otherwise nothing that is written may share memory with anything.
@@ -112,8 +112,8 @@ def allreduce_rmsnorm_fp8(
 
 
 def _algorithms(common: CallOptions, use_multimem: bool, rows: FusedRows, sent: int) -> list[str]:
-    """The algorithms to try in turn, where the workspace is too small for the first; a row has `sent` bytes of results
-    for the peers of its owner."""
+    """The algorithms to try in turn: the workspace may be too small for the first one. A row's owner sends `sent` bytes
+    of its results to each peer."""
     group, algo = common.group, common.algo
     if group.link is not None:
         return [nodes.algorithm(group, algo, use_multimem)]
@@ -125,4 +125,4 @@ def _algorithms(common: CallOptions, use_multimem: bool, rows: FusedRows, sent: 
     if not group.peers_readable:
         return ["naive"]
     best = tuning.fused_algorithm(group.part(Tuned).costs, group.size, rows.input_bytes, sent, rows.rows)
-    return [best, "one_stage"]  # which needs less of the workspace, or none
+    return [best, "one_stage"]  # one_stage needs less of the workspace, or none

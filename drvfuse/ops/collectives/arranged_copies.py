@@ -2,7 +2,7 @@
 """Algorithm "naive" for scales by column or in tiles: copies by the driver, and a kernel that stores each scale to its
 place among those of all rows.
 
-Chunk by chunk every rank copies its peers' scales to slots in its workspace, of which the kernel takes them.
+Chunk by chunk every rank copies its peers' scales to slots in its workspace, and the kernel reads them there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ArrangedCopies:
     """The copies and kernels of one call's scales, on all ranks."""
 
     def __init__(self, group: Group, part: MovePart) -> None:
-        """ArgumentError if the workspaces are too small for 16 bytes of each peer."""
+        """Raises ArgumentError if the workspaces are too small for 16 bytes of each peer."""
         self._group, self._part = group, part
         slot = naive_slot(group.workspace.payload_bytes, group.size, PACK_BYTES)
         sizes = [part.table[rank][rank].nbytes for rank in range(group.size)]
@@ -73,7 +73,8 @@ class ArrangedCopies:
         return found
 
     def launch(self, streams: Sequence[Stream], captured: bool) -> None:
-        """Queue all of it. A rank fills and reads its slots on its own stream, so chunks need no event between them."""
+        """Queue all copies and kernels. A rank fills and reads its slots on its own stream, so no event is needed
+        between chunks."""
         for launch, stream in zip(self._own, streams, strict=True):
             launch(stream)
         for chunk in self._chunks:
@@ -83,7 +84,7 @@ class ArrangedCopies:
                 launch(streams[position])
 
     def _launch(self, position: int, peer: int, begin: int, size: int, most: int | None = None) -> Launch:
-        """The kernel on one rank for `peer`'s scales, `most` bytes of all `size` from `begin` on."""
+        """The kernel on one rank for up to `most` of the `size` bytes of `peer`'s scales, from `begin` on."""
         arrangement = self._part.arrangement
         assert arrangement is not None
         nbytes = size - begin if most is None else min(most, size - begin)

@@ -41,11 +41,11 @@ def broadcast(
     """Copy the input of rank `root` of the group to the output of every rank.
 
     `inputs` is a list with one array per local rank, all of one shape and dtype, as in `all_gather` but of any number
-    of dimensions. Only the root's is read: another rank may give its output there. `outputs` likewise; None allocates
-    them. In place: `outputs[i]` may be `inputs[i]` itself.
+    of dimensions. Only the root's input is read, so another rank may pass its output as its input. `outputs` likewise;
+    None allocates them. In place: `outputs[i]` may be `inputs[i]` itself.
 
     `algo` may also be "relay": the root pushes each part of its array to one rank, which stores it and pushes it on to
-    the others, so that no link carries more than the array once. With fewer than three ranks that is "push".
+    the others, so that no link carries the array twice. With fewer than three ranks "relay" means "push".
 
     The other arguments, alignment and errors are those of `all_gather`.
     """

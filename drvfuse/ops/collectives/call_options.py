@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class CallOptions:
     """The checked options of a call of `op`, and its group, which is open.
 
-    `blocks` is the number of multiprocessors that the grid may fill, and `alone` the same while no other group is open
-    on the devices.
+    `blocks` is the number of multiprocessors that the grid may fill, and `alone` that number while no other group is
+    open on the devices.
     """
 
     op: str

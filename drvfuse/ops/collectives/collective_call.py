@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the description of a collective call, by algorithm, to a `Prepared`: the last steps of every collective."""
+"""The last steps of every collective: from the description of a call to a `Prepared`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CollectiveCall(Protocol):
-    """A collective call by one algorithm."""
+    """The description of a collective call that runs by one algorithm."""
 
     @property
     def name(self) -> str:
@@ -52,8 +52,9 @@ def prepare(
 ) -> Prepared[R]:
     """Prepare the call by the first of `algos` for which the workspace is large enough.
 
-    `make` describes the call by an algorithm. `schedule` gives the launches of a described call; None: the call has no
-    elements, so it has no launches. `read[i]` and `written[i]` are the arrays of local rank i, its input first.
+    `make` describes the call by an algorithm, and `schedule` gives the launches of a described call. A call without
+    elements has no launches, and its `schedule` is None. `read[i]` and `written[i]` are the arrays of local rank i, its
+    input first.
     """
     planned: Schedule | None = None
     ready: list[Ready] = []

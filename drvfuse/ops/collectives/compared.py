@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that the ranks of a group compare: by the kernels of the call themselves, or by one in front of them."""
+"""How the ranks of a group compare their calls: in the kernels of the call, or in a kernel in front of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class ComparedFirst:
-    """A schedule in front of which a kernel on each rank waits for the peers' calls and compares them with its own.
+    """A schedule behind a kernel that waits, on each rank, for the peers' calls and compares them with the own call.
 
-    Without a schedule the kernel only compares. `launches` are those of the schedule.
+    Without a schedule there is only that kernel. `launches` are the launches of the schedule.
     """
 
     def __init__(self, checks: Sequence[Launch], schedule: Schedule | None) -> None:
@@ -43,10 +43,10 @@ class ComparedFirst:
 def compared(
     group: Group, name: str, schedule: Schedule | None, ready: Sequence[Ready]
 ) -> tuple[Schedule | None, list[Ready]]:
-    """The schedule and launches of a call, after the ranks have been told to compare it where the group says so.
+    """The schedule and launches of a call, changed so that the ranks compare the call if the group asks for that.
 
-    `name` says of the call, besides its grid, all that must be equal on all ranks. Kernels that wait for no peer cannot
-    compare, and a call without elements has none.
+    `name` describes everything that must be equal on all ranks, except the grid. A call whose kernels wait for no peer,
+    or that has no kernels, is compared by a kernel in front of it.
     """
     calls = group.calls
     if calls is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events on the host.
 
-Each rank copies from its peers' inputs to its output, when all ranks have come to the call. Then they synchronise
-again, so an input may be overwritten once its rank's stream has passed the call. An in-place all-to-all would overwrite
-data that a peer still reads, so there each rank first copies to its workspace, chunk by chunk.
+When the streams of all ranks have reached the call, each rank copies from its peers' inputs to its output. Then the
+streams synchronise again, so an input may be overwritten once its rank's stream has passed the call. An in-place
+all-to-all would overwrite data that a peer still reads, so each rank first copies to its workspace, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """The copies of a call of all ranks."""
+    """The schedule of a call: its copies on all ranks."""
 
     def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
-        """`staged`: in place, by way of the workspaces. ArgumentError if they are too small for that."""
+        """`staged`: the call is in place and copies through the workspaces. ArgumentError if these are too small."""
         self._group, self._parts = group, parts
         self._as_they_lie = [part for part in parts if part.arrangement is None]
         self._arranged = [ArrangedCopies(group, part) for part in parts if part.arrangement is not None]
@@ -64,7 +64,7 @@ class Copies:
         naive.meet(self._met, streams)
 
     def _by_workspaces(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
-        """What comes from peers."""
+        """Copy the bytes from peers through the workspaces."""
         largest = max(move.nbytes for of_rank in part.table for move in of_rank)
         for begin in range(0, largest, self._slot):
             todo = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epilogue on a group."""
+"""Epilogues of collectives: their parameters on the local ranks of a group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class BoundEpilogue(EpilogueParameters):
-    """An epilogue with its parameters, a structure per local rank."""
+    """An epilogue with a structure of parameters for each local rank."""
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """With some parameters replaced. ArgumentError if the kernel would be another, or the ranks' must be equal."""
+        """A copy with some parameters replaced. ArgumentError if it would need another kernel, or if the parameters
+        differ by rank and `algo` does not allow that."""
         new = super().replaced(algo, parameters)
         if new.epilogue.differs_by_rank and algo in BY_OWNER:
             raise ArgumentError("parameters", "different by rank", f'the same on all ranks, as algo is "{algo}"')
@@ -28,8 +29,9 @@ class BoundEpilogue(EpilogueParameters):
 
 
 def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
-    """Check the parameters against the group and fill a structure per rank. Raises ArgumentError that names the wrong
-    parameter.
+    """Check the epilogue's parameters for the group and fill a structure per local rank.
+
+    Raises ArgumentError, which names the wrong parameter.
     """
     return BoundEpilogue.of([rank.device for rank in group.ranks], epilogue)
 

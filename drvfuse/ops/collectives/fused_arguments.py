@@ -30,13 +30,13 @@ Shapes = tuple[int, ...] | list[tuple[int, ...]]
 class FusedRows:
     """The inputs of a fused op as rows.
 
-    The kernel has `rows` rows of `columns` elements. With heads it depends on their length what such a row is: a row of
-    the inputs, of which `head` columns each are normed by themselves, or one head; then `head` is 0, as without heads.
-    `normed` columns are normed together in either case.
+    The kernel sees `rows` rows of `columns` elements. Heads of some lengths stay parts of such a row, and then `head`
+    is their number of columns. Other heads are rows of the kernel, and `head` is 0, as it is without heads. In all
+    cases `normed` columns are normed together.
 
-    `full` is the shape of arrays with all columns of the rows that a rank gets, and `each` the shape of arrays with one
-    value for each group of columns that are normed together. `counts` are the rows of each rank of the group, as the
-    kernel counts them; it is empty where every rank gets all rows.
+    `full` is the shape of arrays with all columns of the rows that a rank gets. `each` is the shape of arrays with one
+    value for every `normed` columns. `counts` are the rows that each rank of the group gets, as the kernel counts rows;
+    it is empty where every rank gets all rows.
     """
 
     inputs: list[Operand]
@@ -50,8 +50,8 @@ class FusedRows:
 
     @classmethod
     def of(cls, inputs: list[Operand], head_columns: Any) -> FusedRows:
-        """All rows of these inputs, for every rank. Raises ArgumentError for their dtype or shape, or for heads that do
-        not fit them."""
+        """The rows of these inputs, where every rank gets all rows. Raises ArgumentError for a dtype, a shape or a
+        length of heads that no kernel can have."""
         first = inputs[0]
         options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
         each, normed = _rows(first, head_columns)
@@ -62,8 +62,8 @@ class FusedRows:
         return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
 
     def split(self, group: Group, splits: Any) -> FusedRows:
-        """The same inputs where each rank gets its own rows: `splits[r]` for rank r, or as equal numbers as possible.
-        Raises ArgumentError for splits with another sum."""
+        """The same rows, where rank r gets `splits[r]` of them; None: all ranks get as equal numbers of rows as
+        possible. Raises ArgumentError for splits whose sum is not the number of rows."""
         assert isinstance(self.each, tuple)
         shape = self.inputs[0].shape
         heads = self.each[len(shape) - 1 :]  # () without heads
@@ -79,14 +79,14 @@ class FusedRows:
 
     @property
     def input_bytes(self) -> int:
-        """The bytes of a row of the kernel."""
+        """The bytes of an input row, as the kernel counts rows."""
         return self.columns * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class NormArguments:
-    """The norm of a fused op: the arrays that it reads besides the inputs, by local rank, LayerNorm or RMSNorm, and
-    `numbers`: epsilon and weight offset. Without betas or residuals their lists are empty."""
+    """The norm of a fused op: the arrays that it reads besides the inputs, one per local rank; whether it is LayerNorm;
+    and `numbers`, which are epsilon and weight offset. Without betas or residuals their lists are empty."""
 
     gammas: list[Operand]
     betas: list[Operand]
@@ -106,7 +106,7 @@ class NormArguments:
         epsilon: Any,
         weight_offset: Any,
     ) -> NormArguments:
-        """Check the caller's arguments of these names. Raises ArgumentError."""
+        """The checked arguments that the caller gave under these names. Raises ArgumentError."""
         either = dict.fromkeys((rows.dtype.name, "float32"))
         weights = _like(group, "gammas", gammas, (rows.normed,), either)
         added = [] if residuals is None else _like(group, "residuals", residuals, rows.full, either)
@@ -119,15 +119,15 @@ class NormArguments:
 
     @property
     def arrays(self) -> list[list[Operand]]:
-        """Those arrays that there are."""
+        """The lists of arrays that are not empty."""
         return [of_ranks for of_ranks in (self.gammas, self.betas, self.residuals) if of_ranks]
 
 
 def quantisation_of(
     rows: FusedRows, quantisation: Any, out_dtype: Any, scales_dtype: Any, scale_ub: Any
 ) -> Quantisation:
-    """The quantisation that the caller asked for: by the object, or per row by the three arguments behind it. Raises
-    ArgumentError for both, and for a quantisation that does not fit the rows."""
+    """The quantisation that the caller asked for: the object `quantisation`, or quantisation per row as the other three
+    arguments describe it. Raises ArgumentError if both are given, or if the quantisation does not fit the rows."""
     if quantisation is None:
         return _per_row(rows.dtype, out_dtype, scales_dtype, scale_ub)
     require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
@@ -140,7 +140,7 @@ def quantisation_of(
 
 
 def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
-    """The quantisation by row that these arguments mean for inputs of `dtype`."""
+    """The quantisation per row that these arguments describe for inputs of `dtype`; none for outputs of `dtype`."""
     out = dtypes.get(out_dtype, "out_dtype")
     options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
     scales = dtypes.get(scales_dtype, "scales_dtype")
@@ -150,7 +150,7 @@ def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, sc
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of the rows that are normed in inputs like `first`, heads included, and their columns."""
+    """The shape of the rows or heads that are normed in inputs like `first`, and the number of their columns."""
     shape = first.shape
     if head_columns is None:
         if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:
@@ -166,7 +166,7 @@ def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], in
 
 
 def _like(group: Group, argument: str, value: Any, shape: Shapes, names: Iterable[str]) -> list[Operand]:
-    """Arrays of that shape, one per local rank, all of one of the dtypes of these names."""
+    """The caller's arrays of that shape, one per local rank, whose common dtype must be one of `names`."""
     found = operands.of_ranks(group, argument, value, shape, None, "as the inputs require")
     if found[0].dtype.name not in names:
         wanted = f"of dtype {' or '.join(names)}, as the inputs require"

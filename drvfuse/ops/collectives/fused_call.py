@@ -32,7 +32,7 @@ _NUMBERS = ("epsilon", "weight_offset")
 
 
 class Addresses(NamedTuple):
-    """The arrays of one rank; 0 where there is none."""
+    """The addresses of one rank's arrays; 0 for an array that the call does not have."""
 
     input: int
     gamma: int
@@ -48,8 +48,8 @@ class Addresses(NamedTuple):
 class FusedCall:
     """What is the same on every rank of one fused call. `shape` is that of the inputs.
 
-    Rows and their columns are those of the kernel (`FusedRows`). `counts` are the rows of each rank where they are
-    split among the ranks, and `rows` is the largest of them; else it is empty.
+    `rows` and `columns` are as the kernel counts them (`FusedRows`). Where the rows are split among the ranks, `counts`
+    are the rows of each rank, and `rows` is the largest of them; otherwise `counts` is empty.
     """
 
     options: CallOptions
@@ -84,18 +84,18 @@ class FusedCall:
 
     @property
     def output_bytes(self) -> int:
-        """Of a row."""
+        """The bytes of a row of the output."""
         return self.quantisation.row_bytes(self.columns, self.dtype)
 
     @property
     def scale_bytes(self) -> int:
-        """Of a row."""
+        """The bytes of a row's scales."""
         head = self.form.head or self.columns
         return self.columns // head * self.quantisation.row_scale_bytes(head)
 
     @property
     def clusters(self) -> bool:
-        """Whether the blocks of a cluster may share a row. Heads need no sum over a row."""
+        """Whether the blocks of a cluster may share a row. With heads they need not, as no sum goes over a row."""
         return plan.capability(self.options.group) >= push.CLUSTER_CAPABILITY and not self.form.head
 
     @property
@@ -135,7 +135,7 @@ class FusedCall:
         return total if joined is None else traffic.of_nodes(self.options.group.nodes, total, elements, joined.places)
 
     def _padding(self) -> int:
-        """By how much a row of results and its scales grow when they are sent in whole packs and words."""
+        """The bytes by which a row of results and its scales grow when they are sent in whole packs and words."""
         sent = self._kernel().work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
         own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
         return sent - own + self.scale_bytes // self.scales_dtype.itemsize * 4 - self.scale_bytes
@@ -199,7 +199,7 @@ class FusedCall:
         )
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """All that the plan for so many rows depends on besides the group."""
+        """Everything that the plan for so many rows depends on besides the group."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
         common = self.options
         options = (self.staged, self.residual, common.blocks, common.alone, self.multimem is not None)
@@ -208,7 +208,8 @@ class FusedCall:
     def _ready(
         self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int, first: int = 0
     ) -> list[Ready]:
-        """Launches for `rows` rows from `first` on, at `arrays`; `table[i]` are the addresses that rank i sums."""
+        """Launches for `rows` rows from row `first` on, which lie at `arrays`; rank i sums what lies at the addresses
+        `table[i]`."""
         inputs = [own.input for own in arrays]
         group, pdl, trace = self.options.group, self.options.pdl, self.options.trace
         found = plan.take(group, self._key(rows), lambda: self._plan(rows), table, inputs, pdl, trace)
@@ -224,7 +225,7 @@ class FusedCall:
         return found
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, without the fields that follow from the number of rows."""
+        """The kernel, with the defaults for all fields that depend on the number of rows."""
         across = self.options.group.link is not None
         return self.kind(
             op="allreduce_rmsnorm_fp8",

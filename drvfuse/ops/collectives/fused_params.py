@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of the fused kernels, with those that only some forms take."""
+"""The parameters of the fused kernels, by the form of the norm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .params import FusedParams
 
 
 class FormParams(FusedParams):
-    """`struct FusedParams` of a form with beta, normed outputs, or scales in another layout than by row."""
+    """`struct FusedParams` for forms with beta, normed outputs, or scales in the layouts "column" and "tiles"."""
 
-    _fields_ = (  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (  # type: ignore[assignment]  # follow the fields of the base
         ("beta", ctypes.c_uint64),
         ("normed_output", ctypes.c_uint64),
         ("all_rows", ctypes.c_int32),
@@ -23,7 +23,8 @@ class FormParams(FusedParams):
 
 @functools.cache
 def params_of(base: type[FusedParams], form: NormForm) -> type[FusedParams]:
-    """The parameters of that form: the fields of `FormParams`, followed by those of `base`."""
+    """The parameters of a kernel of that form: the fields that `FormParams` adds, if the form has them, and those of
+    `base`."""
     if not form.has_more:
         return base
     if base is FusedParams:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the checked arguments of a fused op to a `Prepared`."""
+"""The last steps of the fused ops: from checked arguments to a `Prepared`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def prepare(
     bare: bool,
     use_multimem: bool = False,
 ) -> Prepared[NormResult]:
-    """Prepare a call of the given kind by the first of `algos` for which the workspace is large enough. `bare`: it
-    returns bare arrays."""
+    """Prepare a call of the given kind by the first of `algos` for which the workspace is large enough. `bare`: the
+    call returns arrays that are not in lists."""
     group, sources, dtype = common.group, rows.inputs, rows.dtype
     queues = resolve_streams(group, streams, sources)
     written, result = results.allocate(group, queues, bare)

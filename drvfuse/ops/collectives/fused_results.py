@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays that a fused op writes: those that the caller gave, checked, and those to allocate."""
+"""The arrays that a fused op writes: the caller's, which are checked, and new ones."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 
 class NormResult(NamedTuple):
-    """Lists with an array per local rank (or bare arrays); `scales` and `residual` are None where there are none.
-
-    Arrays that were given come back as given.
+    """The results of a fused op: lists with an array per local rank, or bare arrays. `scales` and `residual` are None
+    if the call has none. Arrays that the caller gave are the same objects.
     """
 
     output: list[Array]
@@ -32,7 +31,7 @@ class NormResult(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """A result: its argument, what the caller gave for it, and what its arrays must be."""
+    """A result of a call: its argument, the caller's value of it, and the shape, dtype and alignment of its arrays."""
 
     argument: str
     given: Any
@@ -41,7 +40,7 @@ class _Wanted(NamedTuple):
     alignment: int = operands.VECTOR
 
     def targets(self, group: Group) -> list[Operand]:
-        """The arrays that the caller gave, checked; none if there are none."""
+        """The caller's arrays, checked; an empty list if the caller gave none."""
         if self.given is None:
             return []
         why = "as the other arguments require"
@@ -52,10 +51,10 @@ class _Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedResults:
-    """The results of a fused call, and the arrays that the caller gave for them.
+    """The results of a fused call, and the caller's arrays for them.
 
-    `normed`: the normed rows are one of them. `row_bytes` is what a row's owner sends of it to each rank that gets the
-    row.
+    `normed`: the normed rows are one of the results. `row_bytes` is the number of bytes that the owner of a row sends
+    to each rank that gets the row.
     """
 
     wanted: Sequence[_Wanted]
@@ -75,8 +74,8 @@ class FusedResults:
         normed_outputs: Any,
         residual_outputs: Any,
     ) -> FusedResults:
-        """The results for the caller's arguments of these names. Raises ArgumentError for an array that does not fit,
-        and for one whose result the call does not have."""
+        """The results that the caller's arguments of these names ask for. Raises ArgumentError for an array that does
+        not fit, and for an array whose result the call does not have."""
         out = quantisation.output_dtype(rows.dtype)
         scales_shape = _each(lambda each: quantisation.scales_shape(each, rows.normed), rows.each)
         if scales is not None and scales_shape is None:
@@ -106,8 +105,10 @@ class FusedResults:
     def allocate(
         self, group: Group, queues: Sequence[Stream], bare: bool
     ) -> tuple[dict[str, list[Operand]], NormResult]:
-        """The arrays to write, by argument and local rank, and what the call returns: new arrays where the caller gave
-        none, in the order of the streams `queues`. `bare`: bare arrays are returned."""
+        """The arrays to write, by argument and local rank, and the call's result.
+
+        Arrays that the caller did not give are allocated in the order of the streams `queues`. `bare`: the result has
+        arrays that are not in lists."""
         written: dict[str, list[Operand]] = {}
         returned: dict[str, Any] = {}
         for (argument, given, shape, dtype, _), targets in zip(self.wanted, self.targets, strict=True):
@@ -118,7 +119,7 @@ class FusedResults:
 
 
 def _each(function: Callable[[tuple[int, ...]], Any], shapes: Shapes) -> Any:
-    """The function of a shape, or of each shape in a list; None where that is None."""
+    """The function's value for a shape, or a list of its values for a list of shapes; None if a value is None."""
     if not isinstance(shapes, list):
         return function(shapes)
     found = [function(shape) for shape in shapes]

@@ -31,7 +31,8 @@ from .scatter_kernels import (
 
 @dataclass(frozen=True)
 class FusedScatterCall(FusedCall):
-    """What is the same on every rank; `algo` is the all-reduce's by which each rank sums its rows (`ROW_FORMS`)."""
+    """What is the same on every rank. `algo` is the all-reduce's algorithm by which a rank sums its rows
+    (`ROW_FORMS`)."""
 
     kind: ClassVar[type[CollectiveKernel]] = ScatterKernel
 
@@ -42,7 +43,7 @@ class FusedScatterCall(FusedCall):
 
     @property
     def starts(self) -> list[int]:
-        """The number of rows in front of each rank's rows, and the total at the end."""
+        """The index of each rank's first row, followed by the number of all rows."""
         return list(itertools.accumulate(self.counts, initial=0))
 
     @property
@@ -120,15 +121,15 @@ class FusedScatterCall(FusedCall):
         return AcrossNodes(group, stages), every
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, without the fields that follow from the number of rows; over several nodes the one that adds the
-        nodes' partial sums."""
+        """The kernel, with the defaults for all fields that depend on the number of rows. Over several nodes it is the
+        kernel that adds the nodes' partial sums."""
         if self.options.group.link is None:
             return super()._kernel()
         finishing = replace(self, algo="naive", staged=False)
         return replace(FusedCall._kernel(finishing), ranks=1)
 
     def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
-        """Write to the launches how many rows each rank has, in this launch and in all."""
+        """Write to the launches how many rows each rank has: in this launch, and in all launches together."""
         for rank, one, count in zip(self.options.group, ready, counts, strict=True):
             one.parameters.rows = count
             if self.form.has_more:

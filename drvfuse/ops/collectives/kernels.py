@@ -21,7 +21,7 @@ PULL, PUSH = ("one_stage", "two_stage"), ("push_one_shot", "push_two_shot")
 ALGOS = (*PULL, *PUSH)
 ALGORITHMS = ("auto", *ALGOS, "naive")
 BY_OWNER = ("two_stage", "push_two_shot", "multimem_two_stage")
-"""By which one rank computes an element for all."""
+"""The algorithms in which one rank computes an element for all ranks."""
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
 SCALES_DTYPES = ("float32", "bfloat16")
 MAX_PACKS = 8
@@ -32,22 +32,25 @@ MULTIMEM_CAPABILITY = (9, 0)
 class CollectiveKernel:
     """What a kernel is compiled for.
 
-    `packs`: 16-byte packs a thread has in flight (all-reduce) or holds of a row (fused), from
-    `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) are no multiple of a pack's.
-    `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
-    and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
-    `cu/common/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
-    type; `form` says what else it does.
-    The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
-    packs; `depth` is how far a block sends ahead; `relays`: owners order what they hear before what they send in the
-    last round (`plans.push`).
-    `multimem`: it meets its peers in multicast memory (one_stage and two_stage). It stages inputs there, and with
-    `to_outputs`, which needs inputs that are not staged, the outputs lie there too.
-    `nodes`: its sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
-    made. That one is two_stage too, and may be staged; `out_dtype` is its input's.
-    `compares`: it tells the peers which call it makes and compares theirs (`cu/sync/calls.cuh`).
-    `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
-    planted in it (`ops.call.faults`).
+    `packs`: the 16-byte packs that a thread has in flight (all-reduce) or holds of a row (fused), from
+    `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) are no whole number of packs. `staged`:
+    the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device and no
+    peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
+    `cu/common/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation), an FP8 type or
+    FP4; `form` describes its other variants.
+
+    For push algorithms (`plans.push`): `cluster` blocks of `threads` threads share a row; with `exact` every thread has
+    all its packs; a block sends `depth` units ahead; `relays`: in the last round an owner receives before it sends.
+
+    `multimem`: the kernel sums and stores through multicast memory (one_stage and two_stage) and stages inputs there.
+    `to_outputs`: the outputs lie there too, which needs inputs that are not staged.
+
+    `nodes`: the sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
+    written. That kernel is two_stage too, and may be staged; its `out_dtype` is its input's.
+
+    `compares`: the kernel tells its peers which call it belongs to, and compares theirs (`cu/sync/calls.cuh`).
+    `traced`: if not 0, the kernel has a last argument `TraceParams`, and a block records up to so many words. `fault`:
+    the fault that is planted in the kernel (`ops.call.faults`).
     """
 
     op: str
@@ -136,17 +139,18 @@ class CollectiveKernel:
 
     @property
     def pushes(self) -> bool:
-        """Whether it stores to peers (`plans.push`) rather than loads from them."""
+        """Whether the kernel pushes: it stores to peers (`plans.push`) and does not load from them."""
         return self.algo in PUSH
 
     @property
     def uses_staging(self) -> bool:
-        """Whether it has inputs or results in the group's multicast staging."""
+        """Whether the kernel has inputs or results in the group's multicast staging."""
         return self.multimem and (self.staged or (self.algo == "two_stage" and not self.to_outputs))
 
     @property
     def specialisation(self) -> Specialisation:
-        """How it is compiled. Multicast needs compute capability 9.0, FP8 conversions 8.9, the rest 8.0."""
+        """How the kernel is compiled. Multicast needs compute capability 9.0, FP8 conversions 8.9, everything else
+        8.0."""
         defines: dict[str, str | int] = {
             **workspace.defines(),
             "DRVFUSE_RANKS": self.ranks,
@@ -186,7 +190,7 @@ class CollectiveKernel:
         if self.epilogue:
             defines["DRVFUSE_EPILOGUE"] = 1
             text = f'#include "common/prelude.cuh"\n{self.epilogue}\n'
-        narrow = (*dtypes.FP8, dtypes.FP4)  # FP4 has scales of FP8
+        narrow = (*dtypes.FP8, dtypes.FP4)  # FP4 needs FP8 conversions for its scales
         capability = FP8_CAPABILITY if self.out_dtype.name in narrow else (8, 0)
         needs = f"{self.out_dtype} output"
         if self.multimem:
@@ -203,6 +207,6 @@ def _check(argument: str, got: object, allowed: tuple[object, ...] | range) -> N
 
 
 def check_call(ranks: int) -> Specialisation:
-    """How the kernel that compares calls is compiled."""
+    """How the kernel that compares calls of so many ranks is compiled."""
     fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks, "DRVFUSE_COMPARES": 1}).items())
     return Specialisation("collectives", "check_call", fixed)

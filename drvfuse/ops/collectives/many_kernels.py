@@ -14,7 +14,7 @@ from .kernels import CollectiveKernel
 from .params import AllreduceNodesParams, AllreducePushParams, NodeSumsParams
 
 MOST_TENSORS = 64
-_BEYOND = 1 << 62  # packs that no call has
+_BEYOND = 1 << 62  # a number of packs that no call reaches
 
 
 class ManyCall(ctypes.Structure):
@@ -29,7 +29,8 @@ class ManyCall(ctypes.Structure):
 
     @classmethod
     def of(cls, counts: Sequence[int], width: int, begin: int = 0) -> ManyCall:
-        """For tensors of these numbers of elements, in packs of `width`. Pack 0 is the pack `begin` of all tensors'."""
+        """The call for tensors with these numbers of elements, in packs of `width`. Its pack 0 is pack `begin` of the
+        packs of all tensors."""
         made = cls()
         made.counts[: len(counts)] = counts
         first = [at - begin for at in itertools.accumulate((0, *(ceil_div(count, width) for count in counts[:-1])))]
@@ -40,23 +41,23 @@ class ManyCall(ctypes.Structure):
 class AllreduceManyParams(AllreducePushParams):
     """`struct Params` of cu/collectives/allreduce_push.cu with DRVFUSE_MANY."""
 
-    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class NodeSumsManyParams(NodeSumsParams):
     """`struct Params` of cu/collectives/node_sums.cu with DRVFUSE_MANY."""
 
-    _fields_ = (("many", ManyCall),)  # behind those of the base
+    _fields_ = (("many", ManyCall),)  # follow the fields of the base
 
 
 class AllreduceNodesManyParams(AllreduceNodesParams):
     """`struct Params` of cu/collectives/allreduce.cu with DRVFUSE_NODES and DRVFUSE_MANY."""
 
-    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class ManyKernel(CollectiveKernel):
-    """A kernel whose packs are those of several tensors: an all-reduce by push, or one of those over several nodes."""
+    """A kernel that reduces the packs of several tensors: the all-reduce by push, or a kernel of a call over nodes."""
 
     @property
     def name(self) -> str:

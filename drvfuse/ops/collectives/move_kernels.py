@@ -17,15 +17,16 @@ from .params import Call, PushCall
 ALGOS = ("push", "pull", "put")
 ALGORITHMS = ("auto", *ALGOS, "naive")
 RELAY = "relay"
-"""Of broadcasts alone, of three ranks or more."""
+"""The algorithm that only broadcasts over three ranks or more have."""
 
 
 @dataclass(frozen=True)
 class MoveKernel:
-    """What a kernel is compiled for: one of `ALGOS` or `RELAY`; whether a rank's bytes are the `same` for all ranks;
-    whether bytes are `staged` in workspaces (not by push); whether scales are `arranged` (as `plans.moves.Arrangement`
-    says; not by relay, and by put only where bytes are staged); and as in `CollectiveKernel` whether it `compares`
-    calls, how much it notes if it is `traced`, and the `fault` that is planted in it."""
+    """What a kernel is compiled for.
+
+    `algo` is one of `ALGOS` or `RELAY`. `same`: a rank sends the same bytes to all ranks. `staged`: bytes go through
+    workspaces (put and pull only). `arranged`: scales are rearranged as `plans.moves.Arrangement` says (not with relay,
+    and with put only if bytes are staged). `compares`, `traced` and `fault` are as in `CollectiveKernel`."""
 
     algo: str
     ranks: int
@@ -48,12 +49,12 @@ class MoveKernel:
 
     @property
     def pushes(self) -> bool:
-        """Whether it stores to its peers' slots."""
+        """Whether the kernel stores to its peers' slots."""
         return self.algo in moves.PUSH
 
     @property
     def specialisation(self) -> Specialisation:
-        """How it is compiled. It needs compute capability 8.0."""
+        """How the kernel is compiled. It needs compute capability 8.0."""
         defines: dict[str, str | int] = {
             **workspace.defines(),
             "DRVFUSE_RANKS": self.ranks,
@@ -93,7 +94,8 @@ class Moved(ctypes.Structure):
     )
 
     def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
-        """Write the moves of rank `ranks[place]` to and from these ranks, by distance; the table is of all ranks."""
+        """Write the moves of rank `ranks[place]` to and from the ranks `ranks`, by distance. The table has all ranks of
+        the group."""
         own = ranks[place]
         for distance in range(len(ranks)):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
@@ -101,7 +103,7 @@ class Moved(ctypes.Structure):
 
     @property
     def offsets(self) -> int:
-        """All offsets in the own input and output, and all sizes, joined by "or"."""
+        """The bitwise "or" of all offsets in the own input and output, and of all sizes."""
         found = 0
         for sent, received in zip(self.sent, self.received, strict=True):
             found |= sent.source | sent.nbytes | received.target | received.nbytes
@@ -118,7 +120,7 @@ class Arrangement(ctypes.Structure):
     )
 
     def tailor(self, arrangement: moves.Arrangement, rank: int) -> None:
-        """Write the rows of all ranks, by distance."""
+        """Write the first row and the number of rows of all ranks, by distance."""
         ranks = len(arrangement.rows)
         self.rows, self.groups = sum(arrangement.rows), arrangement.groups
         self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.layout == "tiles")
@@ -143,7 +145,7 @@ class MoveParams(ctypes.Structure):
 class MovePushParams(MoveParams):
     """`struct MovePushParams`."""
 
-    _fields_ = (  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (  # type: ignore[assignment]  # follow the fields of the base
         ("push", PushCall),
         ("root", ctypes.c_int64),
         ("offsets", ctypes.c_uint64),

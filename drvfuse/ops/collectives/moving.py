@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of all-gather, broadcast and all-to-all: it makes a call from tables of moves."""
+"""The common part of all-gather, broadcast and all-to-all, which makes a call from tables of moves."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class MovePart:
-    """The rows of a call, or their scales: an array for each local rank, and what is moved."""
+    """The rows of a call, or their scales: an array for each local rank, and the table of moves between them."""
 
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
     arrangement: moves.Arrangement | None = None
-    """Of scales that do not arrive as they lie."""
+    """The layout of scales that are rearranged when they arrive; None for bytes that arrive as they are."""
 
     def reachable(self, group: Group, targets: bool) -> bool:
-        """Whether the kernels of a rank's peers can access its target, or else its source, where it lies."""
+        """Whether the kernels of a rank's peers can access its target where it lies or, without `targets`, its
+        source."""
         return plan.readable_by_peers(group, self.targets if targets else self.sources)
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        """The addresses, by distance from 1 on, of the targets of the ranks to which a rank sends, or of the sources of
-        those from which it receives."""
+        """The addresses of peers' arrays, by distance from 1 on: the targets of the ranks to which a rank sends or,
+        without `targets`, the sources of the ranks from which it receives."""
         peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
         step, found = (1, self.targets) if targets else (-1, self.sources)
         return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
@@ -75,7 +76,7 @@ def options(
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
-    """A list with the number of rows of each rank, checked."""
+    """The checked numbers of rows of the ranks, from the caller's list."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
@@ -98,7 +99,8 @@ def outputs(
     why: str,
     alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """Arrays, given or new, as operands and as what the caller gets. A list has a shape for each local rank."""
+    """The arrays of `argument`, the caller's or new ones, as operands and as the objects to return. `shape` may be a
+    list with a shape for each local rank."""
     targets = []
     if given is not None:
         targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
@@ -116,9 +118,9 @@ def prepare(
     root: int | None = None,
     in_place_hazard: bool = False,
 ) -> Prepared[R]:
-    """The call. `text` describes everything that must be equal on all ranks, besides op and algorithm. `same`: a rank's
-    bytes are the same for all. `root`: of a broadcast. `in_place_hazard`: a peer's bytes may come over bytes of an
-    input that are still to be read.
+    """Prepare a call. `text` describes everything that must be equal on all ranks, besides op and algorithm. `same`: a
+    rank sends the same bytes to all ranks. `root`: the root of a broadcast. `in_place_hazard`: bytes from a peer may
+    overwrite bytes of an input that are still to be read.
     """
     work = moves.MoveWork(tuple(part.table for part in parts), same, root, parts[-1].arrangement)
     described = MoveCall(text, common, parts, work, in_place_hazard, common.algo, False)
@@ -141,8 +143,8 @@ def prepare(
 
 @dataclass(frozen=True)
 class MoveCall:
-    """A kernel of each rank that moves bytes to the ranks of its node: a whole call on one node, or a step of a call
-    over several. `work` is that of the parts' tables, on every node.
+    """One kernel per rank that moves bytes between the ranks of a node: a whole call on one node, or a step of a call
+    over several nodes. `work` is the work of the tables of all parts, for every node.
 
     `described` is what must be equal on all ranks besides op and algorithm.
     """
@@ -170,7 +172,7 @@ class MoveCall:
         return moves.traffic(self.work, self.algo, self.staged)
 
     def algorithms(self) -> list[str]:
-        """The algorithms to try in turn, where the workspace is too small for the first."""
+        """The algorithms to try in turn: the workspace may be too small for the first one."""
         group, algo = self.common.group, self.common.algo
         if algo == RELAY and self.work.ranks < 3:
             return ["push"]
@@ -200,7 +202,7 @@ class MoveCall:
         return Direct([one.launch for one in ready]), ready
 
     def ready(self) -> list[Ready]:
-        """The launches of all local ranks, by another algorithm than "naive"."""
+        """The launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
         tables = () if group.link is None else tuple(part.table for part in self.parts)  # else those of `work`

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the arrays of a call with `use_multimem=True` lie, and which form of a kernel that asks for."""
+"""Calls with `use_multimem=True`: their algorithms, and which of their arrays lie in multicast memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from ...runtime.stream import Stream
     from ..call.planned import Ready
 
-_WORD = 4  # the least that a multimem instruction accesses
+_WORD = 4  # bytes of the smallest access of a multimem instruction
 NAMES = {"one_stage": "multimem_one_stage", "two_stage": "multimem_two_stage"}
-"""What messages and `Prepared.algo` call the algorithms."""
+"""The names of the algorithms in messages and in `Prepared.algo`."""
 
 
 def algorithm(group: Group, algo: str, forms: Sequence[str]) -> str:
-    """The form of `forms`, whose last one "auto" means, that `algo` asks for.
+    """The one of `forms` that `algo` asks for; "auto" means the last.
 
-    Raises ArgumentError for another one, then Unsupported where the group may not or cannot use multicast.
+    Raises ArgumentError for another algorithm, and Unsupported if the group may not or cannot use multicast.
     """
     chosen = forms[-1] if algo == "auto" else algo
     if chosen not in forms:
@@ -34,9 +34,9 @@ def algorithm(group: Group, algo: str, forms: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Placement:
-    """The multicast addresses of inputs and outputs, where kernels use them, and the streams of the call.
+    """The multicast addresses of a call's inputs and outputs, or None where they have none, and the call's streams.
 
-    Inputs without a multicast address are staged. For outputs without one, results pass through the staging too.
+    Inputs without a multicast address are staged. Results for outputs without one are stored to the staging and copied.
     """
 
     group: Group
@@ -48,7 +48,8 @@ class Placement:
     def of(
         cls, group: Group, streams: Sequence[Stream], inputs: Sequence[int], outputs: Sequence[int], nbytes: int
     ) -> Placement:
-        """For `nbytes` at these addresses, one per local rank; an empty list: what lies there takes the staging."""
+        """The placement of arrays of `nbytes` at these addresses, one per local rank. An empty list stands for arrays
+        that use the staging in any case."""
         if nbytes % _WORD or not inputs:  # the last element may share a word with the memory behind the array
             return cls(group, streams, None, None)
         source = group.multicast_at(inputs, nbytes)
@@ -68,7 +69,7 @@ class Placement:
         self.group.multicast_staging(self.streams)
 
     def point(self, launches: Sequence[Ready]) -> None:
-        """Write the addresses to the parameters."""
+        """Write the multicast addresses to the parameters of the launches."""
         for ready in launches:
             for field, address in (("multimem.inputs", self.inputs), ("multimem.outputs", self.outputs)):
                 if address is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events on the host.
 
-It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs into its own
-workspace, waits until all have copied, and sums. That wait makes in-place calls right, and it frees every input at the
-rank's completion: no peer reads an input after its rank's kernel has run.
+It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs to its own
+workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place, and an input is
+free when its rank's kernel has completed: no peer reads the input after that.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a call: `copies[i]`, (offset, bytes), of each input, is what the kernel `launches[i]` sums on rank i."""
+    """A part of a call. On rank i the kernel `launches[i]` sums the part `copies[i]` of each input, (offset, bytes)."""
 
     copies: Sequence[tuple[int, int]]
     launches: Sequence[Launch]
 
 
 def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
-    """The addresses that rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts.
+    """The addresses from which rank `position` sums, by rank: `own` in its input, and its slots for the others' parts.
 
-    They are given as `offset` bytes in front of that: addresses of whole tensors, of which the part lies there.
+    `offset` bytes are subtracted from each address: the kernel gets addresses of whole tensors and adds the offset of
+    the part itself.
     """
     base = group.workspace.pointers[position] + PAYLOAD_OFFSET
     slot = -(-slot // 16) * 16
@@ -43,10 +44,10 @@ def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -
 
 
 class Naive:
-    """Copies and kernels of a naive call."""
+    """The schedule of a naive call: its copies and kernels."""
 
     def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
-        """`inputs` are the addresses of the ranks' inputs, `slot` the bytes of a chunk of one."""
+        """`inputs` are the addresses of the ranks' inputs, and a chunk has up to `slot` bytes of each."""
         self._group = group
         self._inputs = tuple(inputs)
         self._chunks = chunks
@@ -76,8 +77,9 @@ class Naive:
 
 
 def check_together(captures: Sequence[int | None], alone: bool) -> None:
-    """Raise unless all ranks are launched, with all streams outside a capture or all in one: events cannot cross the
-    border.
+    """Raise Unsupported unless all ranks are launched together, on streams that are all in one capture or in none.
+
+    Events cannot order work inside a capture with work outside it.
     """
     if alone:
         raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
@@ -89,7 +91,7 @@ def check_together(captures: Sequence[int | None], alone: bool) -> None:
 
 
 def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -> None:
-    """Raise Unsupported unless the devices of a capture have access to each other's inputs, as `copyable_by` says."""
+    """Raise Unsupported unless every device can copy the inputs of the others in a capture (`copyable_by`)."""
     for peer, (source, size) in enumerate(zip(inputs, nbytes, strict=True)):
         for position, rank in enumerate(group):
             if peer != position and size and not copyable_by(source, size, rank.device):
@@ -100,7 +102,7 @@ def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -
 
 
 def meet(events: Sequence[Event], streams: Sequence[Stream]) -> None:
-    """Order later work of each stream after the work that all streams have now."""
+    """Order later work of each stream after the work that is queued on all streams now."""
     for event, stream in zip(events, streams, strict=True):
         event.record(stream)
     for position, stream in enumerate(streams):
@@ -112,11 +114,11 @@ def meet(events: Sequence[Event], streams: Sequence[Stream]) -> None:
 def copy(
     group: Group, position: int, peer: int, to: int, what: int, nbytes: int, stream: Stream, captured: bool
 ) -> None:
-    """Copy what lies on rank `peer` to the device of rank `position`, on its stream."""
+    """Copy `nbytes` at `what` on the device of rank `peer` to `to` on the device of rank `position`, on its stream."""
     device = group.ranks[position].device
     with device.use():
         if captured or peer == position:  # in a capture cuMemcpyPeerAsync is refused
             device.driver.cuMemcpyDtoDAsync(to, what, nbytes, stream.handle)
-        else:  # any memory of the peer; the other one takes only what this device has access to
+        else:  # copies any memory of the peer; cuMemcpyDtoDAsync only memory that this device can access
             holder = group.ranks[peer].device
             device.driver.cuMemcpyPeerAsync(to, device.context, what, holder.context, nbytes, stream.handle)

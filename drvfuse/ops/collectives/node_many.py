@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`allreduce_many` over several nodes: the kernels of an all-reduce over nodes, on the packs of all tensors together.
 
-A rank knows the addresses of its own tensors alone. So inputs are always staged: each rank copies its packs to its
-payload, where its peers read them. Results go through payloads as in every all-reduce over nodes.
+A rank's kernel has only the addresses of its own tensors. So inputs are always staged: each rank copies its packs to
+its payload, where its peers read them. Results go through payloads as in every all-reduce over nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def schedule(
     inputs: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
 ) -> tuple[Schedule, list[Ready]]:
-    """The launches for tensors of `counts[t]` >= 1 elements, at `inputs[t][i]` and `outputs[t][i]` on local rank i."""
+    """The launches for tensors t of `counts[t]` >= 1 elements, which lie at `inputs[t][i]` and `outputs[t][i]` on local
+    rank i."""
     group, width = options.group, plans.PACK_BYTES // dtype.itemsize
     share = shares.Share(1, width, plans.PACK_BYTES, group.layout.inside, link(group).places, staged=True)
     ragged = any(plans.ragged(count, dtype.itemsize) for count in counts)

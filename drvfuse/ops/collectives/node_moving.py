@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-gather, broadcast and all-to-all over several nodes.
 
-`plans.node_moves` has the steps. A step inside the nodes is a kernel as on one node, by the algorithm that the caller
-asked for. A step between the nodes is an exchange by the engine, from where the bytes lie to their place in outputs.
+`plans.node_moves` plans the steps. A step inside the nodes is a kernel as on one node, by the algorithm that the caller
+asked for. In a step between nodes the engine exchanges bytes, from where they lie to their place in the outputs.
 
 Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the exchange in front of
 it has received, and an exchange sends what the kernel in front of it has left in this rank's memory. What peers store
@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 
 class PayloadPart(MovePart):
-    """What is moved into payloads, which all ranks of a node can access."""
+    """The part of a step whose targets are payloads, which all ranks of a node can access."""
 
     def reachable(self, group: Group, targets: bool) -> bool:
         return targets
@@ -65,7 +65,7 @@ def prepare(
     result: R,
     in_place_hazard: bool = False,
 ) -> Prepared[R]:
-    """The call that consists of `steps`; the other arguments are those of `moving.prepare`."""
+    """Prepare the call that consists of `steps`; the other arguments are those of `moving.prepare`."""
     call = NodeMoveCall(common, text, parts, steps, in_place_hazard)
     return collective_call.prepare(
         common,
@@ -147,7 +147,7 @@ class NodeMoveCall:
                 found.append(MovePart(sources, part.targets, table))
         hazard = self.in_place_hazard and step.target is Place.OUTPUT
         common = self.common
-        if common.algo == RELAY and step.root is None:  # relays serve one source
+        if common.algo == RELAY and step.root is None:  # a relay needs one source of the bytes
             common = replace(common, algo="push")
         call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
         if step.target is not Place.PAYLOAD:
@@ -156,7 +156,7 @@ class NodeMoveCall:
         puts = call.direct("put") and self.common.algo != "push"
         if puts and self.common.algo == "auto":
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
-        return replace(call, algo="put" if puts else "push")  # what is staged by "put" takes the payload itself
+        return replace(call, algo="put" if puts else "push")  # a staged "put" would use the payload itself
 
     def _barrier(self, kernel: MoveCall) -> MoveCall:
         """A kernel in front of this one, which moves nothing and passes barriers of the node's ranks."""

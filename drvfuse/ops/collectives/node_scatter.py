@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The partial sums of a reduce-scatter over several nodes: kernels inside the nodes, and the exchange between them.
 
-`plans.node_scatter` says which rank sums what, and where the sums lie. For the parts of each node's ranks a launch of
-the one-node reduce-scatter leaves float32 sums in the payload. The exchange sends the sums of a part to its owner. The
-owner's next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
+`plans.node_scatter` plans which rank sums which parts, and where the sums lie. For the parts of the ranks of each node,
+a launch of the one-node reduce-scatter writes float32 sums to the payload. The exchange sends the sums of a part to the
+part's owner. The owner's next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
 
 Memory ordering. All sums of a rank are written and read on its device, by kernels and exchanges in the order of its
-stream. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them.
-In place a rank's own rows are read by its own kernels alone, all of whose chunks come before what overwrites them.
+stream. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them. In
+place only the own kernels read a rank's own rows, and the kernel that overwrites a row comes after those that read it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def payload(group: Group, rank: int) -> int:
 
 
 def area(group: Group, staged: bool) -> int:
-    """Where partial sums begin in a payload: behind the half in which inputs are staged."""
+    """The offset in a payload at which partial sums begin: behind the half in which inputs are staged."""
     return group.workspace.payload_bytes // 2 // plans.PACK_BYTES * plans.PACK_BYTES if staged else 0
 
 
 def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: bool = False) -> None:
-    """Write to the parameters where the sums of all nodes lie: their first pack, or if `skewed` their first element."""
+    """Write to the parameters the address of the sums of all nodes: of their first pack or, if `skewed`, their first
+    element."""
     for one, rank in zip(ready, group, strict=True):
         call = one.parameters.node
         call.sums = payload(group, rank.index) + chunk.received(0) + (chunk.skew(rank.index) if skewed else 0)
@@ -54,7 +55,8 @@ def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: boo
 
 @dataclass(frozen=True)
 class PartialSums:
-    """How the ranks of each node sum inputs of `dtype`: by `form`, an algorithm of the all-reduce of one node."""
+    """How the ranks of a node sum inputs of `dtype`, namely by the one-node reduce-scatter whose all-reduce algorithm
+    is `form`."""
 
     options: CallOptions
     dtype: DType
@@ -62,7 +64,8 @@ class PartialSums:
     staged: bool
 
     def stages(self, chunk: ScatterChunk, inputs: Sequence[int]) -> tuple[list[Stage], list[Ready]]:
-        """The stages up to the exchange for a chunk of whole tensors at `inputs`, and their launches."""
+        """The stages of a chunk up to and with the exchange, and their launches; `inputs` are addresses of whole
+        tensors."""
         group, ranks = self.options.group, NodeRanks(self.options.group.layout.of)
         found: list[Stage] = []
         every: list[Ready] = []
@@ -88,7 +91,7 @@ class PartialSums:
         return found, every
 
     def _ready(self, chunk: ScatterChunk, ranks: NodeRanks, step: int, inputs: Sequence[int]) -> list[Ready]:
-        """Launches that sum the parts of the ranks `step` nodes further on."""
+        """Launches that sum the parts of the ranks of the node that is `step` nodes further on."""
         common = self.options
         key = ("node_scatter", self.form, self.dtype.name, chunk, step, self.staged, common.blocks, common.alone)
         table = sources_inside(common.group, inputs)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduces of a group over several nodes: chunk by chunk a kernel, an exchange of partial sums, and a kernel.
 
-docs/nodes.md says what each does, the `.cu` files why that is in order.
+docs/nodes.md describes each step, and the `.cu` files argue why their order of memory accesses is right.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ALGORITHM = "two_stage"
 
 
 def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
-    """The algorithm inside nodes that `algo` asks for. ArgumentError for another one than "auto" and "two_stage".
+    """The algorithm inside nodes that `algo` asks for. ArgumentError unless that is "auto" or "two_stage".
 
-    Raises Unsupported for multicast, and without peer access inside a node.
+    Raises Unsupported for multicast, and if the devices of a node lack peer access.
     """
     if use_multimem:
         raise Unsupported("use_multimem=True sums inside the switches of one node; the group has several")
@@ -52,8 +52,8 @@ def sums(
 ) -> list[Ready]:
     """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i.
 
-    `parameters` say how items lie in the input, and `key` has all that they depend on. `ragged`: an item may have a
-    partial pack.
+    `parameters` describe the layout of items in the input, and `key` holds everything that they depend on. `ragged`: an
+    item may have a partial pack.
     """
     group = options.group
     level = level_inside(options.pdl)
@@ -73,7 +73,7 @@ def sums(
 def sums_of_rows(
     options: CallOptions, dtype: DType, columns: int, row_packs: int, chunk: Chunk, inputs: Sequence[int]
 ) -> list[Ready]:
-    """The same for rows of `columns` elements, which have `row_packs` packs."""
+    """Launches of `node_sums` for rows of `columns` elements, each of which has `row_packs` packs."""
     parameters = NodeSumsParams(columns=columns, row_packs=row_packs)
     key = (dtype.name, columns, row_packs, chunk.items, chunk.share, options.blocks)
     return sums(options, dtype, plans.ragged(columns, dtype.itemsize), chunk, inputs, parameters, key)
@@ -106,7 +106,8 @@ def _plan(
 
 
 def point(group: Group, launches: Sequence[Ready], chunk: Chunk, own: bool = False) -> None:
-    """Write to the parameters where the partial sums of the chunk lie: those of the `own` node, or all."""
+    """Write to the parameters the address of the chunk's partial sums: of the own node's if `own`, else of all
+    nodes'."""
     joined = link(group)
     for ready, rank, progress in zip(launches, group, joined.progress, strict=True):
         node, place = group.layout.of[rank.index], group.layout.place(rank.index)
@@ -122,6 +123,6 @@ def _sums_of(group: Group, rank: int, chunk: Chunk) -> int:
 
 
 def stages(group: Group, chunk: Chunk, before: Sequence[Ready], after: Sequence[Ready]) -> list[Stage]:
-    """A chunk: the kernels before the exchange, the exchange, and the kernels after it, on every local rank."""
+    """The stages of a chunk on every local rank: kernels, the exchange, and the kernels behind it."""
     memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
     return [Kernels(before), Sums(memory), Kernels(after)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fused kernel does to a row besides the plain RMSNorm."""
+"""The forms of the fused kernels: their variants of norm, quantisation and results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NORMS = ("rms", "layer")
 
 @dataclass(frozen=True)
 class NormForm:
-    """The definitions of cu/collectives/norm_form.cuh.
+    """The form of a fused kernel, as cu/collectives/norm_form.cuh describes it. The defaults are the plain RMSNorm.
 
-    `kind`, `group` and `layout` are those of a `Quantisation`; "" is per row, or none where the output's dtype is that
-    of the inputs. `head`: the columns of a head, of which a row has several that warps hold whole; 0 where rows are
-    normed whole. `residual`: the dtype of residual and residual output, None for that of the inputs. `layer`:
-    LayerNorm, with `beta` or without. `normed`: the normed rows are stored in the inputs' dtype too.
+    `kind`, `group` and `layout` are those of a `Quantisation`. The kind "" means per row, or no quantisation where the
+    output has the inputs' dtype. `head`: the columns of a head where a row has several heads; 0 where whole rows are
+    normed. `residual`: the dtype of residual and residual output, None for the inputs' dtype. `layer`: LayerNorm, with
+    `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
     """
 
     kind: str = ""
@@ -32,11 +32,11 @@ class NormForm:
 
     @property
     def has_more(self) -> bool:
-        """Whether the kernel takes what `FormParams` adds."""
+        """Whether the kernel has the parameters that `FormParams` adds."""
         return self.beta or self.normed or self.layout != "row"
 
     def defines(self, dtype: DType, quantised: bool) -> dict[str, str | int]:
-        """For inputs of `dtype`, and outputs that are `quantised` or of that dtype."""
+        """The definitions for inputs of `dtype`; outputs that are not `quantised` have that dtype too."""
         kind = self.kind or ("row" if quantised else "none")
         return {
             "DRVFUSE_MORE": int(self.has_more),
@@ -51,7 +51,7 @@ class NormForm:
         }
 
     def text(self, dtype: DType) -> list[str]:
-        """What of it must be equal on all ranks, for inputs of `dtype`; nothing for the plain form."""
+        """A description of what must be equal on all ranks, for inputs of `dtype`; empty for the plain RMSNorm."""
         said = [f"residuals {self.residual}"] if self.residual not in (None, dtype) else []
         words = ("norm layer", self.layer), ("betas", self.beta), ("normed outputs", self.normed)
         return said + [word for word, holds in words if holds]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls have in common by which each rank gets its own rows of a sum."""
+"""What the two reduce-scatters share: the rows of each rank, the choice of algorithm, and in-place calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
-    """Of so many rows those of each rank: `splits`, or as equal as possible. ArgumentError for splits of other rows."""
+    """The number of rows of each rank: `splits`, or as equal as possible. ArgumentError unless the sum is `rows`."""
     if splits is None:
         return split_rows(rows, group.size)
     found = lengths("splits", splits, group.size)
@@ -32,11 +32,11 @@ def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
 
 
 def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequence[Operand]) -> list[str]:
-    """The algorithms that `op` tries in turn, where the workspace is too small for the first. The rank with the largest
-    part receives so many bytes from the inputs `sources` of the peers of its node.
+    """The algorithms that `op` tries in turn: the workspace may be too small for the first one. The rank with the
+    largest part receives `received` bytes from the inputs `sources` of the other ranks of its node.
 
-    Raises Unsupported for an algorithm that the group's devices cannot run, and over several nodes what `require_moves`
-    raises.
+    Raises Unsupported for an algorithm that the group's devices cannot run, and over several nodes the errors of
+    `require_moves`.
     """
     if group.link is not None:
         require_moves(group, op, algo)
@@ -56,10 +56,10 @@ def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequenc
 def in_place(
     sources: Sequence[Operand], targets: Sequence[Operand], starts: Sequence[int]
 ) -> list[tuple[Operand, Operand]]:
-    """The pairs, for `no_overlap`, of inputs and outputs that are their rank's rows, which begin `starts[i]` bytes into
-    `sources[i]`.
+    """The pairs, for `no_overlap`, of an input and an output that is its rank's rows of that input. These rows begin
+    `starts[i]` bytes behind the beginning of `sources[i]`.
 
-    ArgumentError for another output that is not on 16 bytes.
+    Raises ArgumentError for any other output that is not aligned to 16 bytes.
     """
     pairs = []
     for source, target, start in zip(sources, targets, starts, strict=True):

@@ -10,7 +10,7 @@ from .kernels import PUSH
 
 
 class Call(ctypes.Structure):
-    """`struct Call` of cu/sync/workspace.cuh: what every collective gets."""
+    """`struct Call` of cu/sync/workspace.cuh, which every collective's parameters begin with."""
 
     _fields_ = (
         ("sources", ctypes.c_uint64 * workspace.MAX_RANKS),
@@ -77,13 +77,13 @@ class PushCall(ctypes.Structure):
 class AllreducePushParams(AllreduceParams):
     """`struct AllreducePushParams` of cu/collectives/allreduce_push.cu."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedPushParams(FusedParams):
     """`struct FusedPushParams` of cu/collectives/allreduce_rmsnorm_fp8_push.cu."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class MultimemCall(ctypes.Structure):
@@ -100,13 +100,13 @@ class MultimemCall(ctypes.Structure):
 class AllreduceMultimemParams(AllreduceParams):
     """`struct AllreduceMultimemParams` of cu/collectives/allreduce_multimem.cu."""
 
-    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedMultimemParams(FusedParams):
     """`struct FusedMultimemParams` of cu/collectives/allreduce_rmsnorm_fp8_multimem.cu."""
 
-    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class NodeCall(ctypes.Structure):
@@ -134,17 +134,17 @@ class NodeSumsParams(ctypes.Structure):
 class AllreduceNodesParams(AllreduceParams):
     """`struct Params` of cu/collectives/allreduce.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedNodesParams(FusedParams):
     """`struct Params` of cu/collectives/allreduce_rmsnorm_fp8.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 def parameters(op: str, algo: str, multimem: bool = False) -> type[AllreduceParams] | type[FusedParams]:
-    """The first argument of a kernel."""
+    """The type of a kernel's first argument."""
     if op == "allreduce":
         return AllreduceMultimemParams if multimem else AllreducePushParams if algo in PUSH else AllreduceParams
     return FusedMultimemParams if multimem else FusedPushParams if algo in PUSH else FusedParams

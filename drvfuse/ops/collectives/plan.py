@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a collective is to launches on every local rank, whose parameters lack the addresses alone."""
+"""The plan of a collective on a group, and its launches on every local rank, which lack only the addresses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """The blocks of a push launch, and what of the epoch's step the first of the grid's warps or blocks adds, and each
-    other one."""
+    """The number of blocks of a push launch. The first warp (or block) of the grid adds `first_share` of the epoch's
+    step, and each other one `share`."""
 
     blocks: int
     first_share: int
@@ -40,10 +40,12 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A collective's kernel, its grid, the most (phases, barriers) that a traced block notes, the barriers and push
-    calls that a launch adds to the epoch, and the parameters that all ranks share; and the grid that it has while its
-    group is alone on the devices, if that is another. `tailor(parameters, rank)` writes those that a rank has of its
-    own."""
+    """A collective's kernel, its grid, and the parameters that all ranks share.
+
+    `traced` are the most (phases, barriers) that a traced block records. A launch advances the epoch by `steps`.
+    `alone` is the grid while the group is alone on its devices, if that is another grid. `tailor(parameters, rank)`
+    writes the parameters that differ by rank.
+    """
 
     kernel: CollectiveKernel | MoveKernel
     blocks: int
@@ -56,7 +58,7 @@ class Plan:
 
 
 def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
-    """The plan of a pull algorithm for `items` elements or rows in such chunks."""
+    """The plan of a pull algorithm for `items` elements or rows in chunks of `chunk` packs or rows."""
     counts = trace_counts(kernel.work, shape, items, chunk)
     return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
 
@@ -64,11 +66,11 @@ def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, p
 def push(
     group: Group, kernel: CollectiveKernel | MoveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any
 ) -> Plan:
-    """The plan of a push algorithm on at most as many multiprocessors as `blocks` says, or `alone` while no other group
-    is open on the devices. Loads the kernel, whose occupancy is that of the device where it is lowest."""
+    """The plan of a push algorithm on up to `blocks` multiprocessors, or up to `alone` while no other group is open on
+    the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
-    by_block = kernel.op != "allreduce" and shape.threads > 256  # as the kernels have it
+    by_block = kernel.op != "allreduce" and shape.threads > 256  # as the kernels instantiate `Push`
 
     def grid(multiprocessors: int) -> Grid:
         count = shape.blocks(multiprocessors * resident)
@@ -103,9 +105,11 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch per local rank; `key` holds everything that `plan()` depends on besides the group. `more[i]` is the
-    second argument of rank i's kernel. Only the addresses that every collective has are written: `table[i]` are the
-    arrays that rank i sums, `inputs[i]` is its own.
+    """A launch per local rank, of the plan that is kept under `key`, or of `plan()` if there is none.
+
+    The key holds everything that `plan()` depends on besides the group. `more[i]` is the second argument of rank i's
+    kernel. The function writes the addresses that every collective has: `table[i]` are the addresses from which rank i
+    sums, and `inputs[i]` is the address of its input.
     """
     behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
@@ -134,7 +138,7 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """What every collective's kernel on a local rank gets alike. It knows the ranks of its node, by their places."""
+    """The `Call` of every collective's kernel on a local rank. It has the ranks of the rank's node, in their order."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
@@ -142,7 +146,7 @@ def call_of_rank(group: Group, position: int) -> Call:
 
 
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
-    """The kernel on every local rank, loaded there, with the rank's own parameters."""
+    """The plan on every local rank: the kernel is loaded there, and the parameters that differ by rank are written."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):
@@ -176,7 +180,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
 
 
 def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
-    """How a launch of the plan changes when its group is alone, or no longer, if it does."""
+    """The function that changes a launch of the plan when its group becomes alone or is no longer; None if no launch
+    changes."""
     larger = plan.alone
     if larger is None and not early:
         return None
@@ -194,8 +199,8 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | 
 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
-    """Whether the kernels of every rank can read every rank's input where it lies: never those of other processes."""
-    if group.layout.inside == 1 and group.nodes > 1:  # the own input alone
+    """Whether the kernels of every rank can read every rank's input where it lies. They cannot between processes."""
+    if group.layout.inside == 1 and group.nodes > 1:  # each rank reads its own input alone
         return True
     if not group.peers_readable or len(group) < group.size:
         return False
@@ -210,13 +215,14 @@ def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
 
 
 def sources(group: Group, inputs: Sequence[int], multimem: bool) -> Sequence[int]:
-    """The table of what a kernel sums, by rank: `inputs`, or nothing where it never reads them from there, as they lie
-    in multicast memory or in other processes."""
+    """The addresses from which a kernel sums, by rank: `inputs`, or none if it reads inputs through multicast memory or
+    the staging of other processes."""
     return [] if multimem or len(group) < group.size else inputs
 
 
 def require_peers(group: Group, algo: str) -> None:
-    """Raise Unsupported if `algo` needs peer access that the devices lack, or all ranks in one process."""
+    """Raise Unsupported if the devices lack the peer access that `algo` needs, or if it needs all ranks in one
+    process."""
     if algo == "naive" and len(group) < group.size:
         raise Unsupported(
             'algo="naive" orders the copies of all ranks by events, so it needs all of them in one process: use "auto" '

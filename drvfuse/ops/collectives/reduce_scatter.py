@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reduce_scatter`: the sum of one array per rank, of which each rank gets its rows."""
+"""`reduce_scatter`: each rank gets its rows of the sum of one array per rank."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def reduce_scatter(
     the other dimensions of the inputs; None allocates them. It may be its rank's rows of `inputs[i]`, where they lie,
     and must otherwise be 16-byte aligned and share memory with nothing.
 
-    The bits are those rows of what `allreduce` gives, `epilogue` included, whose `i`, `row` and `col` are of the whole
-    tensor. It may differ by rank: each element has the parameters of the rank that gets it. Where a part begins or
-    ends off 16 bytes, its ends are read and written element by element.
+    The bits are those of the same rows of `allreduce`, also with `epilogue`, whose `i`, `row` and `col` are indices in
+    the whole tensor. The epilogue may differ by rank: each element has the parameters of the rank that gets it. Where a
+    part does not begin or end at a multiple of 16 bytes, its ends are read and written element by element.
 
     `algo` is "push" (each rank sends the others' parts to them, and sums what it receives), "pull" (each rank loads its
-    part of the inputs of the others, behind a barrier), "naive" (copies between devices, which in a graph capture need
-    access to the inputs, and else need none) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors
+    part of the inputs of the others, behind a barrier), "naive" (copies between devices, which need peer access to the
+    inputs only in a graph capture) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors
     are as for `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the partial sums
     of the nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
     """
@@ -170,8 +170,8 @@ class _Call:
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The schedule of "naive", which copies each rank's part of the others' inputs, from the pack on in which the
-        part begins.
+        """The schedule of "naive": each rank copies its part of the others' inputs, from the pack on in which the part
+        begins.
         """
         group, parts, itemsize = self.options.group, self.parts, self.dtype.itemsize
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES)
@@ -227,8 +227,8 @@ class _Call:
         outputs: Sequence[int],
         chunk: shares.ScatterChunk | None = None,
     ) -> list[Ready]:
-        """Launches of all ranks; `table[i]` are the addresses that rank i sums. With `chunk`, over several nodes, they
-        add the nodes' partial sums of that chunk."""
+        """Launches of all ranks; rank i sums what lies at the addresses `table[i]`. With `chunk`, in a group over
+        several nodes, they add the nodes' partial sums of that chunk instead."""
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         columns = self.shape[-1]
         common = self.options

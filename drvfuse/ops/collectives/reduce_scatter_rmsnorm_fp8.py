@@ -58,11 +58,11 @@ def reduce_scatter_rmsnorm_fp8(
     """Sum `inputs` over the ranks, and on each rank add the residual to its own rows, normalise and quantise these.
 
     The inputs' leading dimensions are one dimension of rows [rows, columns], which is split as by `reduce_scatter`:
-    `splits[r]` are the rows of rank r, and None splits them as equally as possible. Everything else is of a rank's own
-    rows alone: `residuals`, `residual_outputs`, `outputs` and `normed_outputs` are [rows of the rank, columns], and
-    `scales` are of these rows, with `head_columns` [rows of the rank, heads]. Each row has the bits that
-    `allreduce_rmsnorm_fp8` gives it, whose other arguments mean the same here. Residuals need not be replicated: each
-    rank has its own rows, as the last call of this op has left them in `residual_outputs`.
+    `splits[r]` are the rows of rank r, and None splits them as equally as possible. All other arrays have only the rows
+    of their rank: `residuals`, `residual_outputs`, `outputs` and `normed_outputs` are [rows of the rank, columns], and
+    `scales` are those of these rows, with `head_columns` [rows of the rank, heads]. Each row has the bits that
+    `allreduce_rmsnorm_fp8` gives it, and the other arguments are those of that op. Residuals are not replicated: the
+    `residual_outputs` of one call are the residuals of the next.
 
     `algo` is "push", "pull", "naive" or "auto", as for `reduce_scatter`, over several nodes too.
 

@@ -14,15 +14,16 @@ from .params import Call, FusedParams, NodeCall, PushCall
 
 ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
-"""By which a rank sums its part: as an all-reduce sums the whole tensor by that algorithm."""
+"""The algorithm of an all-reduce that sums a whole tensor as a reduce-scatter by this algorithm sums a part."""
 ROW_FORMS = FORMS | {"naive": "naive"}
-"""The same, as calls of the fused ops name them."""
+"""`FORMS` of the fused ops, in which "naive" keeps its name."""
 
 
 class ScatterKernel(CollectiveKernel):
-    """The kernel of a reduce-scatter: that of the all-reduce of the same fields in every respect but its file and name.
+    """The kernel of a reduce-scatter. It differs from the kernel of an all-reduce with the same fields in file and
+    name.
 
-    `work` is what plans must know of the largest part, which is summed as by that all-reduce. With `nodes` it adds the
+    `work` describes the summing of the largest part, which is that of an all-reduce. With `nodes` the kernel adds the
     partial sums of nodes, by one stage on this device alone (`local`).
     """
 
@@ -70,13 +71,13 @@ class ScatterParams(ctypes.Structure):
 class ScatterNodesParams(ScatterParams):
     """`struct Params` of cu/collectives/reduce_scatter.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class ScatterPushParams(ScatterParams):
     """`struct ScatterPushParams` of cu/collectives/reduce_scatter_push.cu."""
 
-    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class RowParts(ctypes.Structure):
@@ -88,16 +89,16 @@ class RowParts(ctypes.Structure):
 class FusedScatterParams(FusedParams):
     """`struct FusedScatterParams` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu."""
 
-    _fields_ = (("parts", RowParts),)  # behind those of the base
+    _fields_ = (("parts", RowParts),)  # follow the fields of the base
 
 
 class FusedScatterNodesParams(FusedParams):
     """`struct Params` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("parts", RowParts), ("node", NodeCall))  # behind those of the base
+    _fields_ = (("parts", RowParts), ("node", NodeCall))  # follow the fields of the base
 
 
 class FusedScatterPushParams(FusedParams):
     """`struct FusedScatterPushParams` of cu/collectives/reduce_scatter_rmsnorm_fp8_push.cu."""
 
-    _fields_ = (("parts", RowParts), ("push", PushCall))  # behind those of the base
+    _fields_ = (("parts", RowParts), ("push", PushCall))  # follow the fields of the base

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The constants by which `algo="auto"` chooses: those that `drvfuse tune` has stored for a machine, else built-in ones.
 
-They lie in the file that the setting `tuning` names, as JSON: for each kind and number of devices, `key`, the base time
-and the bandwidth of each algorithm that was measured. Deleting the file, or `drvfuse tune --remove`, brings the
-built-in ones back.
+The file of the setting `tuning` holds them as JSON: for each kind and number of devices (`key`), the base time and the
+bandwidth of each algorithm that was measured. Without the file, or after `drvfuse tune --remove`, the built-in
+constants are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...runtime.device import Device
 
 Measured = Mapping[str, Cost]
-"""By the name of a field of `Costs`; the others keep the built-in constants."""
+"""Costs by the name of a field of `Costs`. Fields without an entry keep the built-in constants."""
 
 
 def key(devices: Sequence[Device | Member]) -> str:
@@ -51,7 +51,7 @@ def stored(file: Path) -> dict[str, Measured]:
 
 
 def store(file: Path, all_costs: dict[str, Measured]) -> None:
-    """Replace the file atomically; without costs remove it."""
+    """Replace the file atomically, or remove it if there are no costs."""
     if not all_costs:
         file.unlink(missing_ok=True)
         return
@@ -71,7 +71,7 @@ def _measured(values: dict[str, Any]) -> Measured:
 
 
 class Tuned:
-    """The constants of a group, `group.part(Tuned).costs`: read when the group first needs them."""
+    """The constants of a group, `group.part(Tuned).costs`, which are read when the group first needs them."""
 
     def __init__(self, group: Group) -> None:
         found = stored(path()).get(key(group.transport.members), {})

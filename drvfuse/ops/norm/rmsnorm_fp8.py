@@ -54,7 +54,8 @@ class NormParams(ctypes.Structure):
 
 
 class Normed(NamedTuple):
-    """`scales` and `residual` are None where there are none. Arrays that were given come back as given."""
+    """The results of `rmsnorm_fp8`. `scales` and `residual` are None if the call has none. Arrays that the caller gave
+    are the same objects."""
 
     output: Array
     scales: Array | None
@@ -85,23 +86,26 @@ def rmsnorm_fp8(
 
     `inputs` [..., columns], bfloat16, float16 or float32, rows of 1 to 16384 columns. `gamma` and `beta` [columns], and
     `residual` in the inputs' shape: each of the inputs' dtype or float32. With `head_columns` the last dimension is
-    split into heads of so many columns, each a row of its own, whose gamma and beta these are.
+    split into heads of so many columns. Then each head is a row of its own, and gamma and beta are [head_columns].
 
     For each row, in float32 and in this order: x = +0 + inputs; with a residual, x + residual rounded to the residual's
-    dtype, which is also stored in `residual_output`. "rms": f = 1 / sqrt(mean(x^2) + epsilon), y = (x * (gamma +
-    weight_offset)) * f. "layer": the same of x - mean(x), and + beta. `normed_output`, if given, gets y rounded to the
-    inputs' dtype. `quantisation`, by default `Quantisation.per_row()`, says how y becomes `output` and `scales`, and
-    which shapes these have, [..., heads] standing for the rows of heads. Bits are those of `drvfuse.reference`, of
-    `allreduce_rmsnorm_fp8` of one rank, and the same for a row among any others.
+    dtype, which is also stored in `residual_output`. With `norm` "rms": f = 1 / sqrt(mean(x^2) + epsilon) and
+    y = (x * (gamma + weight_offset)) * f. With "layer" x is first replaced by x - mean(x), and beta is added to y.
+    `normed_output`, if given, gets y rounded to the inputs' dtype. `quantisation`, by default `Quantisation.per_row()`,
+    describes how y becomes `output` and `scales` and which shapes these have; with heads the shape of the rows is
+    [..., heads]. The bits are those of `drvfuse.reference` and of `allreduce_rmsnorm_fp8` of one rank, and those of a
+    row do not depend on the other rows.
 
     `output`, `scales` and `residual_output` are allocated where None; `residual_output` may be `residual`. All arrays
     are C-contiguous; those that begin at a multiple of 16 bytes, with rows of whole 16 bytes, are read and written
-    fastest. With a `pdl_level` other than OFF gamma and beta are fetched before the kernel in front has finished: it
-    must not write them. The kernel behind may start when every block has stored its last row (ON), or has begun
-    (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
-    of the inputs' framework, or a stream. The call does not block, needs no workspace, and can be captured with all
-    results given. Before any launch: ArgumentError for arguments that do not fit, CaptureError for a result that a
-    capture would have to allocate, Unsupported for NO_WAIT levels and for a device before compute capability 8.9.
+    fastest. With a `pdl_level` other than OFF gamma and beta are fetched before the kernel in front has finished, so
+    that kernel must not write them. The kernel behind may start when every block has stored its last row (ON), or when
+    every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's
+    own stream, "current" for the stream of the inputs' framework, or a stream. The call does not block and needs no
+    workspace. It can be captured if all results are given.
+
+    Raises, before any launch, ArgumentError for arguments that do not fit, CaptureError for a result that a capture
+    would have to allocate, and Unsupported for NO_WAIT_OVERLAP_AT_END and for a device before compute capability 8.9.
 
     Returns (output, scales, residual).
     """
@@ -151,7 +155,7 @@ _Wanted = tuple[str, Any, tuple[int, ...], DType, int]
 
 
 def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of the rows of the inputs, and their columns."""
+    """The shape of the rows or heads of the inputs, and the number of their columns."""
     shape = x.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs", f"of shape {shape}", "of shape [..., columns] with at least one column")
@@ -167,7 +171,7 @@ def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
 
 
 def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand:
-    """An input of the dtype of `x` or float32."""
+    """The operand of an input that must have that shape, and the dtype of `x` or float32."""
     kinds = (x.dtype.name,) if x.dtype.name == "float32" else (x.dtype.name, "float32")
     found = operands.whole(name, value, x.device.driver, kinds)
     operands.require_shape(found, shape, "as the inputs require")
@@ -177,8 +181,8 @@ def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand
 def _results(
     device: Device, queue: Stream, wanted: list[_Wanted], read: dict[str, Operand]
 ) -> tuple[dict[str, Operand], dict[str, Any]]:
-    """The arrays to write, all checked before the first is allocated, and the objects to return to the caller for
-    them.
+    """The arrays to write, by argument, as operands and as the objects to return. All are checked before the first is
+    allocated.
     """
     found = {}
     for name, value, shape, dtype, alignment in wanted:
@@ -202,7 +206,7 @@ def _results(
 
 
 class _Call:
-    """What the kernel and its launch depend on, and the arrays by the fields of the parameters."""
+    """Everything that the kernel and its launch depend on. `arrays` are named as the fields of the parameters."""
 
     def __init__(
         self,
@@ -221,7 +225,7 @@ class _Call:
         self.ragged = columns * self.dtype.itemsize % VECTOR != 0 or any(each.ptr % VECTOR for each in vectors)
 
     def ready(self, trace: CallTrace | None) -> Ready:
-        """A launch with the arrays' addresses. With a trace, room in it is reserved."""
+        """A launch with the arrays' addresses. With a trace it reserves a section of the trace."""
         if trace is None:
             kinds = tuple((name, operand.dtype.name) for name, operand in self.arrays.items())
             compiled = self.quantisation.definitions(self.dtype)
