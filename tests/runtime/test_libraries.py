@@ -118,6 +118,8 @@ def test_memory_of_a_closed_graph_lives_until_its_last_launch_is_complete(group:
         prepared.launch()
     gone = weakref.ref(foreign)
     del prepared, foreign
+    graph.launch(rank.stream)  # loads it
+    rank.stream.synchronize()
     with blocked(rank.stream):
         graph.launch(rank.stream)
         graph.close()
@@ -132,6 +134,8 @@ def test_calls_that_are_queued_ahead_make_a_bounded_number_of_queries(group: df.
     (rank,) = group
     output, foreign = rank.empty((2, 256), "float32"), Immutable(rank.zeros((2, 256), "float32"))
     prepared = df.allreduce.prepare(group, foreign, output)
+    prepared.launch()  # loads the kernel
+    rank.stream.synchronize()
     queries, query = [], Event.query
     with pytest.MonkeyPatch.context() as patch, blocked(rank.stream):
         patch.setattr(Event, "query", lambda event: queries.append(event) or query(event))
