@@ -144,15 +144,17 @@ def test_calls_that_are_queued_ahead_make_a_bounded_number_of_queries(group: df.
         assert len(queries) <= 20
 
 
-def test_objects_that_are_kept_for_work_of_a_closed_device_are_dropped(driver: str) -> None:
-    device, kept = df.device(0, driver=driver), np.zeros(1)
-    gone = weakref.ref(kept)
-    held.keep(device.stream, [kept])
-    del kept
-    device.close()
-    df.device(0, driver=driver).synchronize()
-    gc.collect()
-    assert gone() is None
+@pytest.mark.emulated
+def test_objects_that_are_kept_for_work_of_a_closed_device_are_dropped() -> None:
+    with emu.Machine(devices=1) as machine:
+        device, kept = df.device(0, driver=machine), np.zeros(1)
+        gone = weakref.ref(kept)
+        held.keep(device.stream, [kept])
+        del kept
+        device.close()
+        df.device(0, driver=machine).synchronize()
+        gc.collect()
+        assert gone() is None
 
 
 @pytest.mark.emulated
