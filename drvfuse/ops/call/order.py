@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ...comm.ordering import same
 from ...errors import CaptureError
+from ...runtime import held
 from ...runtime.array import Array, mark_used
 from ...runtime.stream import LEGACY, Event, Stream
 from .operands import Operand
@@ -18,8 +19,7 @@ class Route:
     A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
     `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
     mostly both are empty. `unordered` are the foreign arrays whose library names no stream; they must live until a
-    launch is complete. `recorded` is the memory besides the arrays in which the use by
-    the stream is recorded already.
+    launch is complete. `recorded` is the memory besides the arrays in which the use by the stream is recorded already.
     """
 
     __slots__ = ("_away", "arrays", "owners", "producers", "stream", "recorded", "unordered")
@@ -84,6 +84,11 @@ class Route:
             mark_used(more, self.stream, event)
         if not self.stream.foreign:  # an array remembers a stream that drvfuse made, so once is enough
             self._away, self.recorded = (), more
+
+    def keep_unordered(self, stream: Stream, event: Event | None) -> None:
+        """Keep `unordered` until the graph that was launched on `stream` is complete. It may be closed before that."""
+        if stream.capture_id() is None:
+            held.keep(stream, self.unordered)
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order the owners of foreign arrays after the launch: their libraries may then reuse the memory."""
