@@ -62,6 +62,13 @@ def _add_benchmarks(benchmarks: Any) -> None:
     gpu.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
     gpus.add_argument("--gpus", type=_positive, default=2, help="GPUs to use (default: 2)")
     torch.add_argument("--torch", action="store_true", help="time torch's versions too")
+
+    def add(name: str, parents: Sequence[argparse.ArgumentParser], text: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = benchmarks.add_parser(
+            name, parents=[*parents, out], help=text, description=text
+        )
+        return parser
+
     for name, parents, text in (
         ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
         ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
@@ -69,7 +76,7 @@ def _add_benchmarks(benchmarks: Any) -> None:
         ("rmsnorm-fp8", [gpu, shapes, torch], "RMSNorm with quantisation of rows, on one device"),
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
-        parser = benchmarks.add_parser(name, parents=[*parents, out], help=text)
+        parser = add(name, parents, text)
         if name == "gemv":
             parser.add_argument("--rows", type=_positive, default=1, help="of act (default: 1)")
     both = argparse.ArgumentParser(add_help=False)
@@ -90,16 +97,14 @@ def _add_benchmarks(benchmarks: Any) -> None:
     both.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
     both.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
     both.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
-    plain = benchmarks.add_parser("allreduce", parents=[gpus, both, out], help="all-reduce, beside floors and peers")
+    plain = add("allreduce", [gpus, both], "all-reduce, beside floors and peers")
     plain.add_argument(
         "--multimem",
         action="store_true",
         help="with the algorithms by multicast, on inputs and outputs in multicast memory: creates multicast objects, "
         "and is refused where the site forbids them",
     )
-    fused = benchmarks.add_parser(
-        "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
-    )
+    fused = add("allreduce-rmsnorm-fp8", [gpus, both], "all-reduce + RMSNorm + FP8, beside floors and peers")
     fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
     moves = argparse.ArgumentParser(add_help=False)
     moves.add_argument(
@@ -113,34 +118,24 @@ def _add_benchmarks(benchmarks: Any) -> None:
     moves.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     scatters = "reduce-scatter", "reduce-scatter-rmsnorm-fp8"
     for name in ("all-gather", "all-to-all", "allreduce-many", "broadcast", *scatters):
-        benchmarks.add_parser(name, parents=[gpus, moves, out], help=f"{name}, beside the wire and NCCL")
+        add(name, [gpus, moves], f"{name}, beside the wire and NCCL")
     every = argparse.ArgumentParser(add_help=False)
     every.add_argument("--op", nargs="+", metavar="NAME", help="collectives, by the names of their benchmarks")
     every.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
-    forms = benchmarks.add_parser(
-        "fused-forms",
-        parents=[gpus, shapes, every, out],
-        help="fused norms, and gathers of rows with scales, in every form",
-    )
+    forms = add("fused-forms", [gpus, shapes, every], "fused norms, and gathers of rows with scales, in every form")
     forms.add_argument("--form", nargs="+", metavar="NAME", help="such as static, mxfp8-tiles, layer (default: all)")
     forms.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
-    processes = benchmarks.add_parser(
-        "processes",
-        parents=[gpus, shapes, every, out],
-        help="collectives with a process for each GPU, beside one process",
-    )
+    processes = add("processes", [gpus, shapes, every], "collectives with a process for each GPU, beside one process")
     processes.add_argument(
         "--algos", nargs="+", metavar="NAME", help="(default: auto and those that push; others are staged)"
     )
-    nodes = benchmarks.add_parser(
-        "nodes", parents=[gpus, shapes, every, out], help="collectives over several nodes by NCCL, beside one node"
-    )
+    nodes = add("nodes", [gpus, shapes, every], "collectives over several nodes by NCCL, beside one node")
     for parser, default in ((processes, 1), (nodes, 2)):
         text = f"into which the GPUs are divided (default: {default})"
         parser.add_argument("--nodes", type=_positive, default=default, help=text)
-    host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
+    host = add("host", [gpus], "what calls cost the calling thread")
     host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
-    emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
+    emulator = add("emulator", [], "CPU time of the emulated driver; needs no GPU")
     for option, default in (("--gpus", 4), ("--calls", 8), ("--seeds", 2)):
         emulator.add_argument(option, type=_positive, default=default, help=f"(default: {default})")
     emulator.add_argument("--shape", metavar="MxN", default=None, help="rows x columns (default: 128x4096)")
@@ -249,8 +244,14 @@ def _parser() -> argparse.ArgumentParser:
     trace = commands.add_parser("trace", description="show what the blocks of an op do when")
     collectives = ("allreduce", "allreduce_many", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
     norms = ("allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8")
-    on_one_device = "gemv (gemv_partial_norm) and rmsnorm_fp8 run on one device"
-    trace.add_argument("op", choices=(*collectives, *norms, "rmsnorm_fp8", "gemv"), help=on_one_device)
+    ops = (*collectives, *norms, "rmsnorm_fp8", "gemv")
+    trace.add_argument(
+        "op",
+        type=lambda name: name.replace("-", "_"),  # as in `drvfuse bench`
+        choices=ops,
+        metavar="OP",
+        help=f"one of {', '.join(ops)}, also with hyphens; the last two run on one device (gemv is gemv_partial_norm)",
+    )
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
     trace.add_argument(
         "--shape",
@@ -259,7 +260,9 @@ def _parser() -> argparse.ArgumentParser:
         help="rows x columns of a rank's input, of all_gather its output; of gemv as for bench",
     )
     trace.add_argument("--algo", default="auto", metavar="NAME", help="one of the op's algorithms (default: auto)")
-    trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
+    trace.add_argument(
+        "--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown (default: 3)"
+    )
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
@@ -277,7 +280,12 @@ def _parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", description='measure the constants by which algo="auto" chooses, and store them')
     tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
     tune.add_argument("--remove", action="store_true", help="go back to the built-in constants")
-    tune.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+    tune.add_argument(
+        "--driver",
+        choices=("cuda", "emu"),
+        default=None,
+        help="default: the `driver` setting; emulated times mean nothing, and are not stored",
+    )
     parser.description = _overview(commands)
     return parser
 
