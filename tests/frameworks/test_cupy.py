@@ -140,8 +140,8 @@ def test_fp8_rows_are_bytes_to_cupy(connect: Any, ranks: int, rng: np.random.Gen
             for theirs, rank in zip(rows, group, strict=True)
         ]
         inputs, gammas = arrays(group, hosts), arrays(group, [gamma] * ranks)
-        for device in {array.device for array in inputs}:
-            device.synchronize()  # views do not tell the stream of what fills them
+        for array in inputs:
+            array.device.synchronize()  # views do not tell the stream of what fills them
         df.allreduce_rmsnorm_fp8(group, inputs, gammas, epsilon=1e-6, outputs=views, scales=scales)
         group.synchronize()
         assert same(rows, expected.output) and same(scales, expected.scales)
