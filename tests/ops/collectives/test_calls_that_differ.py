@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that differ between ranks are found by their kernels: those that would hang, and those that would end with
-results of nobody's call. The groups here are of one process, and compare calls as one of several processes does."""
+"""Kernels detect calls that differ between ranks: calls that would hang, and calls that would end with wrong results.
+The groups here have one process, but their kernels compare calls as those of several processes do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compared_group(new_group):
 
 
 def launch(calls_of_rank):
-    """A GPU finds the difference while the rest is launched, and a launch raises it then."""
+    """Launch the calls. On a GPU a kernel may report the difference before the last launch, which then raises it."""
     with ANY_ORDER.made(), contextlib.suppress(CallMismatch):
         for rank, calls in enumerate(calls_of_rank):
             for call in calls:
