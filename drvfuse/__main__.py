@@ -253,8 +253,14 @@ def _parser() -> argparse.ArgumentParser:
     trace = commands.add_parser("trace", description="show what the blocks of an op do when")
     collectives = ("allreduce", "allreduce_many", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
     norms = ("allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8")
-    on_one_device = "gemv (gemv_partial_norm) and rmsnorm_fp8 run on one device"
-    trace.add_argument("op", choices=(*collectives, *norms, "rmsnorm_fp8", "gemv"), help=on_one_device)
+    ops = (*collectives, *norms, "rmsnorm_fp8", "gemv")
+    trace.add_argument(
+        "op",
+        type=lambda name: name.replace("-", "_"),  # as in `drvfuse bench`
+        choices=ops,
+        metavar="OP",
+        help=f"one of {', '.join(ops)}, also with hyphens; the last two run on one device (gemv is gemv_partial_norm)",
+    )
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
     trace.add_argument(
         "--shape",
@@ -263,7 +269,9 @@ def _parser() -> argparse.ArgumentParser:
         help="rows x columns of a rank's input, of all_gather its output; of gemv as for bench",
     )
     trace.add_argument("--algo", default="auto", metavar="NAME", help="one of the op's algorithms (default: auto)")
-    trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
+    trace.add_argument(
+        "--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown (default: 3)"
+    )
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
@@ -281,7 +289,12 @@ def _parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", description='measure the constants by which algo="auto" chooses, and store them')
     tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
     tune.add_argument("--remove", action="store_true", help="go back to the built-in constants")
-    tune.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+    tune.add_argument(
+        "--driver",
+        choices=("cuda", "emu"),
+        default=None,
+        help="default: the `driver` setting; emulated times mean nothing, and are not stored",
+    )
     parser.description = _overview(commands)
     return parser
 

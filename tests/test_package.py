@@ -23,7 +23,7 @@ from drvfuse import config, dtypes, errors
 
 ROOT = Path(df.__file__).parent
 
-GROUND = {"errors", "config", "dtypes", "lazy"}
+GROUND = {"errors", "config", "dtypes", "lazy", "tables"}
 DOORS = {("runtime.driver", "emu")}  # besides the table: the one place where the runtime opens the emulated driver
 
 

@@ -26,11 +26,12 @@ from ..bench import (
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, Unsupported
 from ..runtime.device import Device, device
+from ..tables import table
 from ..trace.plot import check_image
 from . import bench_groups
 from .bench_options import Started, real, require, row_shapes, shapes_of
 from .shapes import gemv_shape, matrix_shape
-from .terminal import progress, table
+from .terminal import progress
 
 
 def _fp8_shape(text: str) -> tuple[int, int]:

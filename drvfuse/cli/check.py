@@ -18,7 +18,8 @@ from ..check.mutant import Verdict
 from ..check.mutants import MUTANTS
 from ..check.run import HANGS
 from ..errors import ArgumentError
-from .terminal import counting, table
+from ..tables import table
+from .terminal import counting
 
 DEFAULT_SEEDS = 20
 _SHOWN = 3  # findings of a failure that the terminal shows

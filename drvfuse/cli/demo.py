@@ -23,8 +23,9 @@ from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..plans.collectives import MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import get_driver
+from ..tables import table
 from .run import run_ranks
-from .terminal import progress, table
+from .terminal import progress
 
 ALGORITHMS = ("push_one_shot", "one_stage", "two_stage", "naive")
 DEFAULT_GPUS = 4

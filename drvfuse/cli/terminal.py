@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 
 def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[object]:
@@ -33,16 +33,3 @@ def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None
                 status.update(f"{count} of {total} {text}")  # type: ignore[attr-defined]
 
         yield done
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
-    """A table with aligned columns: the first `text_columns` are left-aligned, the others right-aligned."""
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        " ".join(
-            cell.ljust(width) if column < text_columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )

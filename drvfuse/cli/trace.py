@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..bench.ops import ALGORITHMS, calls_of
 from ..comm.group import Group
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError
 from ..ops.call.options import one_of
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
@@ -23,6 +23,7 @@ from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace
 from ..trace.plot import check_image
+from ..trace.summary import summary
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress
 
@@ -33,12 +34,6 @@ _GEMV_SHAPE = "2112x7168x1536"
 
 def run_trace(arguments: argparse.Namespace) -> int:
     """Run the op `--warm` times, then once with a trace, and show the phases of its blocks. Returns 0."""
-    try:
-        from rich.console import Console
-
-        from ..trace.summary import show
-    except ModuleNotFoundError:
-        raise Unsupported("drvfuse trace needs rich: pip install 'drvfuse[cli]'") from None
     if arguments.png is not None:
         check_image("--png", arguments.png)  # before the run
     setup = {"gemv": _gemv, "rmsnorm_fp8": _norm}.get(arguments.op, _collective)(arguments)
@@ -50,13 +45,12 @@ def run_trace(arguments: argparse.Namespace) -> int:
             trace.clear()
             launch()
             records = trace.records()
-        console = Console()
-        console.print(f"{title}, driver {driver.name}", highlight=False)
-        show(console, records, dict(zip(trace.ranks, trace.clocks, strict=True)))
+        print(f"{title}, driver {driver.name}")
+        print(summary(records, dict(zip(trace.ranks, trace.clocks, strict=True))), end="")
         for path, write in ((arguments.out, trace.chrome), (arguments.png, trace.plot)):
             if path is not None:
                 write(path)
-                console.print(f"wrote {path}", highlight=False)
+                print(f"wrote {path}")
     return 0
 
 

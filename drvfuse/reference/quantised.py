@@ -155,7 +155,13 @@ def arrange(scales: NDArray, quantisation: Quantisation) -> NDArray:
 
 
 def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Sequence[int], columns: int) -> NDArray:
-    """Scales [*rows_shape, groups] from `scales`, which an op has written in the layout of the quantisation."""
+    """Scales [*rows_shape, groups] from `scales`, which an op has written in the layout of the quantisation.
+
+    The rows have the shape `rows_shape`, a tuple such as (rows,), and `columns` elements each: (*rows_shape, columns)
+    is the shape of the op's inputs. Raises ArgumentError if `scales` has not the shape that follows.
+    """
+    if not isinstance(rows_shape, Sequence):
+        raise ArgumentError("rows_shape", repr(rows_shape), "a tuple: the shape of the inputs without the columns")
     rows, groups = math.prod(rows_shape), quantisation.groups(columns)
     if scales.shape != (shape := quantisation.scales_shape(rows_shape, columns)):
         raise ArgumentError("scales", f"of shape {scales.shape}", f"of shape {shape}")

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, SupportsInt
 
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
@@ -25,6 +26,7 @@ ShapeLike = SupportsIndex | Iterable[SupportsIndex]
 """A shape: an int, or ints."""
 
 _INVALID_VALUE = 1
+_ADDRESS = "an address as an int or a CUdeviceptr"
 
 
 class Array:
@@ -276,8 +278,18 @@ def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None 
     return array
 
 
+def address_of(ptr: SupportsIndex | SupportsInt) -> int:
+    """The address in an int or in a pointer object of the bindings (CUdeviceptr), which has no `__index__`.
+
+    Raises TypeError for other objects, also for those numbers and arrays that `int` would convert.
+    """
+    if isinstance(ptr, numbers.Number) or hasattr(ptr, "dtype") or not hasattr(ptr, "__int__"):
+        return operator.index(ptr)  # type: ignore[arg-type]
+    return int(ptr)
+
+
 def view(
-    ptr: SupportsIndex,
+    ptr: SupportsIndex | SupportsInt,
     shape: ShapeLike,
     dtype: DTypeLike,
     device: Device,
@@ -287,12 +299,18 @@ def view(
 ) -> Array:
     """An array over memory at `ptr` on `device` that drvfuse does not own. The array keeps `owner` alive.
 
+    `ptr` is an address as an int or a CUdeviceptr.
     The contents are read and written in the order of `stream`, by default the device's own.
     """
     require_kind("device", device, Device, "a drvfuse.Device")
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
-    address = operator.index(ptr)
+    try:
+        address = address_of(ptr)
+    except TypeError:
+        raise ArgumentError("ptr", kind_of(ptr), _ADDRESS) from None
+    if not 0 <= address < 1 << 64:
+        raise ArgumentError("ptr", hex(address), _ADDRESS)
     if address % element.itemsize:
         raise ArgumentError("ptr", hex(address), f"a multiple of {element.itemsize}, the size of {element}")
     if not address and element_count(dimensions):

@@ -7,18 +7,20 @@ import ctypes
 import operator
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, SupportsInt, TypeAlias, TypeVar
 
 from ..errors import ArgumentError, kind_of
 from ..ptx.facts import KernelInfo, Param
-from .array import Array
+from .array import Array, address_of
 from .device import Device
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 if TYPE_CHECKING:
     import numpy as np
 
-Argument: TypeAlias = "Array | SupportsIndex | float | bytes | bytearray | memoryview | ctypes.Structure | np.generic"
+Argument: TypeAlias = (
+    "Array | SupportsIndex | SupportsInt | float | bytes | bytearray | memoryview | ctypes.Structure | np.generic"
+)
 """The value of a kernel's parameter: see `Arguments`."""
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
@@ -28,10 +30,10 @@ class Arguments:
     """The packed arguments of one launch. `packed` has each argument at the offset of its parameter; `address` is the
     void** that cuLaunchKernelEx takes.
 
-    The value of an integer parameter is an Array or an int (a pointer is an integer of 8 bytes), that of a float
-    parameter a number, and that of a struct any buffer of its exact size (bytes, ctypes.Structure, numpy scalar). An
-    int must fit the parameter, signed or unsigned. Each launch copies the buffer, so it may be changed right after a
-    launch.
+    The value of an integer parameter is an Array or an int (a pointer is an integer of 8 bytes, and may also be a
+    CUdeviceptr), that of a float parameter a number, and that of a struct any buffer of its exact size (bytes,
+    ctypes.Structure, numpy scalar). An int must fit the parameter, signed or unsigned. Each launch copies the buffer,
+    so it may be changed right after a launch.
     """
 
     def __init__(self, info: KernelInfo, values: Sequence[Argument], device: Device) -> None:
@@ -84,7 +86,7 @@ class Arguments:
                 raise self._wrong(index, value, must)
             return value.ptr.to_bytes(8, "little")
         try:
-            number = operator.index(value)
+            number = address_of(value) if param.size == 8 else operator.index(value)
         except TypeError:
             expected = "an Array or an int" if param.size == 8 else f"an int of {param.size} bytes"
             raise self._wrong(index, value, expected) from None

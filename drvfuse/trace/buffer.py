@@ -211,7 +211,7 @@ class Trace:
         write(path, self.records(), self._by_rank())
 
     def summary(self) -> str:
-        """Tables of the records: time by phase, the slowest block, the waits for peers. Needs rich (extra `cli`)."""
+        """Tables of the records: time by phase, the slowest block, the waits for peers."""
         from .summary import summary
 
         return summary(self.records(), self._by_rank())

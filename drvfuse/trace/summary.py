@@ -1,49 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of records for the terminal, made by rich."""
+"""Tables of records as plain text."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from ..errors import Unsupported
+from ..tables import table
 from . import statistics
 from .clocks import VIRTUAL
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from .clocks import Clock
     from .statistics import Records
 
 
-def summary(records: Records, clocks: Mapping[int, Clock], width: int = 100) -> str:
-    """The tables of `show` as plain text."""
-    rich = _rich()
-    text = io.StringIO()
-    show(rich.Console(file=text, width=width), records, clocks)
-    return text.getvalue()
-
-
-def show(console: Console, records: Records, clocks: Mapping[int, Clock]) -> None:
-    """Print for each kernel the time of its phases, the skew and the slowest block of each rank, and the waits."""
+def summary(records: Records, clocks: Mapping[int, Clock]) -> str:
+    """For each kernel the time of its phases, the skew and the slowest block of each rank, and the waits for peers."""
     if not records.size:
-        console.print("nothing was recorded")
-        return
+        return "nothing was recorded\n"
     virtual = all(clock == VIRTUAL for clock in clocks.values())
-    if virtual:
-        console.print("times by a virtual clock: the order of events is meant, not their speed")
+    parts = ["times by a virtual clock: the order of events is meant, not their speed\n"] if virtual else []
     for kernel in statistics.kernels(records):
-        _show_kernel(console, kernel, records[records["kernel"] == kernel])
-    if virtual:
-        return
-    for rank, clock in clocks.items():
-        console.print(f"rank {rank}: {_clock(clock)}", highlight=False)
+        parts += [f"{part}\n" for part in _of_kernel(kernel, records[records["kernel"] == kernel])]
+    if not virtual:
+        parts += [f"rank {rank}: {_clock(clock)}\n" for rank, clock in clocks.items()]
+    return "".join(parts)
 
 
-def _show_kernel(console: Console, kernel: str, records: Records) -> None:
+def _of_kernel(kernel: str, records: Records) -> Iterator[str]:
+    """The tables of one kernel, each below its title."""
     launches, blocks = (len(set(records[name].tolist())) for name in ("launch", "block"))
     title = f"{kernel}: {launches} launch{'es' * (launches > 1)}, {blocks} block{'s' * (blocks > 1)} per rank"
     phases = statistics.phases(records)
@@ -55,11 +42,10 @@ def _show_kernel(console: Console, kernel: str, records: Records) -> None:
         share = sum(phase.share for phase in of_role.values()) / len(ranks)
         means = [f"{of_role[rank].mean:.2f}" if rank in of_role else "" for rank in ranks]
         rows.append([role, f"{share:.0%}", *means, f"{longest.longest:.2f}", f"r{longest.rank} b{longest.block}"])
-    _table(console, title, ["us per block", "share", *(f"r{rank}" for rank in ranks), "most", "where"], rows)
+    yield _table(title, ["us per block", "share", *(f"r{rank}" for rank in ranks), "most", "where"], rows)
     skews = statistics.skews(records)
     over = f", medians of {launches} launches" if launches > 1 else ""
-    _table(
-        console,
+    yield _table(
         f"blocks of each rank, us after the first of all{over}",
         ["rank", "first begins", "last begins", "ends", "slowest block", "takes"],
         [
@@ -78,20 +64,11 @@ def _show_kernel(console: Console, kernel: str, records: Records) -> None:
         means = [f"{waits[rank, peer].mean:.2f}" if (rank, peer) in waits else "-" for peer in peers]
         rows.append([str(rank), *means, f"{most.longest:.2f}", f"r{last.peer} ({last.last:.0%})"])
     header = ["rank", *(f"for r{peer}" for peer in peers), "most", "mostly last"]
-    _table(console, "who waited for whom, us (mean)", header, rows)
+    yield _table("who waited for whom, us (mean)", header, rows)
 
 
-def _table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    console.print(title, style="bold", highlight=False)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-    for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
+def _table(title: str, header: list[str], rows: list[list[str]]) -> str:
+    return f"{title}\n{table(header, rows, text_columns=1)}\n"
 
 
 def _clock(clock: Clock) -> str:
@@ -99,11 +76,3 @@ def _clock(clock: Clock) -> str:
     if math.isinf(clock.error_ns):
         return f"{text}, not compared with the first rank"
     return f"{text}, aligned to +- {clock.error_ns:.0f} ns (offset {clock.offset_ns:.0f} ns)"
-
-
-def _rich() -> Any:
-    try:
-        import rich.console
-    except ModuleNotFoundError:
-        raise Unsupported("a trace's tables need rich: pip install 'drvfuse[cli]'") from None
-    return rich.console

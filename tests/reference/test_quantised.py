@@ -148,3 +148,4 @@ def test_scales_of_a_wrong_shape_or_dtype_are_refused(refused):
     wrong = np.ones((2, 3), dtypes.get("float8_e4m3fn").numpy)
     refused(lambda: reference.dequantise(codes, wrong, Q.nvfp4(0.5)), "scales", "of shape (2, 4)")
     refused(lambda: reference.scales_by_row(wrong, Q.nvfp4(0.5, "tiles"), (2,), 64), "scales", "of shape (512,)")
+    refused(lambda: reference.scales_by_row(wrong, Q.nvfp4(0.5, "tiles"), 2, 64), "rows_shape", "2")

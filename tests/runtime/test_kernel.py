@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings.driver import CUdeviceptr
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, DriverError, LaunchError, Unsupported
@@ -452,6 +453,13 @@ def test_wrong_arguments_are_argument_errors(index: int, value: object, message:
     with pytest.raises(ArgumentError, match=f"argument {index} of k .*{message}"):
         arguments.set(index, value)
     assert packed(arguments) == before
+
+
+def test_a_pointer_of_cuda_python_is_an_argument_of_8_bytes() -> None:
+    arguments = Arguments(INFO, [CUdeviceptr(1 << 40), 0, 0, bytes(6), 0], device=None)  # type: ignore[arg-type]
+    assert packed(arguments)[:8] == (1 << 40).to_bytes(8, "little")
+    with pytest.raises(ArgumentError, match="argument 1 of k .*an int of 4 bytes"):
+        arguments.set(1, CUdeviceptr(16))
 
 
 def test_infinities_and_integers_are_accepted_as_floats() -> None:

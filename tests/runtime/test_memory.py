@@ -8,6 +8,7 @@ import gc
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda.bindings.driver import CUdeviceptr
 
 import drvfuse as df
 from drvfuse import dtypes
@@ -94,6 +95,16 @@ def test_copy_from_checks_shape_and_dtype(driver: str) -> None:
         array.copy_from(np.zeros(4))
     with pytest.raises(ArgumentError, match=r"values\.dtype"):
         df.device(0, driver=driver).array(np.zeros(3, np.complex64))
+
+
+def test_a_view_takes_the_pointers_of_cuda_python_and_refuses_other_objects(driver: str, refused) -> None:
+    device = df.device(0, driver=driver)
+    array = device.array(np.arange(4, dtype=np.int32))
+    for pointer in (CUdeviceptr(array.ptr), np.uint64(array.ptr)):
+        view = df.view(pointer, 4, "int32", device, stream=array.stream)
+        assert view.ptr == array.ptr and view.numpy().tolist() == [0, 1, 2, 3]
+    for wrong in (None, 1.5, np.float32(16), np.array([16.0]), "16", object(), array, -16, 1 << 64):
+        refused(lambda wrong=wrong: df.view(wrong, 4, "int32", device), "ptr", "an address as an int or a CUdeviceptr")
 
 
 def test_a_view_borrows_memory_and_keeps_its_owner_alive(driver: str, rng: np.random.Generator) -> None:

@@ -47,15 +47,23 @@ def describe(launch: structs.Launch, identity: Identity, window: Window) -> Faul
         *identity.index(f.block, f.thread),
         int(f.addr) if f.size else None,
         identity.process,
-        _missing_barrier(record) if record.kind is FaultKind.UNINITIALISED else None,
+        _missing_write(record) if record.kind is FaultKind.UNINITIALISED and not record.value else None,
     )
 
 
-def _missing_barrier(f: Record) -> str | None:
-    """For a read of shared memory that was not written, and to which no pending copy writes: a hint where a barrier may
-    be missing. None if there is no hint.
+_UNWRITTEN = (
+    "if a fill, a copy or a kernel of another stream is to write this memory, an event or a wait of the host must "
+    "order it before this kernel"
+)
+
+
+def _missing_write(f: Record) -> str | None:
+    """For a read of memory that was not written, and to which no pending copy writes: a hint which write or which order
+    may be missing. None if there is no hint.
     """
-    lines = f.shared_writers if f.space is Kind.SHARED and not f.value else []
+    if f.space is not Kind.SHARED:
+        return _UNWRITTEN if f.space is Kind.DEVICE else None
+    lines = f.shared_writers
     if not lines:
         return None
     return (

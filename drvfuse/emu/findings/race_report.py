@@ -102,7 +102,7 @@ def report(
     edge = flag or _EDGES[Edge(f.edge)].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
     what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
     address, member = (int(f.addr), "") if multicast is None else (multicast[0], f" (device {multicast[1]}'s memory)")
-    message = f"{what}, of which 0x{address:x}{member} is not ordered behind the {verb} by {other}: {edge}"
+    message = f"{what}, of which the byte at 0x{address:x}{member} is not ordered behind the {verb} by {other}: {edge}"
     if f.edge == Edge.CLUSTER_START:
         message = f"{what} at 0x{f.addr:x}, in the shared memory of block {_block(other.block)}: {edge}"
     elif f.edge == Edge.CLUSTER_END:

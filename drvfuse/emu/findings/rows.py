@@ -55,18 +55,19 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
                 continue
         else:
             polls.clear()
-        key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
-        if groups:
-            f = groups[-1][-1]
-            if e.kind not in ("start", "end", "barrier", "cluster") and key == (
-                f.device, f.block, f.kind, f.file, f.line, f.opcode, f.clock
-            ):  # fmt: skip
-                groups[-1].append(e)
-                continue
+        if groups and e.kind not in ("start", "end", "barrier", "cluster") and _alike(e) == _alike(groups[-1][-1]):
+            groups[-1].append(e)
+            continue
         groups.append([e])
         if e.kind == "load":
             polls[word] = e.value, groups[-1]
     return groups
+
+
+def _alike(e: Event) -> tuple[Any, ...]:
+    """What successive events of a row have in common. Threads of a block pass griddepcontrol.wait one after another."""
+    clock = 0 if e.kind == "gdc_wait" else e.clock
+    return e.device, e.block, e.kind, e.file, e.line, e.opcode, clock
 
 
 def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:

@@ -43,7 +43,7 @@ def require_moves(group: Group, op: str, algo: str) -> None:
     Unsupported if the devices of a node lack peer access or the engine cannot move bytes.
     """
     if algo == "naive":
-        raise ArgumentError("algo", '"naive"', "another algorithm, as the group is over several nodes")
+        raise ArgumentError("algo", '"naive"', 'another algorithm, such as "auto", as the group is over several nodes')
     plan.require_peers(group, algo)
     link(group).require_all_to_all(op)
 

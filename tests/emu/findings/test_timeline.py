@@ -136,6 +136,16 @@ def test_equal_polls_of_a_place_are_one_row_with_a_count(window: Window, flags: 
     assert sum("st.release.sys" in line for line in story.splitlines()) == 2, "the writer of the word, and its row"
 
 
+def test_threads_that_pass_the_wait_of_a_dependent_launch_one_after_another_are_one_row() -> None:
+    passed = [record("gdc_wait", 1, 0, t, clock=5 + 2 * t) for t in range(8)]
+    ring = records(record("start", 1, 0), *passed, record("gdc_wait", 1, 1, clock=200), record("end", 1, 0, clock=300))
+    sides = [Participant(0, (0, 0, 0)), Participant(0, (1, 0, 0))]
+    rows = body(timeline.render(events.decode(ring, IDENTITIES), sides))
+    assert [row[0] for row in rows] == ["0", "5", "200", "300"]
+    assert rows[1][1:] == ["passes griddepcontrol.wait t0-t7 x8", ""]
+    assert rows[2][1:] == ["", "passes griddepcontrol.wait t0"]
+
+
 @pytest.mark.parametrize(
     "kinds, times", [(["barrier"], 50), (["atomic", "fence", "barrier"], 20), (["start", "end"], 3)]
 )

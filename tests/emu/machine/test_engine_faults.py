@@ -99,6 +99,7 @@ def test_a_read_of_uninitialised_memory_is_a_fault(rig):
     p = rig.array(np.arange(32, dtype=np.int32))
     rig.window.view(p + 4 * 17 + 2 + abi.SHADOW_OFFSET, 1)[:] = abi.SHADOW_ADDRESSABLE
     fault = fault_of(rig, rig.launch(COPY, p, rig.empty(128), 32), COPY, "uninitialised")
+    assert fault.hint is not None and "kernel of another stream is to write this memory, an event" in fault.hint
     assert (fault.thread, fault.address) == ((17, 0, 0), p + 4 * 17 + 2)
 
 

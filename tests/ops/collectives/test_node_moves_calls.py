@@ -176,7 +176,11 @@ def test_what_cannot_be_done_says_what_to_use(open_nodes, refused):
     group = open_nodes()
     xs = [rank.zeros(4, "uint8") for rank in group]
     for op in (df.all_gather, df.broadcast, df.all_to_all):
-        refused(lambda op=op: op(group, xs, algo="naive"), "algo", "another algorithm, as the group is over several")
+        refused(
+            lambda op=op: op(group, xs, algo="naive"),
+            "algo",
+            'another algorithm, such as "auto"',
+        )
         with pytest.raises(errors.Unsupported, match="launches all local ranks together"):
             op.prepare(group, xs).launch(rank=0)
 

@@ -219,7 +219,11 @@ def test_what_cannot_be_done_says_what_to_use(open_nodes, rng, refused):
         lambda group, **options: df.reduce_scatter(group, xs, **options),
         lambda group, **options: df.reduce_scatter_rmsnorm_fp8(group, xs, weights, epsilon=1e-5, **options),
     ):
-        refused(lambda call=call: call(group, algo="naive"), "algo", "another algorithm, as the group is over several")
+        refused(
+            lambda call=call: call(group, algo="naive"),
+            "algo",
+            'another algorithm, such as "auto"',
+        )
 
         class SumsAlone(InProcess):
             all_to_all = property()
