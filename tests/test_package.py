@@ -91,7 +91,7 @@ def test_the_lowest_layer_imports_nothing_of_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("room", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference"))
-def test_public_class_names_are_unique_in_a_folder(room: str) -> None:  # the emulator has an object for each
+def test_public_class_names_are_unique_in_a_folder(room: str) -> None:  # the emulator has one object class for each
     # handle, and the references of several ops return one of a name
     found = [
         node.name

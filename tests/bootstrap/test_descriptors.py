@@ -40,7 +40,7 @@ def files(boards) -> Iterator[list[list[int]]]:
     for its in made:
         for descriptor in its:
             os.close(descriptor)
-    assert opened() <= before  # a test may close its board
+    assert opened() <= before  # a test may close its board earlier
 
 
 def opened() -> set[str]:
@@ -162,7 +162,9 @@ def test_a_missing_or_ended_rank_leaves_no_descriptor_open(boards, files):
 
 
 def test_connections_of_other_programs_are_ignored(boards, files, monkeypatch):
-    """A process that knows the socket's name but not the token can connect, and its descriptors are closed."""
+    """A process that knows the socket's name but not the token can connect; the descriptors that it sends are
+    closed.
+    """
     send = descriptors._send
 
     def with_a_stranger(address, token, rank, given):

@@ -40,7 +40,7 @@ def kernels(kept: str, capability: int) -> dict[str, dict[str, Any]]:
         recorded: dict[str, dict[str, Any]] = json.loads((HERE / "triton_kernels.json").read_text())["kernels"]
         return recorded
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Triton's own
+        warnings.simplefilter("ignore")  # Triton itself warns
         import triton_kernels
 
         return triton_kernels.compiled(capability)

@@ -25,7 +25,9 @@ def _edge(from_port: int = 0, to_port: int = 0, kind: int = 0) -> Any:
 
 
 def _random_dag(g: Graphs, rng: np.random.Generator, count: int) -> tuple[list[Any], list[tuple[int, int]], list[int]]:
-    """Nodes that were added in one order and have to run in another; the edges, and the order."""
+    """A random acyclic graph, whose nodes are added in another order than they must run in: its edges and that
+    order.
+    """
     order = [int(i) for i in rng.permutation(count)]
     nodes = [g.launch(g.add if i % 3 else g.scale, 2 * i + 1) for i in range(count)]
     edges = [(a, b) for a, b in zip(order[:-1], order[1:], strict=True)]

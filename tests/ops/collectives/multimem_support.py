@@ -18,9 +18,9 @@ PLACES = ("staged", "direct", "to_outputs")
 
 
 class Arrays:
-    """Inputs that hold `hosts`, and outputs that hold garbage, placed as one of PLACES says.
+    """Inputs that hold `hosts`, and outputs that hold garbage, in one of the placements PLACES.
 
-    In multicast memory they begin at `offset`, and garbage is behind the inputs.
+    Arrays in multicast memory begin at `offset`, and garbage follows the inputs.
     """
 
     def __init__(self, group: df.Group, hosts: Sequence[np.ndarray], where: str, offset: int = 4096) -> None:
@@ -69,7 +69,7 @@ def cancelling_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[in
 
 
 def assert_within_bounds(arrays: Sequence[df.Array], hosts: Sequence[np.ndarray]) -> None:
-    """Every array has a sum that some order of fp32 additions may give."""
+    """Every array holds a sum that some order of fp32 additions may give."""
     low, high = (bound.astype(np.float32) for bound in reference.sum_bounds(hosts))
     for rank, array in enumerate(arrays):
         values = array.numpy().astype(np.float32)
@@ -84,7 +84,7 @@ def assert_equal_on_ranks(arrays: Sequence[df.Array]) -> None:
 
 
 def assert_room(trace: df.Trace) -> None:
-    """Every block has noted phases, and no more than its section has room for, which is at most about twice as many."""
+    """Every block has recorded phases, and its section has room for them, but for at most about twice as many."""
     for section in trace._sections:
         table = decode._words(section, section.array.numpy())
         counts = 1 + (table[:, layout.HEADER_WORDS + section.rounds * section.peers :] != 0).sum(axis=1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that differ between ranks are found by their kernels: those that would hang, and those that would end with
-results of nobody's call. The groups here are of one process, and compare calls as one of several processes does."""
+"""The kernels find calls that differ between ranks: calls that would hang, and calls that would end with results that
+belong to no rank's call. The groups here have one process, and compare calls like those of several processes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def compared_group(new_group):
 
 
 def launch(calls_of_rank):
-    """A GPU finds the difference while the rest is launched, and a launch raises it then."""
+    """A GPU may find the difference before all ranks are launched; then a launch raises the error."""
     with ANY_ORDER.made(), contextlib.suppress(CallMismatch):
         for rank, calls in enumerate(calls_of_rank):
             for call in calls:
@@ -41,7 +42,7 @@ def launch(calls_of_rank):
 
 
 def differ(group, kind, odd):
-    """Launch calls of which rank `odd` makes different ones. Return one call of each kind."""
+    """Launch calls in which rank `odd` differs from the others. Returns one call of each kind."""
     usual, other = DIFFERENCES[kind](Differing(group))
     launch([other if rank == odd else usual for rank in range(group.size)])
     return usual[0], other[0]

@@ -27,7 +27,7 @@ FORMS = {
     "residual": {"residual": "float32", "gamma": "float32", "normed": True},
 }
 
-# Where one rank normalises a row for all, or sends it, both; else one each.
+# Algorithms in which one rank normalises a row for all, or sends it, run both forms; the others run one each.
 PAIRS = [(algo, form) for algo in ("two_stage", "push_two_shot") for form in FORMS]
 PAIRS += [("one_stage", "residual"), ("push_one_shot", "layer"), ("naive", "layer")]
 

@@ -18,7 +18,7 @@ KINDS = {
     "nvfp4": Q.nvfp4(0.01, layout="column"),
 }
 COLUMNS = 384
-# Where one rank quantises a row for all, every kind; the others quantise it by the same code.
+# Algorithms in which one rank quantises a row for all run every kind; the others use the same code and run one or two.
 PAIRS = [(algo, kind) for algo in ("two_stage", "push_two_shot") for kind in KINDS]
 PAIRS += [("one_stage", "groups"), ("one_stage", "nvfp4"), ("push_one_shot", "mxfp8"), ("naive", "mxfp8")]
 
@@ -103,7 +103,7 @@ def test_residuals_are_exact(open_group, rng, algo, kind):
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", ["push_two_shot", "two_stage"])
 def test_static_scales_are_given_and_not_written(open_group, rng, algo):
-    for scale in (0.125, 3e-39):  # 1 / 3e-39 is infinite, and then taken as 0
+    for scale in (0.125, 3e-39):  # 1 / 3e-39 overflows to infinity, which the op replaces by 0
         check(open_group(2), rng, 5, algo, Q.static(scale, "float8_e5m2"))
 
 
@@ -129,7 +129,7 @@ def test_multicast_memory_gives_the_same_bits(rng, where, kind):
 
 @pytest.mark.emulated
 def test_heads_of_rows_staged_in_multicast_memory_are_exact(rng):
-    """Results take the place of a staged row: those of one warp that of packs which another warp loads."""
+    """Results overwrite a staged row: the results of one warp overwrite packs that another warp loads."""
     options = {"max_blocks": 4, "workspace_bytes": 1 << 18}
     with df.emu.Machine(devices=2, seed=1) as machine, df.Group.local(2, driver=machine, **options) as group:
         hosts = exact_inputs(rng, 2, (3, 4096), "bfloat16")

@@ -92,7 +92,7 @@ def test_wrong_options_are_refused(group, refused):
 
 
 def test_overlapping_memory_is_refused(group, refused):
-    """In place means that the input is its own part of the output, or the output itself."""
+    """In place means that the input is the rank's own part of the output, or the output itself."""
     ys = arrays(group, (4, 2), (4, 2))
     refused(lambda: df.all_gather(group, [y[1:3] for y in ys], ys), "outputs[0]", "overlapping inputs[0]")
     refused(lambda: df.all_gather(group, [y[:2] for y in ys], ys), "outputs[1]", "overlapping inputs[1]")
@@ -125,7 +125,7 @@ def test_without_peer_access_only_the_copying_algorithm_is_allowed():
         assert call.algo == "naive"
         for y in call.launch():
             assert np.array_equal(y.numpy(), np.concatenate(hosts))
-        ys = df.all_to_all(group, xs, xs)  # by way of the workspaces
+        ys = df.all_to_all(group, xs, xs)  # the bytes go by way of the workspaces
         assert np.array_equal(ys[0].numpy(), [0, 1, 2, 10, 11, 12])
         with pytest.raises(Unsupported, match="needs peer access"):
             df.all_gather(group, xs, algo="push")

@@ -18,7 +18,7 @@ UNEVEN = {3: [5, 0, 2], 4: [0, 4, 1, 2]}
 
 
 class Watched(InProcess):
-    """Watched as if its exchanges might not end."""
+    """An engine that is watched as if its exchanges might not end."""
 
     watched = True
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_says_what_to_use(open_nodes, rng, refused):
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged):
-    """Without those that the exchange moves, which no kernel does."""
+    """`traffic` leaves out the bytes that the exchange moves, as no kernel moves those."""
     group, elements = open_nodes(workspace_bytes=1 << 20), 24_000
     xs, memory = [rank.zeros(elements, "bfloat16") for rank in group], []
     if staged:
@@ -244,7 +244,7 @@ def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged
     totals = [record.counters.total for record in list(machine.launches)[ended:]]
     local = sum(total.local_read + total.local_written for total in totals)
     remote = sum(total.remote_read + total.remote_written for total in totals)
-    crossing = 4 * elements  # sums that the exchange reads, and that cross
+    crossing = 4 * elements  # the bytes of sums that the exchange reads, which go to another node
     assert prepared.traffic[0] - crossing <= local <= prepared.traffic[0] - crossing + 30_000
     assert prepared.traffic[1] - crossing <= remote <= prepared.traffic[1] - crossing + 2_000
     del memory
@@ -252,7 +252,7 @@ def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged
 
 @pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
 def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
-    """Call after call of every op, without what hardware orders beyond the model, or with stores that arrive late."""
+    """All ops are called repeatedly, under the strict profile of the race detector or with stores that arrive late."""
     with (
         df.emu.Machine(devices=4, **model) as machine,
         df.Group.local(4, driver=machine, nodes=2, max_blocks=2, workspace_bytes=4096) as group,

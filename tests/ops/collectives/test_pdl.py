@@ -57,7 +57,9 @@ def test_results_are_right_with_a_late_producer_and_an_early_consumer(group, alg
 
 
 def _owners(group, op, algo, xs, level):
-    """A call that leaves parts, or a list of tensors, of inputs [2, 1000]; its outputs, and what they are of ones."""
+    """A call that leaves parts, or a list of tensors, of inputs [2, 1000]; its outputs, and their value if all inputs
+    are 1.
+    """
     if op == "allreduce_many":
         ys = garbage(group, (2, 1000), "bfloat16")
         call = df.allreduce_many.prepare(group, [[x] for x in xs], [[y] for y in ys], algo=algo, pdl_level=level)
@@ -122,6 +124,8 @@ def test_chains_of_collectives_have_the_bits_of_the_reference(group, rng, level)
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("op", scenarios.OPS)
 def test_a_dependent_starts_as_early_as_its_level_allows(op, algo, level):
-    """On the emulator, whose odd seeds start it as early as allowed: before a peer is there, or before the end."""
+    """On the emulated driver, odd seeds start a dependent as early as its level allows: before a peer has been
+    launched, or before the kernel ends.
+    """
     scenarios.dependent_starts_at_once_if_it_may(op, algo, level)
     scenarios.dependent_starts_before_the_end(op, algo, level)

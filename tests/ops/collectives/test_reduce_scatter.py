@@ -36,7 +36,7 @@ def check(group, rng, shape, dtype="bfloat16", splits=None, algo="auto", **optio
     ],
 )
 def test_bits_are_those_of_the_all_reduce(open_group, rng, n, algo):
-    """Parts begin within a pack, are smaller than a pack, are empty, or are larger than a unit."""
+    """Parts begin within a pack, and are empty, smaller than a pack, or larger than a unit."""
     group = open_group(n)
     check(group, rng, (5, 7), splits=UNEVEN[n], algo=algo)
     for shape in ((37,), (3, 1045), (1, 5), (n, 3), (0, 4)):
@@ -121,7 +121,8 @@ def test_the_epilogue_sees_places_in_the_whole_tensor_and_the_parameters_of_the_
     hosts = random_inputs(rng, 3, shape, "bfloat16")
     bias = [rng.standard_normal(shape[1]).astype(np.float32) for _ in range(3)]
     parts = np.array_split(np.arange(35).reshape(shape), 3)
-    own = [rng.standard_normal(part.size).astype(np.float32) for part in parts]  # only the part of the rank
+    # the buffer has room for the rank's own part only
+    own = [rng.standard_normal(part.size).astype(np.float32) for part in parts]
     epilogue = df.Epilogue(
         "x + bias[col] + own[i - first] + row + rank",
         bias=place(group, bias),

@@ -59,7 +59,7 @@ def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine
         group.synchronize()
         assert_bits(arrays, reference.allreduce(hosts))
     first.close()
-    assert triggers(other) is naive  # `apart` is open
+    assert triggers(other) is naive  # the group `apart` is still open
     apart.close()
     assert triggers(other) and not triggers(late)
     other.launch()
@@ -99,9 +99,9 @@ def test_opening_a_group_waits_for_the_early_launches_of_other_groups(machine, r
         call.launch(streams)
     ended = len(machine.launches)
     second = opened(machine, [1, 2])
-    assert len(machine.launches) - ended == 10  # these were only queued before
+    assert len(machine.launches) - ended == 10  # these launches were only queued before
     call.launch(streams)
-    third = opened(machine, [0, 1])  # waits for nothing: that launch triggers late
+    third = opened(machine, [0, 1])  # this waits for nothing, as that launch triggers late
     for group in (first, second, third):
         group.synchronize()
         group.close()
@@ -125,7 +125,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     graph.launch(streams[0])
     graph.close()
     second = opened(machine, [1, 2])
-    with df.Graph.capture(streams) as graph:  # triggers late, so it does not block the other group
+    with df.Graph.capture(streams) as graph:  # triggers late, so it does not delay the other group
         call.launch()
     opened(machine, [1]).close()
     second.close()
@@ -235,7 +235,7 @@ def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng
     expected = reference.allreduce_rmsnorm_fp8(rows, gamma, 1e-6)
 
     def check():
-        """Calls of both grids follow one another on the same slots."""
+        """Make calls with both grids, one after another, on the same slots."""
         for _ in range(2):
             result = norm.launch()
             plain.launch()
