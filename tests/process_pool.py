@@ -11,8 +11,8 @@
 
 The machine is in the test's own process and is served to the ranks, which find it by DRVFUSE_EMU_MACHINE; it stays open
 until the next run. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID are
-set as torchrun sets them, the last one anew for each run. A process that is killed or does not end in time is
-replaced.
+set as torchrun sets them, the last one to a new value for each run. A process that is killed or does not end in time
+is replaced.
 """
 
 from __future__ import annotations

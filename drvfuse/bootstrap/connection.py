@@ -71,7 +71,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
             case _:
                 raise GroupMismatch(str(answer["what"]), {int(place): str(text) for place, text in answer["values"]})
     except (Malformed, *NOT_A_MESSAGE) as error:
-        raise ConnectionError(f"what answers is no board of drvfuse ({error!r})") from None
+        raise ConnectionError(f"the program at this address is no board of drvfuse ({error!r})") from None
     frames.trust(size)
     return frames
 

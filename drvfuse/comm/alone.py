@@ -75,10 +75,12 @@ class AloneLaunches:
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
-        self._partial = ref(partial)  # no further rank of a dropped group is launched
+        # a weak reference: once the group is dropped, its remaining ranks are not launched any more
+        self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
-        self._queued = False  # launches that count on being alone, since the last wait for all
+        # whether launches that rely on being alone were queued since the last wait for all launches
+        self._queued = False
         with _lock:
             others = self._others()
             for other in others:

@@ -34,7 +34,7 @@ def show(console: Console, records: Records, clocks: Mapping[int, Clock]) -> Non
         return
     virtual = all(clock == VIRTUAL for clock in clocks.values())
     if virtual:
-        console.print("times by a virtual clock: the order of events is meant, not their speed")
+        console.print("times are by a virtual clock: they show the order of events, not their speed")
     for kernel in statistics.kernels(records):
         _show_kernel(console, kernel, records[records["kernel"] == kernel])
     if virtual:

@@ -88,7 +88,7 @@ def test_a_single_rank_exchanges_nothing():
 
 def test_a_wrong_argument_of_one_rank_raises_on_all_before_anything_is_sent(boards, files, refused):
     for wrong, text in (
-        ([100_000], "100000, which is not open"),
+        ([100_000], "100000, which is not an open descriptor"),
         ("0", "a str"),
         ({1: [0]}, "for rank 1"),
         ({0: 1}, "an int"),

@@ -110,7 +110,7 @@ def test_the_terminal_names_failed_cases_and_undetected_faults(capsys, monkeypat
     status = main(["check", "--jobs", "1", "--seed", "1", "--only", "broken", "--only", "harmless"])
     text = capsys.readouterr().out
     assert status == 1
-    assert "FAILED broken; again by: drvfuse check --only broken --seed 1" in text
+    assert "FAILED broken; to repeat: drvfuse check --only broken --seed 1" in text
     assert "FAILED harmless" in text and "ESCAPED" in text and "0 of 1 planted faults found" in text
 
 

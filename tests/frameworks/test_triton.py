@@ -2,7 +2,7 @@
 """Kernels in Triton on drvfuse's arrays and streams, beside collectives, and under the race detector.
 
 The emulated driver takes the PTX that Triton's compiler made, which is recorded in `triton_kernels.json` so that these
-tests run where Triton is missing; where it is installed they compile anew. GPUs take its cubins.
+tests run where Triton is missing; where it is installed they compile the kernels again. GPUs take its cubins.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     const Teams teams = teams_of(own);
 #pragma unroll 1
     for (int step = 1; step <= RANKS; ++step) {
-        const int distance = step % RANKS;  // 0, what stays, comes last
+        const int distance = step % RANKS;  // distance 0, the bytes that stay, comes last
         const Team team = {distance > 0 ? teams.moving.number : teams.staying.number,
                            distance > 0 ? teams.moving.count : teams.staying.count};
         const i64 count = distance > 0 ? p.most : own;

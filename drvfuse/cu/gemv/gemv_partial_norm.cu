@@ -161,7 +161,8 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.start();
     if (leads) held = atomicAdd(p.finish_counter, 1u);
     const u32 tag = next_epoch(epoch);
-    pipeline.published.wait(0);  // then the others' words arrive soon; earlier polls would slow down this block's reads
+    // after this wait the other words arrive soon; earlier polls would slow down this block's reads
+    pipeline.published.wait(0);
     trace.lap(TraceRole::sync);
     const float factor = norm.factor(tag, trace);
     trace.need(factor);

@@ -193,7 +193,7 @@ def test_an_out_of_memory_report_names_the_largest_holders(small: Machine) -> No
     assert [(r.kind, r.device) for r in reports] == [("out_of_memory", 0)] * 3
     for report, asked in zip(reports, (28 * MIB, 28 * MIB, 1 << 60), strict=True):
         assert report.message == (
-            f"{asked} bytes of device 0 were asked for; {27 * MIB} of {64 * MIB} bytes are left; {37 * MIB} bytes are "
+            f"{asked} bytes of device 0 were requested; {27 * MIB} of {64 * MIB} bytes are left; {37 * MIB} bytes are "
             f"held in 5 pieces, the largest: {20 * MIB} bytes at 0x{int(pointers[1]):x} of cuMemAlloc, {8 * MIB} bytes "
             f"at 0x{int(pointers[3]):x} of cuMemAlloc, {5 * MIB} bytes at 0x{int(pooled):x} of a pool"
         )
