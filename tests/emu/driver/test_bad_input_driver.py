@@ -222,9 +222,9 @@ def test_physical_memory_and_addresses_can_run_out(small: Machine) -> None:
         small.reports[-1].device == 1 and f"the largest: {40 * MIB} bytes of cuMemCreate" in small.reports[-1].message
     )
     assert code(cuda.cuMemAddressReserve(1 << 50, 0, 0, 0)) == R.CUDA_ERROR_OUT_OF_MEMORY
-    assert "bytes of addresses were asked for" in small.reports[-1].message
+    assert "bytes of addresses were requested" in small.reports[-1].message
     assert code(cuda.cuMemHostAlloc(1 << 50, 0)) == R.CUDA_ERROR_OUT_OF_MEMORY
-    assert "of pinned host memory were asked for" in small.reports[-1].message
+    assert "of pinned host memory were requested" in small.reports[-1].message
     assert [r.kind for r in small.reports] == ["out_of_memory"] * 3
 
 
@@ -347,7 +347,7 @@ def test_a_spin_that_no_store_ends_is_a_deadlock(machine: Machine, cuda: Any) ->
 
 def test_an_error_of_the_runtime_carries_the_report(small: Machine) -> None:
     device = df.device(0, driver=small)
-    with pytest.raises(DriverError, match=r"OUT_OF_MEMORY[\s\S]*out_of_memory: \d+ bytes of device 0 were asked for"):
+    with pytest.raises(DriverError, match=r"OUT_OF_MEMORY[\s\S]*out_of_memory: \d+ bytes of device 0 were requested"):
         device.empty((256 * MIB,), "uint8")
     array = device.zeros((64,), "uint8")
     with (
