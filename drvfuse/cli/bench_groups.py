@@ -81,7 +81,9 @@ def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block that opens the driver of the option. Real GPUs must have no multicast, unless it is wanted."""
+    """A block in which the driver of the option is used. With real GPUs, their use of multicast is forbidden unless
+    `multimem`.
+    """
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 

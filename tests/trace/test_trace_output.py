@@ -187,7 +187,7 @@ def check_chrome(found):
     for event in slices:
         thread = (event["pid"], event["tid"])
         assert ("thread_name", *thread) in names and ("process_name", event["pid"], 0) in names
-        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # the units of Perfetto
+        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # nanoseconds, to which Perfetto rounds
         stack = open_slices.setdefault(thread, [])
         while stack and stack[-1] <= start:
             stack.pop()

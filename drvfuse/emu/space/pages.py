@@ -118,7 +118,7 @@ def keep_free_again(address: int, nbytes: int) -> None:
 
 
 def give_up(address: int, nbytes: int) -> None:
-    """Release a range of `keep_free`, with all that is mapped in it."""
+    """Release a range of `keep_free`, with everything that is mapped in it."""
     _libc.munmap(address, nbytes)
 
 
