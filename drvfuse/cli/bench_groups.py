@@ -81,9 +81,7 @@ def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block in which the driver of the option is used. With real GPUs, their use of multicast is forbidden unless
-    `multimem`.
-    """
+    """A block that uses the driver of the option. On real GPUs it forbids multicast, unless `multimem` asks for it."""
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 

@@ -64,7 +64,8 @@ class Joint:
         if isinstance(self.wanted.exchange, _Used):
             raise Unsupported(
                 f"the engine {self.wanted.exchange.name} serves the group that it was given to, and the new group "
-                "needs an engine too, as it also spans several nodes: name an engine, or open the new group by Group.connect"
+                "needs an engine too, as it also spans several nodes: name an engine, or open the new group by "
+                "Group.connect"
             )
         return find_engine(self.wanted.exchange, whole, emulated)
 

@@ -75,7 +75,7 @@ def test_plain_calls_of_one_layout_reuse_a_plan(open_group, rng, monkeypatch, al
         assert_bits(found.scales, reference.all_gather(scales))
     assert len(repeated) == 2
     rows = [words(rng, (2, 64)) for _ in range(3)]
-    for _ in range(3):  # in place: parts of the outputs, in calls of one layout
+    for _ in range(3):  # in place: inputs are parts of the outputs; all calls have one layout
         ys = [rank.zeros((6, 64), "uint8") for rank in group]
         xs = [y[2 * i : 2 * i + 2] for i, y in enumerate(ys)]
         for x, row in zip(xs, rows, strict=True):
