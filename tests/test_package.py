@@ -159,7 +159,8 @@ def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def test_public_signatures_have_types() -> None:
-    numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"  # whose element types are not static
+    # numpy types whose element types are not static
+    numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"
     checked = 0
     for module in (df, df.coat, df.emu, df.dtypes, df.reference, df.reference.coat_rmsnorm, df.reference.coat_groups):
         for where, found in _signatures(module):

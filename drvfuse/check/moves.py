@@ -217,7 +217,7 @@ def moves(
     graph = run.chance(0.25) if graph is None else graph
     with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         if group.link is not None:
-            group.link.engine.watched = run.seed % 2 == 0  # then kernels count the exchanges
+            group.link.engine.watched = run.seed % 2 == 0  # with a watched engine, kernels count the exchanges
         memory = _Memory(run, group)
         with config.override(spin_timeout=timeout):
             calls = []

@@ -17,7 +17,7 @@ from drvfuse import config
 from drvfuse.compiler import cache
 
 DATA = bytes(range(256)) * 40
-ENTRY = 10 << 10  # at least the bytes of an entry
+ENTRY = 10 << 10  # at least the bytes that an entry takes
 
 
 @pytest.fixture(autouse=True)

@@ -171,7 +171,7 @@ def test_a_call_is_ordered_between_work_of_cupys_streams(
                     spin(device.id, stream)
                     stream.use()
                     cupy.copyto(x, source)
-            df.allreduce(group, inputs, outputs)  # on drvfuse's own streams
+            df.allreduce(group, inputs, outputs)  # this call runs on drvfuse's own streams
             for rank, x in zip(group, inputs, strict=True):
                 with cupy.cuda.Device(rank.device.index):
                     x.fill(-1)

@@ -184,7 +184,7 @@ def test_a_call_is_ordered_between_work_of_torchs_streams(connect: Any, ranks: i
         for context in contexts:
             context.__enter__()
         try:
-            df.allreduce(group, inputs, outputs)  # on drvfuse's own streams
+            df.allreduce(group, inputs, outputs)  # this call runs on drvfuse's own streams
             for stream, x in zip(streams, inputs, strict=True):
                 with torch.cuda.stream(stream):
                     x.fill_(-1)

@@ -81,7 +81,7 @@ def scaled_sum(x: np.ndarray, y: np.ndarray, factor: float) -> np.ndarray:
 @images
 def test_rows_are_reduced_by_shuffles_and_shared_memory(driver: str, kept: str, rng: np.random.Generator) -> None:
     device = df.device(0, driver=driver)
-    values = rng.integers(-999, 999, (7, 1000)).astype(np.float32)  # whose sums are exact in any order
+    values = rng.integers(-999, 999, (7, 1000)).astype(np.float32)  # values whose sums are exact in any order
     sums, peaks = device.empty(7, "float32"), device.empty(7, "float32")
     Kernel(device, "row_stats", kept)(device.stream, 7, device.array(values), sums, peaks, 1000)
     assert (sums.numpy() == values.sum(1)).all() and (peaks.numpy() == np.abs(values).max(1)).all()

@@ -228,7 +228,7 @@ def _sample(kind: str, count: int, stream: Stream) -> Words:
     if kind == "clamp":
         return stream.words(count) & np.uint64(0x1F1F)
     small = stream.words(count) & mask
-    return small >> stream.below(count, width(kind))  # of every length
+    return small >> stream.below(count, width(kind))  # values of every length in bits
 
 
 # Related floating-point operands -------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 all.load(p, loader);
                 all.keep(weights, loader);
             }
-            __syncthreads();  // also makes the slots' mbarriers visible
+            __syncthreads();  // the barrier also makes the slots' mbarriers visible
         }
         const auto over_rows = [&](int i, int at, float g, float xhat) {
             if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);

@@ -33,7 +33,7 @@
 constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
-constexpr int PACKS = DRVFUSE_PACKS;             // in flight per thread
+constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED

@@ -168,7 +168,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.need(factor);
     trace.lap(TraceRole::apply_reduce);
     norm.store(factor);
-    if (leads) {  // all words were read
+    if (leads) {  // all words were read, so the epoch may advance
         ptx::store_relaxed_gpu(&p.scratch.state->epoch, tag);
         atomicExch(p.finish_counter, 0u);
     }

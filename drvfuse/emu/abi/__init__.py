@@ -160,9 +160,9 @@ class MatrixKind(IntEnum):
 class MatrixMethod(IntEnum):
     """The methods by which an H200 computes matrix products."""
 
-    TENSOR = 0  # by steps of the tensor cores
+    TENSOR = 0  # computed by steps of the tensor cores
     FP8 = 1  # the same on fp16 values, with C added at the end
-    CHAIN = 2  # by fp32 operations of the ordinary cores
+    CHAIN = 2  # computed by fp32 operations of the ordinary cores
     INTEGER, SATURATED = 3, 4
 
 

@@ -149,7 +149,7 @@ struct Who {
 // A line with bytes that are not checked (rt_race_polled). Its cell has the bit POLLED and a reference to this
 // structure, or to nothing if no byte of the line is checked.
 struct PolledLine {
-    u32 bytes;  // those that are not checked
+    u32 bytes;  // the bytes that are not checked
     Ref list;   // entries of the other bytes
     u32 pad[6];
 };

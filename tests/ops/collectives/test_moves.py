@@ -140,7 +140,7 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
     for x, expected in zip(xs, reference.all_to_all(hosts), strict=True):
         assert_bits([x], expected)
     xs = place(group, hosts)
-    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # in place on one rank only
+    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # the call is in place on one rank only
     df.all_to_all(group, xs, ys, algo=algo)
     for y, expected in zip(ys, reference.all_to_all(hosts), strict=True):
         assert_bits([y], expected)

@@ -568,7 +568,7 @@ def _(here: Lab) -> None:
     rows.srcPitch = rows.dstPitch = 64
     rows.WidthInBytes, rows.Height = 16, 4
     ok(here.cuda.cuMemcpy2DAsync(rows, here.stream(1)))
-    here.launch({1: At()}, here.stream(0), m=here.m + 132)  # in the third row
+    here.launch({1: At()}, here.stream(0), m=here.m + 132)  # the kernel works in the third row
     here.launch({0: At()}, here.stream(2), m=here.m + 144)  # behind it
 
 
