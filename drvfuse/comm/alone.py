@@ -144,7 +144,7 @@ class AloneLaunches:
                 "devices",
                 f"shared with the open group of devices {devices}, {what} of calls that count on having them alone, "
                 "of PDLLevel.OVERLAP_AT_BEGINNING or on more than 64 multiprocessors",
-                "other ones, as the groups could starve each other; close that graph or group, or give that group a "
+                "other devices, as the groups could starve each other; close that graph or group, or give that group a "
                 "max_blocks and capture with PDLLevel.ON",
             )
 
@@ -157,7 +157,7 @@ class AloneLaunches:
                 "devices",
                 f"shared with the open group of devices {devices}, some of whose ranks wait for others that are not "
                 f"yet launched with {call}",
-                "other ones until all ranks of that group are launched with that call, or until it is reset",
+                "other devices until all ranks of that group are launched with that call, or until it is reset",
             )
 
     def _settle(self) -> None:
@@ -174,7 +174,7 @@ class AloneLaunches:
                 "devices",
                 f"shared with an open group of {self.identity.size} ranks in several processes, whose calls count on "
                 "having all of their devices alone",
-                "other ones: open the new group with split() of that one, or give that one a max_blocks",
+                "other devices: open the new group by split() of the open group, or give the open group a max_blocks",
             )
 
     def _set(self, alone: bool) -> None:

@@ -160,7 +160,9 @@ class Kernel:
             driver = self.module.driver
             handle = driver.cuModuleGetFunction(self.module._handle(device), self.info.lowered.encode())
             calls.kernel_names[int(handle)] = self.info.name
-            with contextlib.suppress(Unsupported):  # CUDA 12.4; before, reading the attributes below loads it too
+            with contextlib.suppress(
+                Unsupported
+            ):  # needs CUDA 12.4; in older versions, reading the attributes below loads it
                 driver.cuFuncLoad(handle)
             enum = driver.types.CUfunction_attribute
 

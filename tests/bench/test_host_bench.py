@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench host`, and how many driver calls a call of each way makes."""
+"""`drvfuse bench host`, and the driver calls that a bare, a prepared and a plain launch make."""
 
 from __future__ import annotations
 

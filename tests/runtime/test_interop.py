@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign arrays: DLPack, the CUDA array interface, and who can read which memory."""
+"""Foreign arrays: DLPack, the CUDA array interface, and which device can read which memory."""
 
 from __future__ import annotations
 

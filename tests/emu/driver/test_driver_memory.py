@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the emulated driver: allocation, copies, fills, pointers, pools, VMM, and who may reach what."""
+"""Memory of the emulated driver: allocation, copies, fills, pointers, pools, VMM, and which device may access which
+memory.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, a
 
 @pytest.mark.gpus(3)
 def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
-    """Small parts are used here, in one round and in several, in place and between calls of other kinds."""
+    """Here every part is sent ahead, so small ones suffice: in one round and several, in place, between other calls."""
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):
         group = new_group(3, workspace_bytes=workspace_bytes, max_blocks=1)

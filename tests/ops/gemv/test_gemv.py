@@ -72,8 +72,8 @@ def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
 
 
 def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rng):
-    """The last block then reads its words twice. Emulated on a device with less of it, on which a kernel that counts on
-    an H100's does not start."""
+    """The last block then reads its words twice. The emulated device has less shared memory than an H100, so a kernel
+    that relies on that of an H100 would not start."""
     with contextlib.ExitStack() as stack:
         if driver == "emu":
             machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))

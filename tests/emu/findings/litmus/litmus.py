@@ -90,7 +90,7 @@ def pairs(text: str) -> frozenset[Pair]:
 
 
 class Setup(ctypes.Structure):
-    """The kernels' last parameter: which thread has which role, and who is late."""
+    """The kernels' last parameter: which thread has which role, and which roles are late."""
 
     _fields_ = [
         ("role", ctypes.c_uint32 * 8),
