@@ -15,7 +15,7 @@ from ..comm.group import Group
 from ..comm.ordering import RankOrder
 from ..comm.partial import PartialCalls
 from ..nodes.in_process import InProcess
-from ..ops.collectives import moving
+from ..ops.collectives import moving, node_moving
 from ..runtime.kernel import Kernel, Launch
 from ..runtime.stream import Stream
 
@@ -79,6 +79,10 @@ def _always(original: _Method) -> _Method:
     return lambda *args, **kwargs: True
 
 
+def _never(original: _Method) -> _Method:
+    return lambda *args, **kwargs: False
+
+
 OTHER_GRID = Substitution(Kernel, "prepare", _on_other_grid)
 NO_ORDER = Substitution(RankOrder, "admit", nothing)
 NOT_LAUNCHED = Substitution(Launch, "__call__", _not_on_first_device)
@@ -86,3 +90,4 @@ CLEARED_FLAGS = Substitution(Group, "admit", _with_cleared_flags)
 NO_MEETING = Substitution(InProcess, "_meet", nothing)
 ANY_ORDER = Substitution(PartialCalls, "begin", nothing)
 NEVER_STAGED = Substitution(moving.MoveCall, "direct", _always)
+NO_BARRIER_FIRST = Substitution(node_moving.NodeMoveCall, "_barrier_first", _never)

@@ -14,6 +14,7 @@ from .reports import error_of
 
 if TYPE_CHECKING:
     from ..nodes.link import NodeLink
+    from .alone import AloneLaunches
     from .calls import ComparedCalls
     from .transport import Transport
     from .workspace import Workspace
@@ -23,10 +24,15 @@ class CallState:
     """The calls with which the local ranks were launched, and whether a call has failed."""
 
     def __init__(
-        self, transport: Transport, partial: PartialCalls, workspace: Workspace, link: NodeLink | None
+        self,
+        transport: Transport,
+        partial: PartialCalls,
+        alone: AloneLaunches,
+        workspace: Workspace,
+        link: NodeLink | None,
     ) -> None:
         self._transport, self._workspace, self._link = transport, workspace, link
-        self._partial = partial
+        self._partial, self._alone = partial, alone
         self.history = History(transport.indices)
         self._error: Callable[[], DrvfuseError] | None = None
         self._stale = False
@@ -68,17 +74,23 @@ class CallState:
         )
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """See `Group.begin`."""
+        """Called right before `call` is launched on local ranks, outside a capture.
+
+        Raises LaunchError if another rank was launched alone with another call, since kernels of the two calls would
+        meet on the devices. While a call has been launched on some ranks only, no memory is freed.
+        """
         if self._partial.begin(positions, call):
             self._held = True
             hold(self)
         elif self._held:
             self._held = False
             release(self)
+        if call.note.adapts:
+            self._alone.launched()
         self.history.launched(positions, call.note)
 
     def abandon(self) -> None:
-        """Make a reset due, since a call was launched on some ranks only."""
+        """Called when a call was launched on some ranks only: the group must be reset before its next call."""
         self._stale = True
 
     def forget_partial(self) -> None:

@@ -90,7 +90,7 @@ class Group(Owned, Owner):
             if self.nodes > 1:
                 self.link = self._join(joint)
                 undo.append(self.link.close)
-            self._state = CallState(transport, partial, self.workspace, self.link)
+            self.state = CallState(transport, partial, self.alone, self.workspace, self.link)
             owned = self.ranks, self.workspace, self._memory, self._budget, self.alone, transport, self.link
             self._owns(self.driver, _dispose, *owned)
             undo.commit()
@@ -322,9 +322,9 @@ class Group(Owned, Owner):
         self.require_open()
         for rank in self.ranks:
             rank.drain()
-        self._state.forget_partial()
+        self.state.forget_partial()
         self.check()
-        self._state.history.settle()
+        self.state.history.settle()
 
     def check(self) -> None:
         """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if the call of a
@@ -334,7 +334,7 @@ class Group(Owned, Owner):
         reset: by :meth:`reset`, or, if all ranks are in this process, by the next collective.
         """
         self.require_open()
-        self._state.check(self.calls)
+        self.state.check(self.calls)
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -353,13 +353,13 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             for rank in self.ranks:
                 rank.drain()
-        self._state.forget_partial()
+        self.state.forget_partial()
         with self.transport.step("reset the group: clear the workspaces"):
             self.workspace.clear([rank.stream for rank in self.ranks])
         if self.link is not None:
             with self.transport.step("reset the group: connect the nodes", self.link.timeout):
                 self.link.reset()
-        self._state.clear()
+        self.state.clear()
 
     def admit(self, streams: Sequence[Stream]) -> None:
         """Called first by every collective: raises a pending BarrierTimeout, or resets the group after one.
@@ -369,9 +369,9 @@ class Group(Owned, Owner):
         process of a rank has ended, since that rank would never take part in the call.
         """
         self.require_open()
-        if self._state.admit(self.calls):
+        if self.state.admit(self.calls):
             if not self.together:
-                self._state.refuse(self.calls)
+                self.state.refuse(self.calls)
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
@@ -393,7 +393,7 @@ class Group(Owned, Owner):
         """Called after the launch of `call` on a local rank was captured into `graph`, None if another library
         captures.
         """
-        self._state.history.captured(position, graph, call.note)
+        self.state.history.captured(position, graph, call.note)
         if call.note.adapts:
             self.alone.captured(graph)
         if graph is not None:
@@ -405,21 +405,7 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self._state.forget_partial()  # from here on the program must keep the order of the ranks' calls
-
-    def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """Called right before `call` is launched on local ranks, outside a capture.
-
-        Raises LaunchError if another rank was launched alone with another call, since kernels of the two calls would
-        meet on the devices. While a call has been launched on some ranks only, no memory is freed.
-        """
-        self._state.begin(positions, call)
-        if call.note.adapts:
-            self.alone.launched()
-
-    def abandon(self) -> None:
-        """Called by a collective that launched only some ranks: the group must be reset before the next call."""
-        self._state.abandon()
+        self.state.forget_partial()  # from here on the program must keep the order of the ranks' calls
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory of one address per rank that every rank can read and write; the caller closes it.
@@ -469,7 +455,7 @@ class Group(Owned, Owner):
         if not self.closed and not forked() and not self.driver.closed:
             for rank in self.ranks:
                 rank.require_no_capture()
-            self._state.forget_partial()
+            self.state.forget_partial()
         super().close()
         self.transport.close()  # the transport is closed even if the driver is closed and nothing is left to free
 

@@ -51,7 +51,7 @@ class RankGraphs:
                 for graph, stream in pairs:
                     graph.queue(stream)
         except BaseException:
-            self._group.abandon()
+            self._group.state.abandon()
             raise
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ is 0xFFFFFFFF. Only the slots that calls need are filled with this value, since 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,9 @@ class Workspace:
         self.reports = self._host.view(REPORT_DTYPE)[:size]
         self._tables = self._host.view("uint8")[REPORT_STRIDE * size :] if tables else None
         self._magic = self.reports["magic"]
-        self._magics = self._magic.data  # faster to read one by one than with numpy
+        self.reported = partial(any, self._magic.data)
+        """Whether any rank has given up waiting. Reads host memory only; every call asks it, so it is no Python
+        function, and reads the elements one by one, which is faster than with numpy."""
         self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
 
     def compared_calls(self, first: bool) -> ComparedCalls | None:
@@ -155,10 +158,6 @@ class Workspace:
                 if (number, of) != (identity.number, rank):
                     values = {own: f"group {identity.number:x}, rank {rank}", rank: f"group {number:x}, rank {of}"}
                     raise GroupMismatch("the owner of a workspace", values)
-
-    def reported(self) -> bool:
-        """Whether any rank has given up waiting. Reads host memory only."""
-        return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
         """The report that explains a failure best, by field name.

@@ -18,6 +18,12 @@ from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.plans import collectives as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
+PARAMETERS = {
+    ("allreduce", False): params.AllreduceParams,
+    ("allreduce", True): params.AllreducePushParams,
+    ("allreduce_rmsnorm_fp8", False): params.FusedParams,
+    ("allreduce_rmsnorm_fp8", True): params.FusedPushParams,
+}
 E4M3, E5M2 = (dtypes.get(name) for name in ("float8_e4m3fn", "float8_e5m2"))
 
 
@@ -76,7 +82,7 @@ def test_kernel_compiles_with_pdl_and_its_parameter_block(spec):
     image = compiled(spec)
     info = image.kernels[spec.name]
     assert [param.kind for param in info.params] == ["bytes"]
-    assert info.param_bytes == ctypes.sizeof(params.parameters(spec.op, spec.algo))
+    assert info.param_bytes == ctypes.sizeof(PARAMETERS[spec.op, spec.pushes])
     assert info.has_pdl_wait and info.has_pdl_trigger
     assert info.max_threads == plans.MAX_THREADS
 

@@ -16,8 +16,8 @@ import pytest
 from drvfuse import dtypes
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.collectives import params
 from drvfuse.ops.collectives.kernels import CollectiveKernel
+from drvfuse.ops.collectives.params import AllreduceMultimemParams, FusedMultimemParams
 from drvfuse.plans import collectives as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
@@ -138,7 +138,8 @@ def test_kernels_have_no_stack_no_spills_and_registers_for_a_whole_block(spec, a
 @pytest.mark.parametrize("spec", VARIANTS, ids=label)
 def test_kernels_have_the_parameters_of_the_host_and_pdl_instructions(spec):
     info = compiled(spec).kernels[spec.name]
-    assert info.param_bytes == ctypes.sizeof(params.parameters(spec.op, spec.algo, multimem=True))
+    host = AllreduceMultimemParams if spec.op == "allreduce" else FusedMultimemParams
+    assert info.param_bytes == ctypes.sizeof(host)
     assert info.has_pdl_wait and info.has_pdl_trigger
     before, wait, _ = compiled(spec).ptx.partition("griddepcontrol.wait")
     assert wait and not re.search(r"\b(?:ld|st)\.(?:global|acquire|release|relaxed)|multimem\.|\batom|\bred\b", before)

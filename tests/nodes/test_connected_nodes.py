@@ -284,3 +284,38 @@ def test_calls_that_move_bytes_are_compared_inside_a_node():
 
         found = outcomes([lambda group=group: call(group) for group in ranks.groups])
         assert any(isinstance(error, errors.CallMismatch) for error in found[2:])
+
+
+@pytest.mark.parametrize("op", [df.all_to_all, df.reduce_scatter])
+def test_after_a_reset_on_all_ranks_calls_work_though_one_rank_has_failed_in_an_exchange_of_bytes(rng, op):
+    """Rank 3 fails in the first of two chunks: its peer of node 0 waits in the engine, the others for their node."""
+
+    def failing(parts):
+        raise errors.ExchangeError(3, "threads", "failed")
+
+    exchange = engines(4)
+    exchange[3].all_to_all = failing
+    hosts = [rng.integers(-99, 99, (8, 375)).astype(np.float32) for _ in range(4)]
+    expected = reference.all_to_all(hosts) if op is df.all_to_all else reference.reduce_scatter(hosts)
+
+    def call(group):
+        found = op(group, group[0].array(hosts[group[0].index]))
+        group.synchronize()
+        return found.numpy()
+
+    with connected(4, nodes=2, exchange=exchange, machine={"race": True}, workspace_bytes=4096) as ranks:
+        for engine in exchange:
+            engine._timeout = 0.3
+        with config.override(spin_timeout=0.3):
+            found = outcomes([lambda group=group: call(group) for group in ranks.groups])
+        assert isinstance(found[3], errors.ExchangeError) and isinstance(found[1], errors.ExchangeError)
+        assert all(isinstance(error, (errors.BarrierTimeout, errors.ExchangeError)) for error in found)
+        with pytest.raises((errors.LaunchError, errors.BarrierTimeout), match=r"group\.reset\(\)"):
+            call(ranks.groups[3])
+        del exchange[3].all_to_all
+        ranks.each(lambda group: group.reset())
+        ranks.machine.reports.clear()  # of words that a kernel has no longer waited for
+        for _ in range(2):
+            for got, wanted in zip(ranks.each(call), expected, strict=True):
+                assert equal(got, wanted)
+        assert not ranks.machine.reports

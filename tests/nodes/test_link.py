@@ -143,7 +143,7 @@ def test_a_time_out_in_either_kernel_names_the_call(group, kernel):
     """All ranks launch the kernels of the call before `kernel`, and rank 2 launches `kernel` too."""
     call(group)
     prepared = df.allreduce.prepare(group, [rank.zeros(64, "float32") for rank in group])
-    group.begin(range(4), prepared)
+    group.state.begin(range(4), prepared)
     for rank, launches in zip(group, prepared.launches, strict=True):
         for launch in launches[: kernel + (rank.index == 2)]:
             launch(rank.stream)
@@ -200,12 +200,47 @@ def test_an_exchange_of_bytes_that_does_not_end_is_aborted_and_named(group, op):
     group.synchronize()
 
 
+class Failing(Watched):
+    """Raises in its second exchange of bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = 2
+
+    def all_to_all(self, parts):
+        self.left -= 1
+        if self.left == 0:
+            raise errors.ExchangeError(2, self.name, "failed")
+        super().all_to_all(parts)
+
+
+@pytest.mark.parametrize("op", [df.all_to_all, df.reduce_scatter])
+def test_after_an_exchange_of_bytes_has_failed_the_next_call_connects_the_engine_anew(rng, op):
+    """The call is in two chunks, of which the first is queued when the engine fails."""
+    hosts = [rng.integers(-99, 99, (8, 375)).astype(np.float32) for _ in range(4)]
+    expected = reference.all_to_all(hosts) if op is df.all_to_all else reference.reduce_scatter(hosts)
+    with (
+        df.emu.Machine(devices=4, race=True) as machine,
+        df.Group.local(4, driver=machine, nodes=2, exchange=Failing(), max_blocks=2, workspace_bytes=4096) as group,
+    ):
+        xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
+        prepared = op.prepare(group, xs)
+        with pytest.raises(errors.ExchangeError, match="by a watched engine failed"):
+            prepared.launch()
+        for call in (lambda: op(group, xs), prepared.launch):
+            for found, wanted in zip(call(), expected, strict=True):
+                assert (found.numpy() == wanted).all()
+        assert (group.link.engine.opened, group.link.failure) == (2, None)
+        assert (group.link.words["sending"] == group.link.words["received"]).all()
+        assert not machine.reports
+
+
 def test_a_time_out_in_a_later_kernel_names_the_call(group):
     """All ranks launch the first of the two kernels of a broadcast, and rank 2 launches the second too."""
     xs = [rank.zeros(4096, "uint8") for rank in group]
     df.broadcast(group, xs)
     prepared = df.broadcast.prepare(group, xs, [rank.zeros(4096, "uint8") for rank in group])
-    group.begin(range(4), prepared)
+    group.state.begin(range(4), prepared)
     for rank, launches in zip(group, prepared.launches, strict=True):
         for launch in launches[: 1 + (rank.index == 2)]:
             launch(rank.stream)

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the all-reduces over several nodes."""
+"""Faults of the collectives over several nodes."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from ..collectives import repeated
+from ..moves import moves
 from ..mutant import Mutant
-from ..substitutions import NO_MEETING
+from ..substitutions import NO_BARRIER_FIRST, NO_MEETING
 
 several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)
+
+exchanges_over_nodes = partial(
+    moves, ops=("in_place", "all_to_all"), algos=("push", "pull"), ranks=4, nodes=2, graph=False
+)
 
 MUTANTS = (
     Mutant(
@@ -36,6 +41,14 @@ MUTANTS = (
         "exchanges that are queued on a separate stream",
         several_nodes,
         host=NO_MEETING,
+        in_kernels=False,
+    ),
+    Mutant(
+        "node-payload-in-use",
+        "rows for another node are stored to a peer's workspace while others still read what the peer has staged there",
+        "an earlier state of this all-to-all over nodes",
+        exchanges_over_nodes,
+        host=NO_BARRIER_FIRST,
         in_kernels=False,
     ),
 )

@@ -37,6 +37,8 @@
 //   Staged inputs: stores to the own staging memory, barrier, loads by the multicast address.
 //   Results in staging memory: stores by the multicast address, barrier, loads from the own staging memory. STAGED: they
 //   overwrite the inputs of the same pack by the same address, in the thread that has loaded its sum.
+//   Results in outputs (TO_OUTPUTS): stores by the multicast address, after the start barrier and so after all accesses of
+//   earlier kernels, and before the barrier of results. So a rank's output is complete when its kernel completes.
 //   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written two chunks
 //   later, after the barrier of the chunk between, at which every rank arrives after reading that half. In two_stage with
 //   STAGED the next chunk's copies overwrite the memory after the barrier of results, at which peers arrive after their

@@ -38,7 +38,7 @@
 // all threads of a block. For the same reasons inputs are free when the kernel completes, and halves of the payload two
 // chunks later. NODES: as in allreduce.cu. residual_output may be residual: a rank reads the residual of a row
 // (two_stage: only the row's owner does) before residual_out of that row is written by the same thread, or by the same
-// block after a barrier. gamma is fetched before the wait for the producer.
+// block after a barrier. gamma and beta may be read before the wait for the producer (row_norm.cuh).
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

@@ -29,7 +29,7 @@
 // heads behind a block barrier of their own, and residual_out by the thread that has loaded the same place. The next
 // chunk's rows are staged in slots from which any thread of the block may have copied results, so a block barrier comes
 // first. residual_output may be residual: a row's owner reads its residual before the barrier, and residual_output is
-// written after it, from staging memory. gamma is fetched after the wait for the producer.
+// written after it, from staging memory. gamma and beta are read after the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

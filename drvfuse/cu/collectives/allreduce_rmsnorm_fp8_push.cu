@@ -26,9 +26,11 @@
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
 // Memory ordering. push.cuh. A thread sends, receives and clears packs of the same rows in every round; where a call has
-// several rounds, all send equally many rows. Thread 0 of the cluster sends and receives a row's scale.
+// several rounds, all send equally many rows. The thread that has the first pack of a row, or of a group or head with a
+// scale of its own, sends and receives the scale.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
-// it has read it, and a rank that does not own a row does not read it.
+// it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before the
+// wait for the producer (row_norm.cuh).
 //
 // Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
 #include "collectives/norm_rows.cuh"

@@ -24,7 +24,8 @@
 //   in place.
 //   Staging: written after the start barrier, at which the peers arrive when they have completed their earlier kernels
 //   and with them all reads; read after the second barrier.
-//   Partial sums: written and read on this device alone, by kernels and the exchange in the order of the stream.
+//   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier call
+//   or chunk; then written and read on this device alone, by kernels and the exchange in the order of the stream.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh). `begun` is
 // not written then; the kernel behind the exchange gives up at its own barrier.

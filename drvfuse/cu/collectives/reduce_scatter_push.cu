@@ -20,9 +20,9 @@
 //
 // Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
 // block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
-// In a call of one round it receives from every peer at least once. Only the own rank reads an input, so it is free
-// when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes a pack
-// has read it before, and no other thread reads its elements.
+// In a call of one round the rank receives at least one pack from every peer. Only the own rank reads an input, so it
+// is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes
+// a pack has read it before, and no other thread reads its elements.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/push_packs.cuh"

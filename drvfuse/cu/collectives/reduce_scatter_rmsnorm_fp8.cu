@@ -19,8 +19,8 @@
 //
 // Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner
 // reads, and the barrier between blocks of equal index orders the two. A rank alone reads its residuals;
-// residual_output may be residual, as a thread stores a pack after it has read it. gamma is fetched before the wait for
-// the producer.
+// residual_output may be residual, as a thread stores a pack after it has read it. gamma and beta may be read before the
+// wait for the producer (row_norm.cuh).
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/nodes.cuh"

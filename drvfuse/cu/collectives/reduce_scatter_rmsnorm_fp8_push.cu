@@ -18,7 +18,7 @@
 //
 // Memory ordering. push.cuh, as in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows in
 // every round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a
-// pack after it has read it.
+// pack after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
 //
 // Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
 #include "collectives/push_packs.cuh"

@@ -5,7 +5,8 @@
 #include "collectives/row_packs.cuh"
 #include "common/norm.cuh"
 
-// one_stage is for few rows, so it keeps gamma in registers; long rows and two_stage need these registers.
+// Whether a thread keeps its packs of gamma and beta in registers. It then reads them before the wait for the producer, as
+// weights that no kernel writes, otherwise once for each row. two_stage has many rows, and needs the registers.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 
 class RowNorm : public RowPacks {

@@ -20,7 +20,8 @@
 //
 // Memory ordering. Teams share only the memory of their reductions (reduce.cuh), so nothing else must be ordered.
 // residual_output may be residual: the same thread reads a row's residual before it writes residual_output of that row.
-// gamma and beta are weights, and are read before the wait for the producer.
+// gamma and beta are weights; with KEEP_GAMMA they are read before the wait for the producer, otherwise after it. The padding
+// of scales and the scales are different bytes, each written by one thread.
 //
 // Failure. A thread waits for the threads of its own team alone, so the kernel cannot hang.
 #include "norm/rows.cuh"

@@ -11,13 +11,13 @@
 // receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this of each
 // call (a word from every peer) and of calls of several rounds (before a thread is sent words, its peer knows that its
 // slots are clear). The argument there is about threads; here it is about warps:
-//   `receive` ends with __syncwarp(), after all lanes have cleared the slots that they have read. So the clears come
-//   before the first lane's fence between rounds, and before its next key. Every lane of the peer's warp polls that key
-//   itself, and executes a fence between that poll and its stores of the next round. With the relaxed words these are
-//   release and acquire patterns, as in push.cuh.
-//   In the last of several rounds a warp receives words that its peers' warps of the same index have sent after all of
-//   their clears of the round before. Together the warps of a rank know so of all clears.
-// The first lane clears the slot of a key after the same __syncwarp(), when all lanes have read the key.
+//   In `receive` the warp executes __syncwarp() after all lanes have cleared the slots of their packs; then the first
+//   lane clears the slots of the keys, which all lanes have read. So all these clears come before the first lane's
+//   fence between rounds, and before its next key. Every lane of the peer's warp polls that key itself, and executes a
+//   fence between that poll and its stores of the next round. With the relaxed words these are release and acquire
+//   patterns, as in push.cuh.
+//   In the last of several rounds a warp receives a key from the warp of the same index of every peer, which has sent
+//   it after all its clears of the round before. So together the warps of a rank have heard of all clears of all peers.
 #pragma once
 #include "sync/push.cuh"
 
@@ -88,7 +88,7 @@ public:
         for (int k = 0; k < K; ++k) {
             if (wanted[k] && !FAULT("slot-not-cleared")) Base::template clear<4>(at + k * stride);
         }
-        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // now all lanes have read the keys
+        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have read the keys, and cleared their slots
         if (threadIdx.x % 32 == 0) Base::template clear_all<K, 1>(keys_at, key_stride);
     }
 };

@@ -5,10 +5,9 @@
 // if its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender stores any
 // other word. The receiver polls until none of the words that it wants is ABSENT, takes them, and stores ABSENT again.
 // An input word that is equal to ABSENT, which consists of NaNs in every type, is sent as other NaNs: results are the
-// same, since
-// NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since their NaNs are canonical.
-// Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r + d) mod ranks. So every
-// offset is the same on every rank, and polls need no rank numbers.
+// same, since NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since their NaNs are
+// canonical. Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r + d) mod
+// ranks. So every offset is the same on every rank, and polls need no rank numbers.
 //
 // Halves. The parity of the epoch selects the half of the first round. A call advances the epoch by one if the number
 // of its rounds is odd. Otherwise it leaves the epoch, since the next call then begins with the same half. Every warp

@@ -18,8 +18,7 @@ class Route:
     A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
     `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
     mostly both are empty. `unordered` are the foreign arrays whose library names no stream; they must live until a
-    launch is complete. `recorded` is the memory besides the arrays in which the use by
-    the stream is recorded already.
+    launch is complete. `recorded` is the memory besides the arrays in which the use by the stream is recorded already.
     """
 
     __slots__ = ("_away", "arrays", "owners", "producers", "stream", "recorded", "unordered")

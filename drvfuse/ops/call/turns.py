@@ -76,7 +76,7 @@ class GroupTurns:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.require_open, self.admit = group.require_open, group.admit
-        self.begin, self.abandon = group.begin, group.abandon
+        self.begin, self.abandon = group.state.begin, group.state.abandon
         self.ranks = group.size
         self._ranks = group.ranks
 

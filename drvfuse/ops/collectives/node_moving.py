@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ...comm.workspace import PAYLOAD_OFFSET
+from ...errors import ArgumentError
 from ...nodes.exchange import Piece
 from ...plans import moves, node_moves
 from ...plans.node_moves import Crossing, Inside, NodeRanks, Place
@@ -124,7 +125,7 @@ class NodeMoveCall:
                 kernel = self._kernel(step)
                 if number != last:
                     kernel = replace(kernel, common=replace(kernel.common, pdl=level_inside(self.common.pdl)))
-                if step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1:
+                if self._barrier_first(step, kernel):
                     met = self._barrier(kernel).ready()
                     stages.append(Kernels(met))
                     every += met
@@ -151,12 +152,25 @@ class NodeMoveCall:
             common = replace(common, algo="push")
         call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
         if step.target is not Place.PAYLOAD:
-            algo = call.algorithms()[0]
+            first, *others = call.algorithms()
+            algo = others[-1] if others and first in moves.PUSH and not self._has_slots(call) else first
             return replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
         puts = call.direct("put") and self.common.algo != "push"
-        if puts and self.common.algo == "auto":
+        if puts and self.common.algo == "auto" and self._has_slots(call):
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
         return replace(call, algo="put" if puts else "push")  # a staged "put" would use the payload itself
+
+    def _has_slots(self, call: MoveCall) -> bool:
+        """Whether the workspace is large enough for the kernel by "push"."""
+        try:
+            moves.push_shape(call.work, self.common.group.workspace.payload_bytes)
+        except ArgumentError:
+            return False
+        return True
+
+    def _barrier_first(self, step: Inside, kernel: MoveCall) -> bool:
+        """Whether a barrier of the node's ranks must precede the kernel of the step."""
+        return step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1
 
     def _barrier(self, kernel: MoveCall) -> MoveCall:
         """A kernel in front of this one, which moves nothing and passes barriers of the node's ranks."""

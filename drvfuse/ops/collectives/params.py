@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 
 from ...comm import workspace
-from .kernels import PUSH
 
 
 class Call(ctypes.Structure):
@@ -141,10 +140,3 @@ class FusedNodesParams(FusedParams):
     """`struct Params` of cu/collectives/allreduce_rmsnorm_fp8.cu with DRVFUSE_NODES."""
 
     _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # follow the fields of the base
-
-
-def parameters(op: str, algo: str, multimem: bool = False) -> type[AllreduceParams] | type[FusedParams]:
-    """The type of a kernel's first argument."""
-    if op == "allreduce":
-        return AllreduceMultimemParams if multimem else AllreducePushParams if algo in PUSH else AllreduceParams
-    return FusedMultimemParams if multimem else FusedPushParams if algo in PUSH else FusedParams

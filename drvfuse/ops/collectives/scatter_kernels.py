@@ -89,16 +89,16 @@ class RowParts(ctypes.Structure):
 class FusedScatterParams(FusedParams):
     """`struct FusedScatterParams` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu."""
 
-    _fields_ = (("parts", RowParts),)  # follow the fields of the base
+    _fields_ = (("parts", RowParts),)  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedScatterNodesParams(FusedParams):
     """`struct Params` of cu/collectives/reduce_scatter_rmsnorm_fp8.cu with DRVFUSE_NODES."""
 
-    _fields_ = (("parts", RowParts), ("node", NodeCall))  # follow the fields of the base
+    _fields_ = (("parts", RowParts), ("node", NodeCall))  # type: ignore[assignment]  # follow the fields of the base
 
 
 class FusedScatterPushParams(FusedParams):
     """`struct FusedScatterPushParams` of cu/collectives/reduce_scatter_rmsnorm_fp8_push.cu."""
 
-    _fields_ = (("parts", RowParts), ("push", PushCall))  # follow the fields of the base
+    _fields_ = (("parts", RowParts), ("push", PushCall))  # type: ignore[assignment]  # follow the fields of the base

@@ -195,6 +195,14 @@ def test_a_workspace_without_room_for_a_pack_of_every_pair_is_refused(open_nodes
     refused(lambda: df.all_to_all(group, xs), "workspace_bytes", "at least 32")
 
 
+def test_a_workspace_without_room_for_the_slots_of_push_calls_is_used_behind_barriers(open_nodes, rng, monkeypatch):
+    group = open_nodes()
+    monkeypatch.setattr(group.workspace, "payload_bytes", 1024)
+    check_gather(group, rng, [7, 0, 3, 11], (16,))
+    check_exchange(group, rng, exchange_table(rng, 4), (16,))
+    check_broadcast(group, rng, 2, (70, 16))
+
+
 def test_traffic_counts_kernels_and_exchanges(open_nodes):
     group = open_nodes()
     xs = [rank.zeros((4, 1024), "uint8") for rank in group]

@@ -251,7 +251,7 @@ def test_a_call_is_named_after_more_than_two_to_the_32_calls(new_group, rng, alg
     for pointer, rank in zip(group.workspace.pointers, group, strict=True):
         word = df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
         word.copy_from(np.array([calls * workspace.EPOCH_UNIT], np.uint64))
-    group._state.history._older = [history.Totals(calls, calls) for _ in group]
+    group.state.history._older = [history.Totals(calls, calls) for _ in group]
     call.launch()
     call.launch(rank=0)
     call.launch(rank=1)

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "quantisation.md").read_t
 
 
 def test_the_ocp_rule_differs_for_as_many_groups_as_the_page_says(rng):
-    assert "about one in six groups of normally distributed data" in PAGE
+    assert "for about one in six groups of normally distributed data" in PAGE
     y = rng.standard_normal((4000, 32)).astype(np.float32)
     scales = reference.bits(reference.quantise(y, Q.mxfp8()).scales)[:, 0]
     ocp = np.floor(np.log2(np.abs(y).max(axis=1))).astype(int) - 8 + 127
