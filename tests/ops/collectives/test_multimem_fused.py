@@ -47,7 +47,7 @@ def open_group() -> Iterator[Callable[..., df.Group]]:
 
 
 def run(group, rng, hosts, where, *, out_dtype="float8_e4m3fn", scales_dtype="float32", residual=None, **options):
-    """(the op's result, gamma); outputs and residuals out held garbage."""
+    """Run the op. Returns its result and gamma. Outputs and residual outputs hold garbage before the call."""
     shape, dtype = hosts[0].shape, dtypes.get(hosts[0].dtype).name
     gamma = (1 + 0.3 * rng.standard_normal(shape[-1])).astype(np.float32).astype(hosts[0].dtype)
     inputs = Arrays(group, hosts, where).inputs

@@ -118,8 +118,8 @@ class Case:
     some    pairs of which at least one must be reported, and each may be
     maybe   pairs that follow from the same mistake and may be reported
     edge    a pattern that the missing edge of every required race has to match, in any case of letters
-    detail  what else has to hold of each reported race
-    late    which roles are late, one a seed in turn; None: nobody, then each role
+    detail  a further condition for each reported race
+    late    which roles are late, a different one for each seed in turn; None: first no role, then each one
     values  the kernel's parameters at.a and at.b
     exited  lanes leave their warp before a barrier, which the strict profile reports besides
     """
