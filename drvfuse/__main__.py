@@ -49,30 +49,39 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_benchmarks(benchmarks: Any) -> None:
-    out, shapes, gpu, gpus, torch = (argparse.ArgumentParser(add_help=False) for _ in range(5))
+    out, shapes, gpu, gpus, torch, driver, blocks = (argparse.ArgumentParser(add_help=False) for _ in range(7))
     out.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
-    shapes.add_argument(
-        "--shape",
-        action="append",
-        metavar="MxN",
-        help="rows x columns, of gemv those of the weight and MxNxNORMED with the columns that are normed, else 3/4; "
-        "may be repeated",
-    )
+    shapes.add_argument("--shape", action="append", metavar="MxN", help="rows x columns; may be repeated")
     gpu.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
     gpu.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
     gpus.add_argument("--gpus", type=_positive, default=2, help="GPUs to use (default: 2)")
     torch.add_argument("--torch", action="store_true", help="time torch's versions too")
+    driver.add_argument(
+        "--driver", choices=("cuda", "emu"), default="cuda", help="emu: emulated GPUs, whose times mean nothing"
+    )
+    blocks.add_argument(
+        "--max-blocks",
+        type=_positive,
+        metavar="N",
+        help="multiprocessors that the group's kernels may use (default: all)",
+    )
     for name, parents, text in (
         ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
         ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
-        ("gemv", [gpu, shapes, torch], "a few rows times a weight, with RMSNorm of the first columns"),
+        ("gemv", [gpu, torch], "a few rows times a weight, with RMSNorm of the first columns"),
         ("rmsnorm-fp8", [gpu, shapes, torch], "RMSNorm with quantisation of rows, on one device"),
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
         parser = benchmarks.add_parser(name, parents=[*parents, out], help=text)
         if name == "gemv":
-            parser.add_argument("--rows", type=_positive, default=1, help="of act (default: 1)")
-    both = argparse.ArgumentParser(add_help=False)
+            parser.add_argument("--rows", type=_positive, default=1, help="rows of act, up to 8 (default: 1)")
+            parser.add_argument(
+                "--shape",
+                action="append",
+                metavar="NxK[xNORMED]",
+                help="rows x columns of the weight, and the rows that are normed (default: 3/4); may be repeated",
+            )
+    both = argparse.ArgumentParser(add_help=False, parents=[blocks, driver])
     both.add_argument(
         "--shapes", nargs="+", metavar="MxN", help="rows x columns (default: 24, from 1x4096 to 2048x8192)"
     )
@@ -80,16 +89,14 @@ def _add_benchmarks(benchmarks: Any) -> None:
         "--algos",
         nargs="+",
         metavar="NAME",
-        help="(default: one_stage two_stage push_one_shot push_two_shot auto)",
+        help="algorithms (default: one_stage two_stage push_one_shot push_two_shot auto)",
     )
     both.add_argument(
         "--peers",
         action=argparse.BooleanOptionalAction,
         help="NCCL and torch's symmetric memory (default: where torch is installed)",
     )
-    both.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
     both.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
-    both.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     plain = benchmarks.add_parser("allreduce", parents=[gpus, both, out], help="all-reduce, beside floors and peers")
     plain.add_argument(
         "--multimem",
@@ -101,45 +108,42 @@ def _add_benchmarks(benchmarks: Any) -> None:
         "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
     )
     fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
-    moves = argparse.ArgumentParser(add_help=False)
+    moves = argparse.ArgumentParser(add_help=False, parents=[blocks, driver])
     moves.add_argument(
         "--kib", nargs="+", type=_positive, metavar="N", help="of the larger of input and output (default: 1 to 131072)"
     )
-    moves.add_argument("--algos", nargs="+", metavar="NAME", help="(default: all that move as many bytes)")
+    moves.add_argument(
+        "--algos", nargs="+", metavar="NAME", help="algorithms (default: all that move as few bytes as possible)"
+    )
     moves.add_argument(
         "--peers", action=argparse.BooleanOptionalAction, help="NCCL (default: where torch is installed)"
     )
-    moves.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
-    moves.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     scatters = "reduce-scatter", "reduce-scatter-rmsnorm-fp8"
     for name in ("all-gather", "all-to-all", "allreduce-many", "broadcast", *scatters):
         benchmarks.add_parser(name, parents=[gpus, moves, out], help=f"{name}, beside the wire and NCCL")
-    every = argparse.ArgumentParser(add_help=False)
+    every = argparse.ArgumentParser(add_help=False, parents=[driver])
     every.add_argument("--op", nargs="+", metavar="NAME", help="collectives, by the names of their benchmarks")
-    every.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     forms = benchmarks.add_parser(
         "fused-forms",
-        parents=[gpus, shapes, every, out],
+        parents=[gpus, shapes, every, blocks, out],
         help="fused norms, and gathers of rows with scales, in every form",
     )
     forms.add_argument("--form", nargs="+", metavar="NAME", help="such as static, mxfp8-tiles, layer (default: all)")
-    forms.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
     processes = benchmarks.add_parser(
         "processes",
         parents=[gpus, shapes, every, out],
         help="collectives with a process for each GPU, beside one process",
     )
     processes.add_argument(
-        "--algos", nargs="+", metavar="NAME", help="(default: auto and those that push; others are staged)"
+        "--algos", nargs="+", metavar="NAME", help="algorithms (default: auto and those that push; others are staged)"
     )
     nodes = benchmarks.add_parser(
         "nodes", parents=[gpus, shapes, every, out], help="collectives over several nodes by NCCL, beside one node"
     )
     for parser, default in ((processes, 1), (nodes, 2)):
-        text = f"into which the GPUs are divided (default: {default})"
+        text = f"number of nodes into which the GPUs are divided (default: {default})"
         parser.add_argument("--nodes", type=_positive, default=default, help=text)
-    host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
-    host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    benchmarks.add_parser("host", parents=[gpus, driver, out], help="what calls cost the calling thread")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
     for option, default in (("--gpus", 4), ("--calls", 8), ("--seeds", 2)):
         emulator.add_argument(option, type=_positive, default=default, help=f"(default: {default})")

@@ -33,8 +33,9 @@ TEXT_COLUMNS = 5
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
     """The bytes that each rank receives: 16-bit inputs, and by two shots also the results that the owners of rows send.
-    These are the residual output, if there is one, or else codes, scales and normed rows. For all_gather the bytes are
-    codes and scales."""
+    The results are the residual output, if there is one, or else codes, scales and normed rows. one_stage, to which a
+    small workspace leads, reads as many bytes as one shot. For all_gather the bytes are codes and scales.
+    """
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize
     if op == "reduce_scatter_rmsnorm_fp8":
@@ -48,7 +49,7 @@ def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form
         sent = form.quantisation.row_bytes(columns, source) + (row_bytes if form.normed else 0)
         sent += columns // of_norm * form.quantisation.row_scale_bytes(of_norm)
     both = tuning.fused_received(ranks, row_bytes, sent, rows, False)
-    return both[tuning.ALGORITHMS.index(algo)]
+    return both[algo == "push_two_shot"]
 
 
 def measure(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,12 +255,13 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
     return None
 
 
-def on_device(obj: Any, where: Device) -> AbstractContextManager[object]:
-    """A context manager that makes `where` the current device of `obj`'s library, where alone torch exports tensors.
+def on_device(obj: Any, where: Device, ordered: bool) -> AbstractContextManager[object]:
+    """A context manager in which `obj`'s library can export it. `ordered`: the library will order a stream of `where`.
 
-    torch restores its own current device lazily, so a current context of the driver does not always tell it.
+    torch exports tensors of its current device only. It restores that device lazily, so a current context of the driver
+    does not always tell it.
     """
     if library_of(obj) == "torch":
         current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)
         return current
-    return where.use()
+    return where.use() if ordered else nullcontext()

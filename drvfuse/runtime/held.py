@@ -7,31 +7,66 @@ soon as nothing refers to it. So its objects are kept until an event after the w
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
+from ..errors import DrvfuseError
 from .driver import Driver
 from .lifetime import flush, retire
 from .stream import Event, Stream
 
 
-def keep(stream: Stream, objects: object) -> None:
-    """Keep `objects` alive until all work queued on `stream` so far is complete. Not for captures and launch groups.
+class _Held:
+    """The events of a driver's work in the order of their recording, each with the objects that the work uses.
 
-    They are dropped at a later flush (see `lifetime`): at an allocation, a synchronisation or the next `keep`.
+    Only the first event is queried, so a program that queues many calls ahead makes one query per call. `driver.lock`
+    guards the queue, whose first entry alone has a free in the queue of `lifetime`.
     """
-    flush(stream.device.driver)
-    retire(stream.device.driver, _drop, stream.record(), objects)
+
+    def __init__(self, driver: Driver) -> None:
+        self.entries: deque[tuple[Event, object]] = deque()
 
 
-def _drop(driver: Driver, event: Event, objects: object) -> None:
+def keep(stream: Stream, objects: object) -> None:
+    """Keep `objects` alive until all work queued on `stream` so far is complete. Not for captures.
+
+    They are dropped at a later flush (see `lifetime`), when all that was kept before them is dropped: at an allocation,
+    a synchronisation or the next `keep`.
+    """
+    driver = stream.device.driver
+    flush(driver)
+    event = stream.record()
+    with driver.lock:
+        entries = driver.part(_Held).entries
+        entries.append((event, objects))
+        if len(entries) == 1:
+            retire(driver, _drop)
+
+
+def _drop(driver: Driver) -> None:
+    """Drop the objects of all leading events that are complete."""
+    entries = driver.part(_Held).entries
+    dropped = []  # beyond the lock, as a library's own code runs when its objects are dropped
+    with driver.lock:
+        try:
+            while entries and _complete(driver, entries[0][0]):
+                dropped.append(entries.popleft())
+        except DrvfuseError:  # for a closed device or a lost context: a later query would fail too
+            dropped.append(entries.popleft())
+            raise
+        finally:
+            if entries:
+                retire(driver, _drop)
+    for event, _ in dropped:
+        event.close()
+
+
+def _complete(driver: Driver, event: Event) -> bool:
     # In its default mode a capture of another library forbids a query to every thread, and would be invalidated.
     relaxed: Any = driver.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
-    try:
-        done = event.query()
-    finally:
-        driver.cuThreadExchangeStreamCaptureMode(before)
-    if done:
-        event.close()
-    else:
-        retire(driver, _drop, event, objects)
+    with event.device.use():
+        before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+        try:
+            return event.query()
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(before)

@@ -156,7 +156,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
             "stream. Prepare the call before the capture, and launch it there"
         )
     order = -1 if handle is not None else producer.handle  # -1: no synchronisation
-    with dlpack.on_device(obj, where):
+    with dlpack.on_device(obj, where, ordered=handle is None):
         try:
             capsule = _asked(argument, obj.__dlpack__, stream=order, max_version=dlpack.VERSION)
         except TypeError:  # a producer that is older than DLPack 1.0

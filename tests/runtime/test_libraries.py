@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import reference
-from drvfuse.errors import CaptureError
+from drvfuse import emu, reference
+from drvfuse.errors import CaptureError, DriverError
 from drvfuse.reference import bits
-from drvfuse.runtime import dlpack
+from drvfuse.runtime import dlpack, held
 from drvfuse.runtime.array import Array
+from drvfuse.runtime.lifetime import flush
 from drvfuse.runtime.pinned import PinnedBuffer
-from drvfuse.runtime.stream import LEGACY, Stream
+from drvfuse.runtime.stream import LEGACY, Event, Stream
 
 
 class Immutable:
@@ -44,6 +45,8 @@ extern "C" __global__ void gate(const volatile unsigned* open) {
     for (int polls = 0; !*open && POLLS_LEFT; ++polls) __nanosleep(1000);
 }
 """
+
+WILD = 'extern "C" __global__ void wild(int* x) { *x = 1; }'
 
 
 @contextmanager
@@ -104,6 +107,70 @@ def test_calls_that_neither_allocate_nor_wait_keep_a_bounded_number_of_foreign_a
     del foreign
     gc.collect()
     assert len(alive) <= 2
+
+
+def test_memory_of_a_closed_graph_lives_until_its_last_launch_is_complete(group: df.Group) -> None:
+    (rank,) = group
+    output = rank.zeros((2, 256), "float32")
+    foreign = Immutable(rank.array(np.full((2, 256), 3, np.float32)))
+    prepared = df.allreduce.prepare(group, foreign, output)
+    with df.Graph.capture([rank.stream]) as graph:
+        prepared.launch()
+    gone = weakref.ref(foreign)
+    del prepared, foreign
+    graph.launch(rank.stream)  # loads it
+    rank.stream.synchronize()
+    with blocked(rank.stream):
+        graph.launch(rank.stream)
+        graph.close()
+        gc.collect()
+        assert gone() is not None
+    gc.collect()
+    assert gone() is None
+    assert (output.numpy() == 3).all()
+
+
+def test_calls_that_are_queued_ahead_make_a_bounded_number_of_queries(group: df.Group) -> None:
+    (rank,) = group
+    output, foreign = rank.empty((2, 256), "float32"), Immutable(rank.zeros((2, 256), "float32"))
+    prepared = df.allreduce.prepare(group, foreign, output)
+    prepared.launch()  # loads the kernel
+    rank.stream.synchronize()
+    queries, query = [], Event.query
+    with pytest.MonkeyPatch.context() as patch, blocked(rank.stream):
+        patch.setattr(Event, "query", lambda event: queries.append(event) or query(event))
+        for _ in range(20):
+            prepared.launch()
+        assert len(queries) <= 20
+
+
+@pytest.mark.emulated
+def test_objects_that_are_kept_for_work_of_a_closed_device_are_dropped() -> None:
+    with emu.Machine(devices=1) as machine:
+        device, kept = df.device(0, driver=machine), np.zeros(1)
+        gone = weakref.ref(kept)
+        held.keep(device.stream, [kept])
+        del kept
+        device.close()
+        df.device(0, driver=machine).synchronize()
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.emulated
+def test_objects_that_are_kept_after_a_fault_are_dropped() -> None:
+    with emu.Machine(devices=1) as machine:
+        device, kept = df.device(0, driver=machine), np.zeros(1)
+        gone = weakref.ref(kept)
+        df.compile(WILD, driver=machine)["wild"].prepare(1, 1, 64, device=device)(device.stream)
+        held.keep(device.stream, [kept])
+        del kept
+        with pytest.raises(DriverError):
+            device.stream.synchronize()
+        for _ in range(2):
+            flush(device.driver)
+        gc.collect()
+        assert gone() is None
 
 
 def test_a_library_that_tells_no_stream_is_not_asked_during_a_capture(group: df.Group) -> None:

@@ -17,7 +17,11 @@ _TEXT = "drvfuse: the emulated driver is being compiled for this machine, which 
 def while_compiling() -> Iterator[None]:
     """Print the line on stderr if the block takes longer than `PATIENCE`, and stderr is a terminal."""
     stream = sys.stderr
-    if stream is None or not stream.isatty():
+    try:
+        shown = stream.isatty()
+    except (AttributeError, ValueError):  # programs replace stderr by objects with fewer methods, or close it
+        shown = False
+    if not shown:
         yield
         return
     timer = threading.Timer(PATIENCE, print, (_TEXT,), {"file": stream, "flush": True})

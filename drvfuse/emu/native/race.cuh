@@ -7,13 +7,13 @@
 // What makes order. A thread knows of an access if the access happens before the thread's next access. What a thread
 // knows is a clock (clock.cuh); in this file "published", "learns" and "knows" speak of clocks.
 //
-//     release -> acquire  A strong write publishes a clock at its location, for its scope: with release semantics what
-//                         its thread knows, else what the thread knew at its last fence. An atomic keeps what was
-//                         published there before if the write that it saw was morally strong. Any other write removes
-//                         it, except what the same thread published there by a release. A strong read learns what is
-//                         published at its location if the scopes of both sides include each other: at once if it is an
-//                         acquire, else at its thread's next fence of a sufficient scope. The read of a reduction
-//                         learns nothing, and a compare-and-swap that fails is only a read.
+//     release -> acquire  A strong write publishes a clock at its location: for its scope what its thread knows, if it
+//                         is a release, and for each scope up to its own what the thread knew at its last fence of at
+//                         least that scope. An atomic keeps what was published there before if the write that it saw
+//                         was morally strong. Any other write removes it, except what its thread released there. A
+//                         strong read learns what is published at its location if the scopes of both sides include each
+//                         other: at once if it is an acquire, else at its thread's next fence of a sufficient scope.
+//                         The read of a reduction learns nothing. A compare-and-swap that fails is only a read.
 //     observation         A strong read sees the last strong write of its location, and the writes that this write
 //                         continued as an atomic. These writes, and no other access of their threads, happen before all
 //                         accesses that the read happens before.

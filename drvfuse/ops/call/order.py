@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ...comm.ordering import same
 from ...errors import CaptureError
+from ...runtime import held
 from ...runtime.array import Array, mark_used
 from ...runtime.stream import LEGACY, Event, Stream
 from .operands import Operand
@@ -83,6 +84,11 @@ class Route:
             mark_used(more, self.stream, event)
         if not self.stream.foreign:  # an array remembers a stream that drvfuse made, so once is enough
             self._away, self.recorded = (), more
+
+    def keep_unordered(self, stream: Stream, event: Event | None) -> None:
+        """Keep `unordered` until the graph that was launched on `stream` is complete. It may be closed before that."""
+        if stream.capture_id() is None:
+            held.keep(stream, self.unordered)
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order the owners of foreign arrays after the launch: their libraries may then reuse the memory."""

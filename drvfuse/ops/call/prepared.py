@@ -127,6 +127,8 @@ def submit(
             turns.captured(position, graph, call)
             if graph is not None:
                 graph.keep(*route.arrays, *turns.more, *sections)
+                if route.unordered:
+                    graph.after_launch(route.keep_unordered)
         elif route.unordered:
             held.keep(stream, route.unordered)
         if route.owners:

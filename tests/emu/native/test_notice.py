@@ -51,7 +51,11 @@ def test_nothing_is_printed_if_it_is_quick_or_nobody_reads_it(terminal: bool, mo
     assert stderr.getvalue() == ""
 
 
-def test_no_stderr_at_all_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
+@pytest.mark.parametrize("stderr", [None, object(), "closed"])
+def test_a_program_without_a_usable_stderr_gets_no_error(stderr: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    if stderr == "closed":
+        stderr = io.StringIO()
+        stderr.close()
+    monkeypatch.setattr(sys, "stderr", stderr)
     with notice.while_compiling():
         pass

@@ -65,9 +65,7 @@ def _prepare(group: df.Group, op: str, xs: list[Any], *, algo: str, **options: A
 
 
 def _hosts(seed: int, n: int, shape: tuple[int, int], algo: str) -> list[np.ndarray]:
-    """The inputs of n ranks. For multimem with more than two ranks, sums are exact in any order, as the order is
-    unspecified.
-    """
+    """Inputs of n ranks. Multimem adds more than two in an unspecified order, so its inputs have exact sums."""
     make = exact_inputs if algo.startswith(MULTIMEM) and n > 2 else random_inputs
     return make(_random(seed), n, shape, "bfloat16")
 

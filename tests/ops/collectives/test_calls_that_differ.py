@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels find calls that differ between ranks: calls that would hang, and calls that would end with results that
-belong to no rank's call. The groups here have one process, and compare calls like those of several processes.
-"""
+"""Kernels detect calls that differ between ranks: calls that would hang, and calls that would end with wrong results.
+The groups here have one process, but their kernels compare calls as those of several processes do."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def compared_group(new_group):
 
 
 def launch(calls_of_rank):
-    """A GPU may find the difference before all ranks are launched; then a launch raises the error."""
+    """Launch the calls. On a GPU a kernel may report the difference before the last launch, which then raises it."""
     with ANY_ORDER.made(), contextlib.suppress(CallMismatch):
         for rank, calls in enumerate(calls_of_rank):
             for call in calls:

@@ -27,7 +27,7 @@ FORMS = {
     "residual": {"residual": "float32", "gamma": "float32", "normed": True},
 }
 
-# Algorithms in which one rank normalises a row for all, or sends it, run both forms; the others run one each.
+# Algorithms in which one rank sends a row's results to all ranks are tested with both forms, the others with one.
 PAIRS = [(algo, form) for algo in ("two_stage", "push_two_shot") for form in FORMS]
 PAIRS += [("one_stage", "residual"), ("push_one_shot", "layer"), ("naive", "layer")]
 

@@ -18,7 +18,7 @@ KINDS = {
     "nvfp4": Q.nvfp4(0.01, layout="column"),
 }
 COLUMNS = 384
-# Algorithms in which one rank quantises a row for all run every kind; the others use the same code and run one or two.
+# Algorithms in which one rank quantises a row for all ranks are tested with every kind; the others share that code.
 PAIRS = [(algo, kind) for algo in ("two_stage", "push_two_shot") for kind in KINDS]
 PAIRS += [("one_stage", "groups"), ("one_stage", "nvfp4"), ("push_one_shot", "mxfp8"), ("naive", "mxfp8")]
 
@@ -129,7 +129,7 @@ def test_multicast_memory_gives_the_same_bits(rng, where, kind):
 
 @pytest.mark.emulated
 def test_heads_of_rows_staged_in_multicast_memory_are_exact(rng):
-    """Results overwrite a staged row: the results of one warp overwrite packs that another warp loads."""
+    """Results overwrite the staged row, and the results of one warp overwrite packs that another warp loads."""
     options = {"max_blocks": 4, "workspace_bytes": 1 << 18}
     with df.emu.Machine(devices=2, seed=1) as machine, df.Group.local(2, driver=machine, **options) as group:
         hosts = exact_inputs(rng, 2, (3, 4096), "bfloat16")

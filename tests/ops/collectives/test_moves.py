@@ -233,7 +233,7 @@ def test_words_that_match_all_keys_but_one_arrive(open_group, rng):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["put", "pull"])
 def test_blocks_that_copy_a_ranks_own_bytes_work_beside_the_others(new_group, rng, algo):
-    """If a rank's own bytes need no copy, as in place, all blocks move bytes between ranks."""
+    """In place no bytes are copied on a rank, and all its blocks exchange bytes with peers."""
     group = new_group(SEVERAL, max_blocks=17)
     hosts = [words(rng, (SEVERAL, 40_000)) for _ in range(SEVERAL)]
     xs = place(group, hosts)

@@ -125,7 +125,7 @@ def test_without_peer_access_only_the_copying_algorithm_is_allowed():
         assert call.algo == "naive"
         for y in call.launch():
             assert np.array_equal(y.numpy(), np.concatenate(hosts))
-        ys = df.all_to_all(group, xs, xs)  # the bytes go by way of the workspaces
+        ys = df.all_to_all(group, xs, xs)  # copied through the workspaces
         assert np.array_equal(ys[0].numpy(), [0, 1, 2, 10, 11, 12])
         with pytest.raises(Unsupported, match="needs peer access"):
             df.all_gather(group, xs, algo="push")

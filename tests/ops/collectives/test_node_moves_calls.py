@@ -16,7 +16,7 @@ FORMS = [(4, 2), (3, 3)]  # ranks, nodes
 
 
 class Watched(InProcess):
-    """An engine that is watched as if its exchanges might not end."""
+    """An engine whose exchanges are watched, as if they might not end."""
 
     watched = True
 
@@ -207,9 +207,10 @@ def test_traffic_counts_kernels_and_exchanges(open_nodes):
     group = open_nodes()
     xs = [rank.zeros((4, 1024), "uint8") for rank in group]
     gathered, exchanged = df.all_gather.prepare(group, xs), df.all_to_all.prepare(group, xs)
-    assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows go once to each other rank
-    # bytes inside a node, between nodes, and to the rank that forwards them
-    assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)
+    assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows once to each other rank
+    assert exchanged.traffic[1] == 4 * 1024 * (
+        1 + 2 + 1
+    )  # inside a node, between nodes, and inside a node on the way to another place
 
 
 def test_scales_by_column_or_tile_are_refused(open_nodes):

@@ -18,7 +18,7 @@ UNEVEN = {3: [5, 0, 2], 4: [0, 4, 1, 2]}
 
 
 class Watched(InProcess):
-    """An engine that is watched as if its exchanges might not end."""
+    """An engine whose exchanges are watched, as if they might not end."""
 
     watched = True
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_says_what_to_use(open_nodes, rng, refused):
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged):
-    """`traffic` leaves out the bytes that the exchange moves, as no kernel moves those."""
+    """The bytes of the exchange are not counted, as no kernel copies them."""
     group, elements = open_nodes(workspace_bytes=1 << 20), 24_000
     xs, memory = [rank.zeros(elements, "bfloat16") for rank in group], []
     if staged:
@@ -244,7 +244,7 @@ def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged
     totals = [record.counters.total for record in list(machine.launches)[ended:]]
     local = sum(total.local_read + total.local_written for total in totals)
     remote = sum(total.remote_read + total.remote_written for total in totals)
-    crossing = 4 * elements  # the bytes of sums that the exchange reads, which go to another node
+    crossing = 4 * elements  # bytes of sums: the exchange reads them, and sends them to the other node
     assert prepared.traffic[0] - crossing <= local <= prepared.traffic[0] - crossing + 30_000
     assert prepared.traffic[1] - crossing <= remote <= prepared.traffic[1] - crossing + 2_000
     del memory

@@ -370,8 +370,7 @@ def test_kernels_move_the_bytes_that_prepared_reports(machine, open_nodes, stage
     totals = [record.counters.total for record in list(machine.launches)[ended:]]
     local = sum(total.local_read + total.local_written for total in totals)
     remote = sum(total.remote_read + total.remote_written for total in totals)
-    # the bytes of sums that the exchange writes, which go to another node
-    of_exchange = 2 * 4 * elements, 2 * 4 * elements
+    of_exchange = 2 * 4 * elements, 2 * 4 * elements  # local: sums that it writes; remote: sums that it sends
     expected = prepared.traffic[0] - (of_exchange[0] if order == "fixed" else 0), prepared.traffic[1] - of_exchange[1]
     assert expected[0] <= local <= expected[0] + 30_000
     assert expected[1] <= remote <= expected[1] + 2_000

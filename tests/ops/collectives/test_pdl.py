@@ -57,9 +57,7 @@ def test_results_are_right_with_a_late_producer_and_an_early_consumer(group, alg
 
 
 def _owners(group, op, algo, xs, level):
-    """A call that leaves parts, or a list of tensors, of inputs [2, 1000]; its outputs, and their value if all inputs
-    are 1.
-    """
+    """A call of `op` on inputs [2, 1000], its outputs, and the value of the outputs if all inputs are 1."""
     if op == "allreduce_many":
         ys = garbage(group, (2, 1000), "bfloat16")
         call = df.allreduce_many.prepare(group, [[x] for x in xs], [[y] for y in ys], algo=algo, pdl_level=level)

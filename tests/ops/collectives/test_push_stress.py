@@ -149,7 +149,7 @@ class Calls:
 
 
 def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: int, fault: str = "") -> None:
-    """Make `number` calls on two groups, some of them by a graph of six calls, and let the epochs pass 2**32."""
+    """Launch `number` calls of two groups, among them replays of a graph of six calls, with epochs that pass 2**32."""
     options = {"driver": driver, "workspace_bytes": 32 << 10 if kinds is FEW else 1 << 20, "max_blocks": 4}
     if kinds is MANY:
         options["max_blocks"] = 56  # two groups, beside those that other tests keep open in this process
