@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..errors import ArgumentError
 from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .limits import ceil_div
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
@@ -23,6 +24,7 @@ from .tuning import Costs
 
 PUSH = ("push", "relay")
 _BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least so many blocks: move.cu
+_MOST_ARRANGED = 2**29 - 4  # rows: kernels count the bytes of a column in 32 bits
 _KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
 
@@ -91,8 +93,13 @@ class Arrangement:
 def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: int) -> tuple[Moves, Arrangement]:
     """The moves of scales: those of rank i's `rows[i]` rows of so many columns go to every output. The targets of these
     moves are not used, as the scales of a rank do not stay together.
+
+    Raises ArgumentError where there are more rows than the kernels can count.
     """
     assert quantisation.scales is not None
+    if sum(rows) > _MOST_ARRANGED:
+        expected = f"of at most {_MOST_ARRANGED} rows, where scales have the layout {quantisation.layout!r}"
+        raise ArgumentError("inputs", f"of {sum(rows)} rows in all", expected)
     itemsize = quantisation.scales.itemsize
     table = []
     for count in rows:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from drvfuse.errors import ArgumentError
 from drvfuse.plans import moves
 from drvfuse.plans.push import GREETINGS_BYTES, half_bytes
+from drvfuse.plans.quantisation import Quantisation
 
 RANKS = st.integers(1, 8)
 WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
@@ -73,3 +74,12 @@ def test_staged_chunks_fit_half_of_the_payload(drawn, algo, payload):
     slots = 1 if work.same and algo == "pull" else max(1, work.ranks - 1)
     assert 1 <= chunk <= max(1, work.most) and 2 * slots * 16 * chunk <= payload
     assert moves.barriers(work, chunk) == 1 + -(-max(1, work.most) // chunk)
+
+
+@pytest.mark.parametrize("layout", ["column", "tiles"])
+def test_arranged_scales_of_more_rows_than_kernels_count_are_refused(layout):
+    """Kernels count the bytes of a column, padding included, in signed 32 bits."""
+    made, most = Quantisation.mxfp8(layout=layout), (2**31 - 16) // 4
+    moves.arranged_scales(made, [most - 5, 5], 32)
+    with pytest.raises(ArgumentError, match=r"inputs.*of 536870909 rows in all.*at most 536870908 rows"):
+        moves.arranged_scales(made, [most - 4, 5], 32)

@@ -33,14 +33,14 @@ struct Packs {
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
 #pragma unroll
     for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source_of(p, k + 1, index).left > 0;
-    load_packs(packs.word, [&](int k) { return source_of(p, k + 1, index); });
+    load_packs(packs.word, all_are_whole(p), [&](int k) { return source_of(p, k + 1, index); });
     const Spot own = source_of(p, 0, index);
     packs.own_left = own.at == target_of(p, 0, index).at ? 0 : own.left;
     if (SAME && RANKS > 1) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) packs.own[0][i] = packs.word[0][i];
     } else {
-        load_packs(packs.own, [&](int) { return own; });
+        load_packs(packs.own, all_are_whole(p), [&](int) { return own; });
     }
 }
 
@@ -72,7 +72,7 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[k][i] ^= keys[k][0];
     }
-    store_packs([&](int k) { return target_of(p, k + 1, index); }, words);
+    store_packs(all_are_whole(p), [&](int k) { return target_of(p, k + 1, index); }, words);
     trace.lap(TraceRole::store);
 }
 
@@ -106,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
             trace.lap(TraceRole::push);
             push.join();
             store_packs(
+                all_are_whole(p),
                 [&](int) {
                     auto own = target_of(p, 0, index);
                     own.left = packs.own_left;

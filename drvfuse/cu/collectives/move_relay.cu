@@ -45,7 +45,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     if (root) {
         const Spot from = source_of(p, 1, unit.index);
         exists = from.left > 0;
-        load_packs(own, [&](int) { return from; });
+        load_packs(own, all_are_whole(p), [&](int) { return from; });
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
             if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own[0]);
         }
     }
-    if (!root) store_packs([&](int) { return to; }, own);
+    if (!root) store_packs(all_are_whole(p), [&](int) { return to; }, own);
     trace.lap(TraceRole::store);
 }
 

@@ -8,8 +8,18 @@
 // pack of a unit.
 struct MovePushParams : MoveParams {
     PushCall push;
-    i64 root;  // root of a broadcast
+    i64 root;     // root of a broadcast
+    u64 offsets;  // bitwise "or" of all offsets and sizes of this rank's moves in its own arrays
 };
+
+// Whether all packs that this rank loads from its input and stores to its output are whole and aligned.
+__device__ __forceinline__ bool all_are_whole(const MovePushParams& p) {
+    const Moved &rows = p.rows, &scales = p.scales;
+    const char* const arrays[] = {rows.input, rows.output, scales.input, scales.output};
+    u64 bits = p.offsets;
+    for (const char* array : arrays) bits |= reinterpret_cast<u64>(array);
+    return !ARRANGED && bits % 16 == 0;
+}
 
 using Pushing = KeyedPush<RANKS>;
 

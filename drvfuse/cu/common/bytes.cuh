@@ -128,15 +128,16 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
 
 // Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
 // undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether there
-// are other packs; the warp loads each of these together.
+// are other packs; the warp loads each of these together. With `all_whole` the kernel has no other packs,
+// and its lanes do not look for any.
 template <int K, typename At>
-__device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
+__device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
         if (is_whole(spot)) ptx::load_v4(words[k], spot.at);
     }
-    if (!some_are_not_whole<K>(at)) return;
+    if (all_whole || !some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
         auto spot = at(k);
@@ -152,13 +153,13 @@ __device__ __forceinline__ void load_packs(u32 (&words)[K][4], const At& at) {
 }
 
 template <int K, typename At>
-__device__ __forceinline__ void store_packs(const At& at, const u32 (&words)[K][4]) {
+__device__ __forceinline__ void store_packs(bool all_whole, const At& at, const u32 (&words)[K][4]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
         if (is_whole(spot)) ptx::store_v4(spot.at, words[k]);
     }
-    if (!some_are_not_whole<K>(at)) return;
+    if (all_whole || !some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
         auto spot = at(k);

@@ -244,10 +244,10 @@ def _arranged(
     shapes = [_scales_shape(quantisation, (counts[rank.index], *each)) for rank in group]
     why = f"for {quantisation}"
     sources = operands.of_ranks(group, "scales", scales, shapes, dtype, why, alignment=alignment)
-    shape = _scales_shape(quantisation, (sum(counts), *each))
-    targets, values = moving.outputs(group, "gathered_scales", gathered, shape, dtype, queues, why, alignment)
     rows = [count * math.prod(each[:-1]) for count in counts]
     table, arrangement = moves.arranged_scales(quantisation, rows, _columns(quantisation, codes.shape))
+    shape = _scales_shape(quantisation, (sum(counts), *each))
+    targets, values = moving.outputs(group, "gathered_scales", gathered, shape, dtype, queues, why, alignment)
     return MovePart(sources, targets, table, arrangement), values
 
 

@@ -101,6 +101,14 @@ class Moved(ctypes.Structure):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
             self.received[distance] = Move(*table[ranks[place - distance]][own])
 
+    @property
+    def offsets(self) -> int:
+        """The bitwise "or" of all offsets in the own input and output, and of all sizes."""
+        found = 0
+        for sent, received in zip(self.sent, self.received, strict=True):
+            found |= sent.source | sent.nbytes | received.target | received.nbytes
+        return found
+
 
 class Arrangement(ctypes.Structure):
     """`struct Arrangement` of cu/collectives/arranged_scales.cuh."""
@@ -137,4 +145,8 @@ class MoveParams(ctypes.Structure):
 class MovePushParams(MoveParams):
     """`struct MovePushParams`."""
 
-    _fields_ = (("push", PushCall), ("root", ctypes.c_int64))  # type: ignore[assignment]  # follow the fields of the base
+    _fields_ = (  # type: ignore[assignment]  # follow the fields of the base
+        ("push", PushCall),
+        ("root", ctypes.c_int64),
+        ("offsets", ctypes.c_uint64),
+    )

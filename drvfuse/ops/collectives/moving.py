@@ -233,6 +233,8 @@ class MoveCall:
             peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
             for target, part in zip((parameters.rows, parameters.scales), self.parts, strict=False):
                 target.tailor(part.table, peers, place)
+            if kernel.pushes:
+                parameters.offsets = parameters.rows.offsets | parameters.scales.offsets
             if arrangement is not None:
                 parameters.arrangement.tailor(arrangement, rank)
 

@@ -115,6 +115,25 @@ def test_scales_travel_with_their_rows(several, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_one_array_of_a_call_is_off_16_bytes(several, rng, algo):
+    """All sizes, and all addresses but one, are multiples of 16 bytes."""
+    group, n = several, SEVERAL
+    hosts, scales = ([words(rng, (2, 16 * count)) for _ in range(n)] for count in (33, 1))
+    for shifted in range(4):
+        at = [4 if i == shifted else 0 for i in range(4)]
+        xs, factors = (
+            [off(*pair, by) for pair in zip(group, of, strict=True)]
+            for of, by in zip((hosts, scales), at[:2], strict=True)
+        )
+        want = [reference.all_gather(of) for of in (hosts, scales)]
+        ys, zs = ([off(rank, np.zeros_like(of), by) for rank in group] for of, by in zip(want, at[2:], strict=True))
+        df.all_gather(group, xs, ys, scales=factors, gathered_scales=zs, algo=algo)
+        for found, of in zip((ys, zs), want, strict=True):
+            assert_bits(found, of, f"array {shifted} is off")
+
+
+@pytest.mark.gpus(SEVERAL)
+@pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
     group, n = new_group(SEVERAL, workspace_bytes=1 << 13), SEVERAL
     rows = [3 + i for i in range(n)]
