@@ -178,7 +178,7 @@ def _add_emulator(commands: Any) -> None:
     run.add_argument("--devices", type=_at_least(1, 8), help="emulated GPUs, up to 8 (default: 8)")
     run.add_argument("--arch", help="what they are (default: sm_90a)")
     run.add_argument("--seed", type=_natural, help="of the order in which work runs (default: 0)")
-    for option, profile, text in (  # options of their own: a value is never the word behind --race
+    for option, profile, text in (  # separate options, so that the word behind --race is never taken for its value
         ("--race", "hardware", "report data races"),
         ("--race=hardware", "hardware", "the same"),
         ("--race=strict", "strict", "report also what hardware orders beyond the PTX memory model"),
@@ -302,17 +302,18 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow: answered, and the process ends
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: this call answers, and ends the process
         importlib.import_module("argcomplete").autocomplete(parser)
     arguments = parser.parse_args(argv)
     try:
         check_files(arguments)
-        module = importlib.import_module(f".cli.{arguments.command}", __package__)  # one command needs no other's
+        # only the module of this command is imported
+        module = importlib.import_module(f".cli.{arguments.command}", __package__)
         status: int = getattr(module, f"run_{arguments.command}")(arguments)
         return status
     except (errors.DrvfuseError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            sys.stdout = None  # its reader is gone, and the interpreter would flush it at exit
+            sys.stdout = None  # the reader of stdout has gone, and the interpreter would flush stdout at exit
         print(f"drvfuse {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

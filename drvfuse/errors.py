@@ -131,7 +131,8 @@ def require_real(
             rounded = float(_FLOAT32.unpack(_FLOAT32.pack(number))[0])
         except OverflowError:
             rounded = math.inf if number > 0 else -math.inf
-        if rounded >= least and not (positive and rounded <= 0) and not (finite and math.isinf(rounded)):  # no NaN
+        # false for a NaN
+        if rounded >= least and not (positive and rounded <= 0) and not (finite and math.isinf(rounded)):
             return rounded
     expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (" above 0" if positive else "")
     expected += ", finite in float32" if finite else ""
@@ -222,7 +223,7 @@ class ExchangeTimeout(ExchangeError):
             rank,
             engine,
             f"of node {node} with {some} did not end within {seconds:g} s and was aborted. All results since that call "
-            "are undefined on every rank; group.reset() connects the engine anew, and graphs must be captured again.",
+            "are undefined on every rank; group.reset() connects the engine again, and graphs must be captured again.",
         )
 
 

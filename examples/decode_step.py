@@ -134,7 +134,7 @@ class Decoder:
         self.partial, self.logits = each((1, HIDDEN), "bfloat16"), each((1, VOCABULARY // RANKS), "float32")
         self.cache = [(each((own, LENGTH), "float32"), each((own, LENGTH), "float32")) for _ in range(LAYERS)]
         self.all_logits = each((RANKS, VOCABULARY // RANKS), "float32")
-        launches = self.prepare()  # compiles; nothing may be compiled or allocated during a capture
+        launches = self.prepare()  # compiles the kernels; nothing may be compiled or allocated during a capture
         with group.capture() as self.graphs:
             for launch in launches:
                 launch()

@@ -22,7 +22,7 @@ import drvfuse as df
 
 RANKS, THREADS = 4, 256
 PART = 16 * THREADS  # bytes
-COUNTER = RANKS * PART  # where the counter is, behind the parts
+COUNTER = RANKS * PART  # offset of the counter, behind the parts
 
 SOURCE = r"""
 // One block. `mine`: this rank's part of the result, at the multicast address. `arrived`: this rank's counter at its
@@ -57,7 +57,7 @@ def main() -> None:
         for counter in buffer.arrays(1, "uint32", COUNTER):
             counter.copy_from(np.zeros(1, np.uint32))
         inputs = [rank.array(part) for rank, part in zip(group, parts, strict=True)]
-        group.synchronize()  # every counter is 0
+        group.synchronize()  # now every counter is 0
         everywhere = buffer.multicast_ptr
         for rank, own, part in zip(group, buffer.ptrs, inputs, strict=True):
             mine = everywhere + rank.index * PART

@@ -63,7 +63,7 @@ def main() -> None:
 
         right = True
         for step in range(3):
-            torch.manual_seed(step + 1)  # the same on all ranks
+            torch.manual_seed(step + 1)  # the same random numbers on all ranks
             inner.copy_(torch.randn(TOKENS, INNER))
             residual.copy_(torch.randn(TOKENS, HIDDEN))
             graph.replay()

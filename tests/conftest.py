@@ -27,7 +27,9 @@ hypothesis.settings.load_profile("drvfuse")
 
 
 def pytest_configure() -> None:
-    """Before anything is collected. Nothing sets the variable by default, CI included: see CONTRIBUTING.md."""
+    """Check the environment before tests are collected. Nothing sets the variable by default, CI included: see
+    CONTRIBUTING.md.
+    """
     if os.environ.get("DRVFUSE_TEST_MULTICAST") != "1":
         import multicast_refusal
 

@@ -29,7 +29,7 @@ def together(calls: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T]
         except BaseException as error:
             errors[number] = error
 
-    contexts = [contextvars.copy_context() for _ in calls]  # with the settings of this thread
+    contexts = [contextvars.copy_context() for _ in calls]  # each thread has the settings of the calling thread
     threads = [
         threading.Thread(target=context.run, args=(run, number), daemon=True) for number, context in enumerate(contexts)
     ]

@@ -11,8 +11,8 @@
 
 The machine is in the test's own process and is served to the ranks, which find it by DRVFUSE_EMU_MACHINE; it stays open
 until the next run. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID are
-set as torchrun sets them, the last one anew for each run. A process that is killed or does not end in time is
-replaced.
+set as torchrun sets them, the last one to a new value for each run. A process that is killed or does not end in time
+is replaced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _runs = itertools.count(1)
 
 @dataclass(frozen=True)
 class Died:
-    """A process that ended, or was ended, before its function did. `status` as of subprocess."""
+    """A process that ended, or was killed, before its function returned. `status` is as in `subprocess`."""
 
     status: int
 
@@ -63,7 +63,7 @@ class _Worker:
         theirs.close()
 
     def end(self) -> None:
-        self.pipe.close()  # the process ends when it notices the closed pipe
+        self.pipe.close()  # the child ends when it notices the closed pipe
         try:
             self.process.wait(2)
         except subprocess.TimeoutExpired:
@@ -86,7 +86,7 @@ class Job:
         self.workers[rank].process.send_signal(number)
 
     def outcomes(self, timeout: float = 60) -> list[Any]:
-        """Raises TimeoutError that names the ranks which have not ended; their processes are killed then."""
+        """Raises TimeoutError with the ranks that have not ended, whose processes are then killed."""
         deadline = time.monotonic() + timeout
         found: dict[int, Any] = {}
         while len(found) < len(self.workers):
@@ -128,7 +128,7 @@ class ProcessPool:
     def _serve(self, options: Mapping[str, Any]) -> Server:
         self.close_machine()
         machine = Machine(**{"devices": 8, **options}, served=True)
-        machine.images = self._images  # translated once for all machines
+        machine.images = self._images  # translations are shared by all machines
         self._server = Server(machine)
         return self._server
 
@@ -221,12 +221,12 @@ def serve_pool(fd: int) -> None:
             os.environ.update(before)
         try:
             pipe.send(outcome)
-        except Exception as error:  # something that cannot be pickled
+        except Exception as error:  # the result or the exception cannot be pickled
             pipe.send(RuntimeError(f"{type(outcome).__name__} {outcome!r} cannot be sent: {error!r}"))
 
 
 def _detach() -> None:
-    """Leave the machine, as the end of a process would."""
+    """Detach from the machine, as the end of a process would."""
     from drvfuse.emu.machine import machine
 
     if machine._default is not None:

@@ -24,7 +24,7 @@ PATH = re.compile(
     rf"(?<![\w/.~<-])(?:(?:drvfuse|tests|tools|docs|cu)/[\w./*-]*[\w/]|(?:{ROOMS})/[\w./*-]*\.(?:py|cuh?|ptx)\b)"
 )
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
-SOURCE = re.compile(r"(?<![\w/.*])\w+\.(?:cuh?|py)\b")  # without a folder
+SOURCE = re.compile(r"(?<![\w/.*])\w+\.(?:cuh?|py)\b")  # a file name without a folder
 EXAMPLE = re.compile(r"`([\w/]+\.\w+)`:\n\n```\w+\n(?:#|//) SPDX")  # a file that the page adds
 
 

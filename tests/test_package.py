@@ -91,7 +91,7 @@ def test_the_lowest_layer_imports_nothing_of_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("room", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference"))
-def test_public_class_names_are_unique_in_a_folder(room: str) -> None:  # the emulator has an object for each
+def test_public_class_names_are_unique_in_a_folder(room: str) -> None:  # the emulator has one object class for each
     # handle, and the references of several ops return one of a name
     found = [
         node.name
@@ -159,7 +159,8 @@ def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def test_public_signatures_have_types() -> None:
-    numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"  # whose element types are not static
+    # numpy types whose element types are not static
+    numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"
     checked = 0
     for module in (df, df.coat, df.emu, df.dtypes, df.reference, df.reference.coat_rmsnorm, df.reference.coat_groups):
         for where, found in _signatures(module):

@@ -28,7 +28,7 @@ DEMO = ("demo", "--driver", "emu", "--gpus", "2", "--rows", "4", "--cols", "512"
 
 
 def check(folder: Path) -> None:
-    """Do all of it in `folder`, which is empty. Raises CalledProcessError for a step that fails."""
+    """Do all checks in `folder`, which must be empty. Raises CalledProcessError for a step that fails."""
     tree, dist = folder / "tree", folder / "dist"
     shutil.copytree(ROOT / "drvfuse", tree / "drvfuse", ignore=shutil.ignore_patterns("__pycache__", "*.ptx"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
@@ -58,7 +58,7 @@ def same(archive: Path, expected: set[str], found: set[str]) -> None:
 
 
 def described(archive: Path, metadata: IO[bytes] | None) -> None:
-    """Exit with the links of the long description that are paths, if there are any, or where it is missing."""
+    """Exit with the links of the long description that are paths, if there are any, or if it is missing."""
     text = metadata.read().decode() if metadata is not None else ""
     if "\n# drvfuse\n" not in text:
         raise SystemExit(f"{archive.name}: without the README as its long description")
@@ -67,13 +67,15 @@ def described(archive: Path, metadata: IO[bytes] | None) -> None:
 
 
 def demo(wheel: Path, environment: Path) -> None:
-    """Run the demo of the wheel in an environment that has it and, from this one, its dependencies alone."""
+    """Run the demo of the wheel in an environment that has the wheel and this environment's copies of its
+    dependencies.
+    """
     venv.create(environment)
     own = {"base": str(environment), "platbase": str(environment)}
     packages = Path(sysconfig.get_path("purelib", vars=own))
     interpreter = environment / "bin" / "python"
     python("-m", "pip", "--python", str(interpreter), "install", "-q", "--no-deps", "--no-index", str(wheel))
-    # Of a folder in a .pth file the .pth files do not count, so an editable install is not found through it.
+    # Python ignores .pth files in a folder that a .pth file names, so an editable install is not found there.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     program = environment / "bin" / "drvfuse"

@@ -147,7 +147,7 @@ def _definitions(lines: list[str]) -> Iterator[str]:
             yield f"    {line.strip()}"
         else:
             if inside and line:
-                yield ""  # which ends the list
+                yield ""  # an empty line ends the list
             inside = False
             yield line
 

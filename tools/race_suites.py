@@ -33,7 +33,7 @@ from drvfuse.errors import CompileError, DriverError
 
 _RACY = ("atomicBug", "guardBug", "syncBug", "raceBug")
 _GRAPH = "power_law_200n_1000e.egr"
-_THREADS = 128  # of a block, in Indigo: several warps
+_THREADS = 128  # threads per block in Indigo: several warps
 _FUNCTION = re.compile(r"^[ \t]*[A-Za-z_][^;{}#]*\)\s*\{", re.MULTILINE)
 
 
@@ -140,7 +140,7 @@ def run(case: Case, seed: int, profile: str) -> tuple[list[Any], str]:
 
 
 def judge(case: Case, seeds: range, profile: str) -> tuple[str, str]:
-    """(verdict, detail) of a case; the seeds after one that reports a race do not run."""
+    """(verdict, detail) of a case. Seeds after the first one that reports a race do not run."""
     detail = ""
     for seed in seeds:
         races, failure = run(case, seed, profile)

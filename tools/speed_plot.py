@@ -252,7 +252,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     if not ratios:
         axes.set_yscale("log")
         shown = [y for label, points in lines if label not in BOUNDS for _, y in points]
-        axes.set_ylim(min(shown) / 1.5, max(shown) * 1.5)  # the bounds may leave the picture
+        axes.set_ylim(min(shown) / 1.5, max(shown) * 1.5)  # the bounds may lie outside of the picture
         axes.set_yticks([y for y in (1, 3, 10, 30, 100, 300, 1000) if min(shown) / 1.5 <= y <= max(shown) * 1.5])
         axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -60,7 +60,7 @@ def _call(op: str, nbytes: int, ranks: int) -> Callable[[Any, Any], Any]:
     import torch
     import torch.distributed as dist
 
-    if op == "allreduce_many":  # in place
+    if op == "allreduce_many":  # the sums overwrite the inputs
         return lambda x, output: dist.all_reduce_coalesced(list(x.view(tensors_of(nbytes), -1)))
     if op == "reduce_scatter":
         return lambda x, output: dist.reduce_scatter_tensor(output, x)

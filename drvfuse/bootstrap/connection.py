@@ -71,7 +71,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
             case _:
                 raise GroupMismatch(str(answer["what"]), {int(place): str(text) for place, text in answer["values"]})
     except (Malformed, *NOT_A_MESSAGE) as error:
-        raise ConnectionError(f"what answers is no board of drvfuse ({error!r})") from None
+        raise ConnectionError(f"the program at this address is no board of drvfuse ({error!r})") from None
     frames.trust(size)
     return frames
 
@@ -209,7 +209,7 @@ class Connection:
             if "ended" in message:
                 board, rank, how = message["ended"]
                 self._ended.setdefault(board, {})[rank] = how
-            elif message["answer"] in self._answers:  # else its request was interrupted
+            elif message["answer"] in self._answers:  # otherwise the wait of its request was interrupted
                 self._answers[message["answer"]] = message, data
                 self._news.notify_all()
 

@@ -139,7 +139,9 @@ def _gifts(board: Board, given: object) -> dict[int, list[int]]:
             try:
                 os.fstat(number)
             except OSError:
-                raise ArgumentError(f"given[{rank}]", f"{number}, which is not open", "open descriptors") from None
+                raise ArgumentError(
+                    f"given[{rank}]", f"{number}, which is not an open descriptor", "open descriptors"
+                ) from None
     return {rank: list(descriptors) for rank, descriptors in gifts.items()}
 
 

@@ -44,7 +44,8 @@ LAUNCHERS = (
         ("WORLD_SIZE",),
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
-        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),  # the run id alone is "none" by default
+        # the run id is "none" by default, so it alone identifies no job
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     ),
     Launcher(
         "Open MPI",

@@ -135,7 +135,7 @@ def _noticed(notices: Notices, seconds: float) -> Address:
     try:
         return address.of_notice(notices.read(seconds))
     except ValueError as error:
-        raise NotThere(f"what the store holds is no notice of drvfuse ({error})") from None
+        raise NotThere(f"the value in the store is no notice of drvfuse ({error})") from None
 
 
 def _serve(

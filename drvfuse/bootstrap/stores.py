@@ -123,7 +123,8 @@ def _of_process_group(group: Any) -> Notices:
     """A notice in the store with which the process group was made, under a prefix for drvfuse."""
     if not callable(getattr(group, "get_group_store", None)):
         raise Unsupported(
-            "this torch does not tell the store of a process group; pass a torch.distributed store as `store`"
+            "this version of torch gives no access to the store of a process group; pass a torch.distributed store "
+            "as `store`"
         )
     store = group.get_group_store()
     notices = _Keyed(store, lambda seconds: _torch_get(store, seconds))
@@ -156,7 +157,7 @@ class _Communicator:
             self._communicator.Recv(received, 0, _TAG)
             buffer, waiting = bytes(received), self._communicator.Iprobe(0, _TAG)
         if not buffer:
-            raise NotThere("no message of rank 0 has come by MPI")
+            raise NotThere("no message from rank 0 has arrived by MPI")
         return buffer.rstrip(b"\0")
 
     def take_down(self, notice: bytes) -> None:

@@ -103,7 +103,9 @@ def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, N
             for process in set(multiprocessing.active_children()) - others:
                 process.kill()
         if isinstance(error, BrokenProcessPool):
-            raise DrvfuseError("one of its processes was killed, or crashed; --jobs 1 does without others") from None
+            raise DrvfuseError(
+                "one of its processes was killed, or crashed; with --jobs 1 there are no other processes"
+            ) from None
         raise
     with _interrupts_held():
         pool.shutdown()

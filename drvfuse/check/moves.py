@@ -35,7 +35,7 @@ TIGHT = 8 << 10
 OPS = ("all_gather", "scales", "arranged", "broadcast", "relay", "all_to_all", "one_way", "in_place")
 COLUMNS = (33, 64)  # words of a row: rows begin at multiples of 4 bytes, or of 16
 _WORDS = 1 << 14
-_COLUMNS = 160  # of rows with scales by column or in tiles, where a row has five
+_COLUMNS = 160  # columns of rows whose scales are by column or in tiles; a row has five scales
 
 Pair = tuple[str, str, list[Host], list[Host]]
 """The names of an input and an output, and what they hold on each rank."""
@@ -97,7 +97,7 @@ class _Call:
             call = broadcast.prepare(group, xs[0], ys[0], root=root, **options)
         else:
             table = run.random.integers(0, 9, (n, n))
-            if op == "one_way":  # a rank receives bytes from one to which it sends none
+            if op == "one_way":  # a rank receives bytes from a rank to which it sends none
                 table = np.triu(table, 1) * 3
             if op == "in_place":
                 table = table + table.T
@@ -217,7 +217,7 @@ def moves(
     graph = run.chance(0.25) if graph is None else graph
     with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         if group.link is not None:
-            group.link.engine.watched = run.seed % 2 == 0  # then kernels count the exchanges
+            group.link.engine.watched = run.seed % 2 == 0  # with a watched engine, kernels count the exchanges
         memory = _Memory(run, group)
         with config.override(spin_timeout=timeout):
             calls = []

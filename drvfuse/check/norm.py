@@ -87,7 +87,7 @@ def forms(run: Run) -> None:
 
     def launch(x: Array, residual: Array, gamma: Array, out: Mapping[str, Array], pdl_level: PDLLevel) -> None:
         given: dict[str, Any] = dict(out)
-        if made is not None and made.dtype == dtypes.get(dtypes.FP4):  # which the reference has as bytes
+        if made is not None and made.dtype == dtypes.get(dtypes.FP4):  # the reference gives FP4 codes as bytes
             codes = out["output"]
             given["output"] = view(codes.ptr, codes.shape, made.dtype, codes.device, owner=codes)
         options = _options(form) | ({"beta": gamma} if form == "layer" else {})

@@ -75,7 +75,7 @@ def _gemv(arguments: argparse.Namespace) -> Started:
     if arguments.rows > 8:
         raise ArgumentError("--rows", arguments.rows, "from 1 to 8")
     if arguments.torch and arguments.rows > 1:
-        raise Unsupported("--torch times torch's versions with one row of act")
+        raise Unsupported("--torch measures torch's versions with one row of act")
     shapes, gpu = shapes_of(arguments, gemv_shape, gemv.SHAPES), _gpu(arguments)
     bench = gemv.Bench(gpu, arguments.torch)
     note = f"{gpu.name}: microseconds per call, bfloat16, {arguments.rows} rows of act; read: a kernel that only reads"

@@ -81,7 +81,7 @@ def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block that opens the driver of the option. Real GPUs must have no multicast, unless it is wanted."""
+    """A block that uses the driver of the option. On real GPUs it forbids multicast, unless `multimem` asks for it."""
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 

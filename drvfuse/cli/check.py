@@ -69,7 +69,7 @@ def _print(outcomes: list[Outcome], verdicts: list[Verdict], failures: list[dict
         print(table(["planted fault", "found by", "seed"], rows, text_columns=2))
     for case in dict.fromkeys((failure["case"], failure["seed"], failure["replay"]) for failure in failures):
         texts = [f["text"] for f in failures if (f["case"], f["seed"], f["replay"]) == case]
-        print(f"\nFAILED {case[0]}; again by: {case[2]}")
+        print(f"\nFAILED {case[0]}; to repeat: {case[2]}")
         print("\n".join(texts[:_SHOWN]) + (f"\n... and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""))
 
 

@@ -30,7 +30,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
         return 0
     emulated = driver.name == "emu"
     if emulated:
-        print("emulated devices: these times mean nothing, and nothing is stored")
+        print("the times of emulated devices have no meaning, so nothing is stored")
     blocks, effort = (4, LEAST) if emulated else (None, FULL)  # without a budget push launches fill the devices
     with progress("measuring", show=True), Group.local(devices, driver=driver, max_blocks=blocks) as group:
         found = measure(group, effort)
@@ -38,5 +38,5 @@ def run_tune(arguments: argparse.Namespace) -> int:
         print(f"{name}: {field:15} {cost.base_us:8.2f} us + {cost.bytes_per_us / 1e3:8.1f} GB/s")
     if not emulated:
         tuned.store(file, {**known, name: found})
-        print(f"stored in {file}; drvfuse tune --remove brings the built-in constants back")
+        print(f"stored in {file}; drvfuse tune --remove restores the built-in constants")
     return 0

@@ -180,8 +180,8 @@ def _disturbed(records: Sequence[Record]) -> tuple[int, ...]:
         if len(those) < size:
             raise Unsupported(
                 f"the devices of {ranks_text(those)} belong to an open group of {size} ranks, whose calls count on "
-                "having all of its devices alone: open the new group with split() of that one, or give that one a "
-                "max_blocks"
+                "having all of its devices alone: open the new group by split() of the open group, or give the open "
+                "group a max_blocks"
             )
     return tuple(number for number, _ in ranks)
 

@@ -75,10 +75,12 @@ class AloneLaunches:
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
-        self._partial = ref(partial)  # no further rank of a dropped group is launched
+        # a weak reference: once the group is dropped, its remaining ranks are not launched any more
+        self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
-        self._queued = False  # launches that count on being alone, since the last wait for all
+        # whether launches that rely on being alone were queued since the last wait for all launches
+        self._queued = False
         with _lock:
             others = self._others()
             for other in others:
@@ -142,7 +144,7 @@ class AloneLaunches:
                 "devices",
                 f"shared with the open group of devices {devices}, {what} of calls that count on having them alone, "
                 "of PDLLevel.OVERLAP_AT_BEGINNING or on more than 64 multiprocessors",
-                "other ones, as the groups could starve each other; close that graph or group, or give that group a "
+                "other devices, as the groups could starve each other; close that graph or group, or give that group a "
                 "max_blocks and capture with PDLLevel.ON",
             )
 
@@ -155,7 +157,7 @@ class AloneLaunches:
                 "devices",
                 f"shared with the open group of devices {devices}, some of whose ranks wait for others that are not "
                 f"yet launched with {call}",
-                "other ones until all ranks of that group are launched with that call, or until it is reset",
+                "other devices until all ranks of that group are launched with that call, or until it is reset",
             )
 
     def _settle(self) -> None:
@@ -172,7 +174,7 @@ class AloneLaunches:
                 "devices",
                 f"shared with an open group of {self.identity.size} ranks in several processes, whose calls count on "
                 "having all of their devices alone",
-                "other ones: open the new group with split() of that one, or give that one a max_blocks",
+                "other devices: open the new group by split() of the open group, or give the open group a max_blocks",
             )
 
     def _set(self, alone: bool) -> None:

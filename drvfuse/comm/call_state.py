@@ -48,7 +48,7 @@ class CallState:
         if self._workspace.reported() or (self._link is not None and self._link.failure is not None):
             self.check(calls)
         elif self._transport.ended:
-            rank, how = next(iter(self._transport.ended.items()))  # the first one that ended
+            rank, how = next(iter(self._transport.ended.items()))  # the rank that ended first
             raise RankEnded("a call of the group", rank, how)
         return False
 

@@ -457,7 +457,7 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             self.state.forget_partial()
         super().close()
-        self.transport.close()  # also if the driver is closed, and nothing is left to free
+        self.transport.close()  # the transport is closed even if the driver is closed and nothing is left to free
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

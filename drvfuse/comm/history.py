@@ -45,7 +45,7 @@ class CallNote(NamedTuple):
 
 
 class Noted(Protocol):
-    """A call as far as the group needs to know it: any object with a note."""
+    """What a group needs to know of a call: any object with a note."""
 
     @property
     def note(self) -> CallNote: ...
@@ -191,7 +191,8 @@ class History:
         possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # also a later kernel of the call
+            # the report may be of any kernel of the call
+            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:
                 possible.append(number)
                 named = f", {note}{where}"
             barriers += note.barriers

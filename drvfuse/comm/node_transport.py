@@ -64,10 +64,10 @@ class NodeTransport(OnBoard):
         return made[0]
 
     def require_multicast(self) -> None:
-        raise Unsupported("multicast memory is that of one node, and the group has several")
+        raise Unsupported("multicast memory exists inside one node only, and the group has several nodes")
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        raise Unsupported("symmetric memory is that of one node, and the group has several")
+        raise Unsupported("symmetric memory exists inside one node only, and the group has several nodes")
 
     def all_ended(self) -> bool:
         return True  # only multicast memory has to wait for the other ranks, and there is none

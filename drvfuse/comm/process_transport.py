@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .agreement import Agreement
 
 _PAGE = 4096
-_MOMENT = 1.0  # seconds
+_MOMENT = 1.0  # seconds for which `all_ended` waits for the other ranks
 
 
 @contextlib.contextmanager

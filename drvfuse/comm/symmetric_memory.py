@@ -51,13 +51,13 @@ class SymmetricMemory:
     def require_multicast(self) -> None:
         """See `Group.require_multicast`."""
         if self._several:
-            raise Unsupported("multicast memory is that of one node, and the group has several")
+            raise Unsupported("multicast memory exists inside one node only, and the group has several nodes")
         self._transport.require_multicast()
         self._require_shared()
 
     def _require_shared(self) -> None:
         if self._several:
-            raise Unsupported("symmetric memory is that of one node, and the group has several")
+            raise Unsupported("symmetric memory exists inside one node only, and the group has several nodes")
         if not self._transport.shared:
             raise Unsupported(
                 f"symmetric memory needs peer access between all devices; missing (from, to): "

@@ -152,7 +152,7 @@ class Workspace:
             device.stream.synchronize()
         with transport.step("compare the owners of the workspaces"):
             for rank, pointer in enumerate(self.pointers):
-                if not pointer:  # on another node
+                if not pointer:  # the rank is on another node
                     continue
                 number, of = view(pointer + OWNER_OFFSET, 2, "uint64", device).numpy().tolist()
                 if (number, of) != (identity.number, rank):

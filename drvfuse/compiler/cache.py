@@ -171,14 +171,14 @@ def _publish(building: Path, entry: Path) -> None:
                 raise
             with contextlib.suppress(*_DAMAGE):
                 _read(entry)
-                return  # another process was first
+                return  # another process has built the entry first
             _remove(entry)
 
 
 def _remove(entry: Path) -> None:
     """Remove an entry. It is renamed first, so that no reader finds a part of it."""
     gone = _temporary(entry.parent)
-    with contextlib.suppress(FileNotFoundError):  # another process was first
+    with contextlib.suppress(FileNotFoundError):  # another process has deleted the file first
         os.rename(entry, gone)
         shutil.rmtree(gone, ignore_errors=True)
 

@@ -63,8 +63,9 @@ class Joint:
         """The engine that `nodes.engines.find_engine` finds. Raises Unsupported for the engine of another group."""
         if isinstance(self.wanted.exchange, _Used):
             raise Unsupported(
-                f"the exchange between nodes by {self.wanted.exchange.name} serves the group that it was given to, and "
-                "the one that is split off spans several nodes too: name an engine, or open it by itself"
+                f"the engine {self.wanted.exchange.name} serves the group that it was given to, and the new group "
+                "needs an engine too, as it also spans several nodes: name an engine, or open the new group by "
+                "Group.connect"
             )
         return find_engine(self.wanted.exchange, whole, emulated)
 

@@ -46,8 +46,8 @@ def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
         names = [host.removesuffix(_MAY_MULTICAST) for host in together]
         if len({*names}) < len(names) and any(host.endswith(_MAY_MULTICAST) for host in together):
             raise Unsupported(
-                "nodes on one host let NCCL make multicast objects, which nobody has asked for: set NCCL_NVLS_ENABLE=0 "
-                "in the environment of all processes"
+                "NCCL may make multicast objects for nodes on one host, although none are requested: set "
+                "NCCL_NVLS_ENABLE=0 in the environment of all processes"
             )
 
 
@@ -132,7 +132,7 @@ class Nccl:
         """The communicator of a local rank. An abort that does not wait for this thread may remove it at any time."""
         communicator = self._communicators.get(member.rank)
         if communicator is None:
-            raise ExchangeError(member.rank, self.name, "was aborted; group.reset() connects it anew")
+            raise ExchangeError(member.rank, self.name, "was aborted; group.reset() connects the ranks again")
         return communicator
 
     @contextmanager

@@ -24,7 +24,7 @@ _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
 _SHARED_SUMS = 1 << 14  # rows times segments, up to which blocks share rows in plans other than `HeldTiles`
 _ROOM_BESIDE_L1 = (
     195 << 10
-)  # bytes; with more L1 shrinks, and reading again gets slower (H200: 5 % of 67 million elements)
+)  # bytes; with more, the L1 cache shrinks and reading again gets slower (H200: by 5 % for 67 million elements)
 _STRIP_WORDS = 16  # distance between two strips' words, which lie among those of rows
 
 
@@ -134,7 +134,7 @@ class HeldTiles(_Plan):
         self.strips = ceil_div(rows, self.block_rows)
         self.grid = self.strips * self.segments * split
         self.whole = rows % self.block_rows == 0 and columns % _SEGMENT == 0
-        self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # of a strip
+        self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # the pairs of a strip
         self.resident = ceil_div(self.grid, limits.sm_count)
 
     @classmethod

@@ -248,6 +248,6 @@ def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
 def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
     """The phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each row."""
     each = ceil_div(rows, shape.blocks)
-    if work.algo == "two_stage" and work.residual:  # a sum; then all ranks' rows
+    if work.algo == "two_stage" and work.residual:  # the sum of each row, then the phases of the rows of all ranks
         return each * (1 + 3 * work.ranks)
     return 3 * each + (work.algo == "two_stage")

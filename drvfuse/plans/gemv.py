@@ -182,7 +182,7 @@ class Plan:
         if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never more than an H100 has
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
-        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage
+        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two phases for each stage
         batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)
         return Plan(m, groups, shape, shares, -(-n_normed // 4) * 4, batch, held, whole, phases)
 

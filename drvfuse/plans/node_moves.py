@@ -55,7 +55,7 @@ class Crossing:
     part: int
     source: Place
     source_offset: int
-    target_offset: int  # in the output
+    target_offset: int  # offset in the output
     nbytes: int
 
 

@@ -174,7 +174,8 @@ def rounds_of(total: int, step: int, per_step: int, workspace_bytes: int) -> tup
     fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else _MOST_ITEMS // step
     steps = ceil_div(total, step)
     if fits < 1:
-        needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256  # its half_bytes() suffice
+        # the least size for which half_bytes() is large enough
+        needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256
         raise ArgumentError("workspace_bytes", workspace_bytes, f"at least {needed} in Group.local for this call")
     if steps <= fits:
         return steps * step, 1

@@ -54,7 +54,7 @@ def entries(image: bytes) -> list[Entry]:
     _, _, at, size = _HEADER.unpack_from(image)
     end = at + size
     if end > len(image):
-        raise FatbinError(f"its header tells of {end} bytes, and there are {len(image)}")
+        raise FatbinError(f"its header says {end} bytes, and there are {len(image)}")
     found = []
     while at < end:
         if at + _ENTRY.size > end:
@@ -121,7 +121,7 @@ def _libzstd() -> Any:
 
 def _zstd(content: bytes, size: int) -> bytes:
     if size > _MOST:
-        raise FatbinError(f"a compressed entry is said to have {size} bytes")
+        raise FatbinError(f"a compressed entry has {size} bytes by its header")
     out = ctypes.create_string_buffer(size)
     if _libzstd().ZSTD_decompress(out, size, content, len(content)) != size:
         raise FatbinError("a compressed entry cannot be decompressed")

@@ -93,7 +93,7 @@ _HINTS = {
 _EMULATED_HINTS = {
     218: "what is wrong with the PTX, or what of it is not emulated",
     702: "the kernel could not go on, made more steps than the limit allows, or was ended by Ctrl-C",
-}  # they replace those above
+}  # these names replace those above
 
 _CONTEXT_LOST = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
 _GO_ON = {
@@ -313,7 +313,7 @@ class Driver(Owner):
             return ClosedError(f"{name}: {self.machine!r} was closed, and its devices, arrays and groups with it")
         number = int(code)
         self.lost |= number in _CONTEXT_LOST
-        report = self._report(number)  # before other calls are made
+        report = self._report(number)  # read before other calls change it
         label, text = calls.code_name(code), ""
         try:
             status, raw = self._raw("cuGetErrorName")(code)

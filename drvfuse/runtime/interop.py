@@ -152,7 +152,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     producer = where.stream if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
     if handle is None and producer.capture_id() is not None:
         raise CaptureError(
-            f"{argument} would be waited for on {producer!r}, which is being captured: its library does not tell a "
+            f"{argument} would be waited for on {producer!r}, which is being captured: its library names no "
             "stream. Prepare the call before the capture, and launch it there"
         )
     order = -1 if handle is not None else producer.handle  # -1: no synchronisation

@@ -160,7 +160,9 @@ class Kernel:
             driver = self.module.driver
             handle = driver.cuModuleGetFunction(self.module._handle(device), self.info.lowered.encode())
             calls.kernel_names[int(handle)] = self.info.name
-            with contextlib.suppress(Unsupported):  # CUDA 12.4; before, reading the attributes below loads it too
+            with contextlib.suppress(
+                Unsupported
+            ):  # needs CUDA 12.4; in older versions, reading the attributes below loads it
                 driver.cuFuncLoad(handle)
             enum = driver.types.CUfunction_attribute
 
@@ -299,15 +301,15 @@ class Kernel:
         fits = self.occupancy(device, block[0] * block[1] * block[2], smem) * device.sm_count
         blocks = grid[0] * grid[1] * grid[2]
         if blocks > fits:
-            raise LaunchError(f"a cooperative grid of {blocks} blocks was asked for; at most {fits} fit on {device!r}")
+            raise LaunchError(f"a cooperative grid of {blocks} blocks was requested; at most {fits} fit on {device!r}")
 
     def _check_pdl(self, device: Device) -> None:
         if device.capability < (9, 0):
             raise Unsupported(f"PDL needs compute capability 9.0; {device!r} has {device.capability}")
         if not self.info.has_pdl_wait:
             raise LaunchError(
-                f"{self.info.name} has no griddepcontrol.wait: launched with PDL it would read what the kernel before"
-                " it has not written yet"
+                f"{self.info.name} has no griddepcontrol.wait: launched with PDL it would read what the kernel in front"
+                " of it has not written yet"
             )
 
 

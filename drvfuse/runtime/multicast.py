@@ -271,7 +271,9 @@ class Multicast(Owned):
         for addresses in self._made.mapped:
             if addresses.ptr == ptr:
                 return addresses
-        raise ArgumentError("ptr", repr(ptr), "an address that map() has returned and unmap() has not had")
+        raise ArgumentError(
+            "ptr", repr(ptr), "an address that map() has returned and that was not passed to unmap() since"
+        )
 
     def _call(self, name: str, *args: Any) -> Any:
         return _call(self.driver, name, *args)

@@ -285,7 +285,7 @@ def _handle_of(stream: Any, argument: str) -> int:
             raise ArgumentError(argument, f"of __cuda_stream__ version {version}", "of version 0")
         return int(handle)
     for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name) and not hasattr(stream, "dtype"):  # an array has a ptr as well
+        if hasattr(stream, name) and not hasattr(stream, "dtype"):  # an array also has the attribute `ptr`
             return int(getattr(stream, name))
     try:
         return operator.index(stream)

@@ -39,7 +39,7 @@ class Section:
     phases: int  # the most phases of a block
     rounds: int  # rounds of waits of a block
     peers: int  # peers that a block waits for in a round
-    offset: int  # in bytes
+    offset: int  # offset of the section in the buffer, in bytes
     array: Array = field(repr=False)  # the whole buffer
 
     @property

@@ -62,7 +62,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
     most = int(lapped.sum(axis=1).max(initial=0)) + 1
     if most > section.phases:
         raise DrvfuseError(
-            f"{section.kernel} noted {most} phases or more in a block where {section.phases} were expected"
+            f"{section.kernel} recorded {most} phases or more in a block where {section.phases} were expected"
         )
     role = np.where(lapped, ((laps - entry) >> np.uint64(layout.CLOCK_BITS)).astype(np.int64) - 1, -1)
     role = np.hstack([role, np.where(ran, _FINISH, -1)[:, None]])

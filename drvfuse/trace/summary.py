@@ -21,7 +21,7 @@ def summary(records: Records, clocks: Mapping[int, Clock]) -> str:
     if not records.size:
         return "nothing was recorded\n"
     virtual = all(clock == VIRTUAL for clock in clocks.values())
-    parts = ["times by a virtual clock: the order of events is meant, not their speed\n"] if virtual else []
+    parts = ["times are by a virtual clock: they show the order of events, not their speed\n"] if virtual else []
     for kernel in statistics.kernels(records):
         parts += [f"{part}\n" for part in _of_kernel(kernel, records[records["kernel"] == kernel])]
     if not virtual:

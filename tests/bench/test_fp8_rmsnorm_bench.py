@@ -36,7 +36,7 @@ def test_timed_calls_alternate_and_run_equally_often(device: df.Device) -> None:
     microseconds_per_call(device, [lambda launch=launch: launch(device.stream) for launch in launches], 7)
     a, b, c = counts.numpy().tolist()
     assert a == b == c
-    assert (a - 1) % 3 == 0  # one call precedes the capture; the nine calls of the graph are three of each
+    assert (a - 1) % 3 == 0  # one call precedes the capture; each of the three kernels runs three times in the graph
 
 
 def test_the_copy_moves_every_byte(device: df.Device) -> None:

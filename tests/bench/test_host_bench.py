@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench host`, and how many driver calls a call of each way makes."""
+"""`drvfuse bench host`, and the driver calls that a bare, a prepared and a plain launch make."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_launch_makes_its_context_current_and_queries_each_stream_once(counted
     with df.emu.Machine(devices=4) as machine, host.cases(get_driver(machine), 4) as cases:
         for case in cases:
             driver, streams = get_driver(machine), len(case.streams)
-            for _ in range(2):  # the first compiles, and makes plans
+            for _ in range(2):  # the first call compiles and makes the plan
                 case.plain()
                 case.prepared.launch()
             case.wait()
@@ -62,7 +62,8 @@ def test_a_prepared_launch_makes_few_python_calls():
         files = []
 
         def record(frame, event, argument):
-            if event == "call" and not frame.f_code.co_name.startswith("<"):  # Python 3.12 has no frame for those
+            # Python 3.12 has no frame for comprehensions
+            if event == "call" and not frame.f_code.co_name.startswith("<"):
                 files.append(Path(frame.f_code.co_filename))
 
         sys.setprofile(record)

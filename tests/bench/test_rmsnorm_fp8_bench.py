@@ -27,7 +27,8 @@ def test_a_shape_gives_every_figure_and_floors_are_bytes_at_copy_speed(monkeypat
         assert not machine.reports
     for name in rmsnorm_fp8.FORMS:
         rest = 2 * result[name]["floor_us"] - ELEMENT[name] * rows * columns
-        assert 0 <= rest <= 4 * rows + 2 * columns and result[name]["us"] > 0  # row scales and gamma
+        # beyond these bytes: row scales and gamma
+        assert 0 <= rest <= 4 * rows + 2 * columns and result[name]["us"] > 0
     assert [len(line) for line in rmsnorm_fp8.lines(result)] == [len(rmsnorm_fp8.HEAD)] * 2
     assert json.loads(json.dumps(result)) == result
 

@@ -40,7 +40,7 @@ def files(boards) -> Iterator[list[list[int]]]:
     for its in made:
         for descriptor in its:
             os.close(descriptor)
-    assert opened() <= before  # a test may close its board
+    assert opened() <= before  # a test may close its board earlier
 
 
 def opened() -> set[str]:
@@ -88,7 +88,7 @@ def test_a_single_rank_exchanges_nothing():
 
 def test_a_wrong_argument_of_one_rank_raises_on_all_before_anything_is_sent(boards, files, refused):
     for wrong, text in (
-        ([100_000], "100000, which is not open"),
+        ([100_000], "100000, which is not an open descriptor"),
         ("0", "a str"),
         ({1: [0]}, "for rank 1"),
         ({0: 1}, "an int"),
@@ -162,7 +162,9 @@ def test_a_missing_or_ended_rank_leaves_no_descriptor_open(boards, files):
 
 
 def test_connections_of_other_programs_are_ignored(boards, files, monkeypatch):
-    """A process that knows the socket's name but not the token can connect, and its descriptors are closed."""
+    """A process that knows the socket's name but not the token can connect; the descriptors that it sends are
+    closed.
+    """
     send = descriptors._send
 
     def with_a_stranger(address, token, rank, given):

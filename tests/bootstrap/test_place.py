@@ -90,7 +90,8 @@ def test_ranks_on_one_host_are_known_from_the_local_world_size():
 def test_a_job_without_identifying_variables_has_no_name():
     assert find_place(environment={"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}).job == ()
     assert find_place(0, 2, environment={}).job == ()
-    assert find_place(0, 2, environment={"MASTER_ADDR": "host"}).job == ()  # many jobs may have this address
+    # many jobs may have the same address, so it does not identify this one
+    assert find_place(0, 2, environment={"MASTER_ADDR": "host"}).job == ()
     assert find_place(environment={"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "host"}).job == ()
 
 
@@ -100,7 +101,7 @@ def test_a_job_of_mpich_is_named_by_the_process_behind_its_socket():
     assert find_place(environment=variables).job == (("PMI_FD", f"process {os.getpid()}"),)
     named = find_place(environment={**variables, "MASTER_ADDR": "host"}).job
     assert named == (("MASTER_ADDR", "host"), ("PMI_FD", f"process {os.getpid()}"))
-    ours.getsockname()  # the socket is still open
+    ours.getsockname()  # fails if find_place has closed the socket
     ours.close()
     theirs.close()
     assert find_place(environment={**variables, "PMI_FD": "100000"}).job == ()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks connect to the board: by the name of the job on one host, by TCP and a secret between hosts, and the
-errors."""
+"""How ranks connect to the board: on one host by the name of the job, between hosts by TCP and a secret; and the
+errors.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def test_two_processes_with_the_same_rank_are_refused(job, complete):
         first = [pool.submit(connect, job(rank), 3) for rank in ranks]
         if complete:
             boards = [future.result() for future in first]
-            rendezvous._joined[(job(1).job, 3), 1] = 0  # the second process is at its first group
+            rendezvous._joined[(job(1).job, 3), 1] = 0  # as if the second process were still at its first group
         else:
             time.sleep(0.2)
         with pytest.raises(GroupMismatch, match=f"process {os.getpid()} and process {os.getpid()} both came as"):
@@ -343,7 +344,7 @@ def test_the_others_name_a_process_that_ends_at_once(act, how):
 
 @pytest.mark.parametrize("child", [False, True])
 def test_the_others_name_a_killed_rank_0_at_once(child):
-    """Rank 0 served the board, and a child process may still hold copies of its sockets."""
+    """Rank 0 serves the board; after its death a child process may still hold copies of its sockets."""
     act = "if not os.fork(): time.sleep(2); os._exit(0)\n" if child else ""
     processes = start(range(2), 2, f"{os.getpid()}-zero-{child}", 0, act + "os.kill(os.getpid(), 9)")
     output, begin = processes[1].stdout.readline(), time.monotonic()

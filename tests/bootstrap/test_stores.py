@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class OurStore:
-    """A store that implements the documented Protocol for threads."""
+    """A store for threads that implements the documented protocol."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -189,7 +189,7 @@ def test_an_exception_of_a_store_is_raised_on_rank_0_with_its_name():
 
 def test_two_groups_connecting_by_one_store_at_once_is_an_error():
     class Crossed(OurStore):
-        """Another rank 0 writes its notice to the store after the notice of this group has been read."""
+        """A store to which another rank 0 writes its notice after this group has read the first one."""
 
         def get(self, key: str, timeout: float) -> bytes:
             value = super().get(key, timeout)

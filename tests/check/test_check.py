@@ -110,7 +110,7 @@ def test_the_terminal_names_failed_cases_and_undetected_faults(capsys, monkeypat
     status = main(["check", "--jobs", "1", "--seed", "1", "--only", "broken", "--only", "harmless"])
     text = capsys.readouterr().out
     assert status == 1
-    assert "FAILED broken; again by: drvfuse check --only broken --seed 1" in text
+    assert "FAILED broken; to repeat: drvfuse check --only broken --seed 1" in text
     assert "FAILED harmless" in text and "ESCAPED" in text and "0 of 1 planted faults found" in text
 
 
@@ -165,7 +165,7 @@ def test_a_fault_that_the_first_seed_misses_is_tried_under_further_seeds(capsys)
 
 @pytest.fixture
 def interruptible():
-    """SIGINT raises KeyboardInterrupt, also where the suite runs in the background of a shell, which ignores it."""
+    """The check receives SIGINT even if the suite runs in the background of a shell, which ignores the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -186,7 +186,7 @@ def test_a_held_interrupt_takes_effect_at_the_end_of_its_block(interruptible):
 
 def test_an_interrupt_ends_the_check_at_once(interruptible):
     options = ["--only", "fused-*", "--jobs", "2"]
-    # This compiles what the workers need, since nothing interrupts a compiler.
+    # The kernels that the workers need are compiled here, since a signal does not interrupt the compiler.
     assert main(["check", "--seeds", "1", *options]) == 0
     command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", *options]
     with subprocess.Popen(
@@ -196,7 +196,8 @@ def test_an_interrupt_ends_the_check_at_once(interruptible):
             _wait_for_workers(process.pid)
             time.sleep(1.5)
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=20)  # both pipes are closed: its own processes have ended too
+            # communicate() returns when both pipes are closed, so the workers have ended too
+            output, errors = process.communicate(timeout=20)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -257,7 +258,7 @@ def test_every_kernel_of_the_library_runs_in_a_case():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "close", close)
         for name, case in cases.CASES.items():
-            explore(name, case, 2, race=False)  # only the names of launched kernels matter
+            explore(name, case, 2, race=False)  # only which kernels are launched matters
     assert named - seen == set()
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(ranks, code, *arguments, options=(), **environment)`: a running `drvfuse run` of that program."""
+    """`start(ranks, code, *arguments, options=(), **environment)`: a running `drvfuse run` of the program `code`."""
     started = []
 
     def begin(ranks, code, *arguments, options=(), **environment):

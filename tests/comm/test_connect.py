@@ -62,7 +62,7 @@ def three(machine: df.emu.Machine) -> Iterator[Ranks]:
 
 
 def descriptors() -> list[str]:
-    """The open descriptors of memory of this process, without the pipes that the emulated driver keeps."""
+    """The open descriptors of memory in this process, except the pipes of the emulated driver."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def test_a_group_knows_its_world_and_its_own_rank() -> None:
 
 
 def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None:
-    gc.collect()  # blocks of other tests
+    gc.collect()  # frees memory of earlier tests
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
@@ -361,7 +361,7 @@ def test_groups_can_be_closed_in_any_order_and_leave_nothing(machine: df.emu.Mac
 
 
 def test_a_rank_may_close_while_kernels_of_its_peers_still_use_its_memory(machine: df.emu.Machine) -> None:
-    """The driver keeps the memory until the peers have unmapped it."""
+    """The driver keeps the memory of a rank that has closed until its peers have unmapped it."""
     ranks = Ranks(machine, 2)
     ranks.connect()
 

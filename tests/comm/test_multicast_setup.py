@@ -54,7 +54,9 @@ def group(machine: df.emu.Machine) -> Iterator[df.Group]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays(machine: df.emu.Machine, group: df.Group) -> Iterator[None]:
-    """A group of three devices. After each test nothing is left allocated, and the group can make multicast memory."""
+    """A group of three devices. After each test nothing is left allocated, and the group can still make multicast
+    memory.
+    """
     before = machine.held()
     yield
     machine.injected.clear()
@@ -89,7 +91,8 @@ def failure(group: df.Group) -> MulticastError:
 def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
     machine: df.emu.Machine, group: df.Group, counted_calls: Callable[..., list[str]]
 ) -> None:
-    group.symmetric(UNIT, multicast=True).close()  # the devices cache attributes
+    # devices cache their attributes at the first use, which this call makes
+    group.symmetric(UNIT, multicast=True).close()
     buffers: list[df.SymmetricBuffer] = []
     made = counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True)))
     buffers[0].close()
@@ -99,7 +102,9 @@ def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
 
 @pytest.mark.parametrize("function", RANKS)
 def test_a_failing_call_leaves_nothing_on_any_rank(machine: df.emu.Machine, group: df.Group, function: str) -> None:
-    """Every driver call of every rank fails with every permanent code: one typed error names call, rank and code."""
+    """Each driver call of each rank fails with each permanent code: one typed error names the call, the rank and the
+    code.
+    """
     before = machine.held()
     for (place, rank), code in itertools.product(enumerate(RANKS[function]), (1, 2, 401, 800, 801, 999)):
         machine.inject(function, code, after=place)
@@ -218,8 +223,8 @@ def test_the_agreed_failure_does_not_depend_on_the_order_of_ranks() -> None:
     assert multicast.agreed([None, None]) is None
 
 
-# Mutants: faults planted into the set-up. The guard of the object notices the first two by itself; with the guard
-# taken out the driver would wait for ever, which the emulated one reports.
+# Mutants: faults planted into the set-up. `Multicast` itself notices the first two; with its check removed the driver
+# would wait for ever, which the emulated driver reports.
 
 
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:

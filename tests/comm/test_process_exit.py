@@ -49,7 +49,7 @@ def test_an_open_group_does_not_keep_a_process_from_exiting(tmp_path: Path, end:
 
 
 def test_ctrl_c_ends_all_ranks_within_a_call(tmp_path: Path) -> None:
-    """Rank 0 waits for the others, which are idle."""
+    """Rank 0 waits in a call for the other ranks, which make none."""
     end = "if group[0].index == 0:\n    df.allreduce(group, x).numpy()\ntime.sleep(60)"
     process = run(PROGRAM.format(end=end), tmp_path)
     assert process.stdout is not None

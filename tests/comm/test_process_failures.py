@@ -34,7 +34,9 @@ ALGOS = ("one_stage", "push_one_shot")
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
-    """Three ranks after their first call, which may have compiled; later calls have a short time-out."""
+    """Three ranks that have made their first call with the default time-out, as it may compile; later calls have a
+    short one.
+    """
     with connected(3) as ranks:
         for algo in ALGOS:
             ranks.each(lambda group, algo=algo: allreduce(group, algo))
@@ -53,7 +55,9 @@ def work(ranks: Ranks) -> None:
 
 
 def call_and_wait(group: df.Group, algo: str = "auto") -> None:
-    """A late rank raises the error that another rank has reported as soon as it makes its call."""
+    """Make a call and wait for it. A late rank raises the error that another rank has reported as soon as it makes its
+    call.
+    """
     allreduce(group, algo)
     group.synchronize()
 
@@ -68,7 +72,9 @@ def timed_out(group: df.Group, call: Callable[[], Any]) -> BarrierTimeout:
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_rank_raises_including_the_one_that_did_not_call(ranks: Ranks, algo: str) -> None:
-    """Rank 1 is idle; its next call raises too, and a reset of all ranks makes the group work again."""
+    """Rank 1 makes no call while the others time out; its next call raises too, and a reset of all ranks makes the
+    group work again.
+    """
     work(ranks)
 
     def missing(group: df.Group) -> None:

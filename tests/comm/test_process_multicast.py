@@ -40,7 +40,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def inputs(rng: np.random.Generator, shape: Any) -> list[np.ndarray]:
-    """The inputs have sums that are exact in any order."""
+    """Inputs whose sums are exact in any order of additions."""
     return [(np.round(rng.uniform(-8, 8, shape) * 64) / 64).astype(np.float32) for _ in range(3)]
 
 

@@ -64,9 +64,9 @@ def sums(group: df.Group, count: int = 100, algo: str = "auto", seed: int = 0) -
 
 
 def warm_up(group: df.Group) -> None:
-    """The first call, which may compile, with the usual time-out.
+    """Make the first call with the usual time-out, as it may compile.
 
-    All ranks are through with it when it returns: the next call of one may report an error to all.
+    When this returns, all ranks have completed the call; the next call of one rank may report an error to all.
     """
     with config.override(spin_timeout=30.0):
         sums(group)
@@ -194,7 +194,7 @@ def killed_in_the_set_up(rank: int, size: int, victim: int) -> Any:
 
 
 def idle_in_a_call(rank: int, size: int) -> str:
-    """Rank 1 does not call; all raise, and work again after a reset."""
+    """Rank 1 makes no call; all ranks raise, and work again after a reset."""
     with df.Group.connect(**SMALL) as group, config.override(spin_timeout=0.3):
         warm_up(group)
         x = group[0].zeros(64, "float32")
@@ -249,7 +249,7 @@ def calls_something_else(rank: int, size: int) -> str:
         with pytest.raises(CallMismatch) as caught:
             df.allreduce(group, x)
             group[0].drain()
-            until = time.monotonic() + 20  # a rank whose call has ended may check before another rank has reported
+            until = time.monotonic() + 20  # a rank whose own call is complete may ask before another rank has reported
             while not group.workspace.reported() and time.monotonic() < until:
                 time.sleep(0.01)
             group.check()

@@ -17,7 +17,7 @@ from drvfuse import config
 from drvfuse.compiler import cache
 
 DATA = bytes(range(256)) * 40
-ENTRY = 10 << 10  # at least the bytes of an entry
+ENTRY = 10 << 10  # at least the bytes that an entry takes
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_without_the_cache_there_is_no_entry() -> None:
 def test_the_least_recently_used_entry_is_deleted_first(folder: Path) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
-    assert cache.load(path(0)) is not None  # the oldest is used now
+    assert cache.load(path(0)) is not None  # the oldest entry becomes the one used last
     with config.override(cache_limit=5 * ENTRY):
         store(6)
     assert numbers(folder) == [0, 4, 5, 6]
@@ -82,7 +82,7 @@ def test_the_size_never_exceeds_the_limit(folder: Path) -> None:
 def test_the_limit_counts_entries_of_earlier_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
-    monkeypatch.setattr(cache, "_sizes", {})  # like another process would
+    monkeypatch.setattr(cache, "_sizes", {})  # as in another process, which does not know the sizes
     with config.override(cache_limit=3 * ENTRY):
         store(6)
     assert numbers(folder) == [5, 6]
@@ -142,7 +142,7 @@ def test_a_read_only_folder_serves_its_entries(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    for name in ("utime", "rename", "mkdir"):  # file permissions do not apply to root, as whom tests may run
+    for name in ("utime", "rename", "mkdir"):  # file permissions do not restrict root, and tests may run as root
         monkeypatch.setattr(os, name, refuse)
     assert cache.load(path(0)) == ({"number": 0}, {"data": DATA})
     for number in (1, 2):
@@ -172,7 +172,9 @@ print(hits)
 
 
 def test_processes_write_read_and_delete_entries_of_one_cache_at_once(folder: Path) -> None:
-    """Twelve entries where six fit: each process reads whole entries or none, and what is left keeps to the limit."""
+    """Twelve entries in a cache for six: each process reads an entry whole or not at all, and the entries left keep to
+    the limit.
+    """
     environment = {**os.environ, "DRVFUSE_CACHE_LIMIT": str(6 * ENTRY + ENTRY // 2)}
     workers = [
         subprocess.Popen(

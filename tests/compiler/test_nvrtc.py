@@ -77,7 +77,7 @@ def test_image_has_cubin_ptx_and_facts_of_every_kernel() -> None:
 
 
 def test_ptx_compiled_alone_equals_the_ptx_of_the_cubin(fresh_cache: Path, compilations: list[str]) -> None:
-    with config.override(cache=False):  # or the PTX has the path of the entry
+    with config.override(cache=False):  # otherwise the PTX contains the path of the cache entry
         both, alone = compiled(), compiled(cubin=False)
     assert alone.cubin is None and both.cubin is not None
     assert alone.ptx == both.ptx and alone.kernels == both.kernels

@@ -118,7 +118,9 @@ EPILOGUE = (
 
 @pytest.mark.parametrize("spec", [*VARIANTS, allreduce(epilogue=EPILOGUE, local=True)], ids=label)
 def test_only_gamma_is_read_before_the_pdl_wait(spec):
-    """A pack of gamma is one load of 16 bytes; it is fetched ahead where a thread has at most two of a row."""
+    """A thread loads its packs of gamma before the wait only if it holds at most two packs of a row; each is one load
+    of 16 bytes.
+    """
     ptx = compiled(spec).ptx
     before, wait, _ = ptx.partition("griddepcontrol.wait")
     ahead = spec.op == "allreduce_rmsnorm_fp8" and spec.algo == "one_stage" and spec.packs <= 2
@@ -192,7 +194,7 @@ def test_grids_are_bounded_and_never_empty():
 
 
 def test_chunks_fit_the_payload():
-    """The sizes are those that the .cu files state at their top."""
+    """Sizes of chunks are those that the headers of the .cu files state."""
     payload = 100_000
     for spec in (allreduce(staged=True), allreduce("two_stage"), allreduce("two_stage", staged=True)):
         chunk = plans.allreduce_chunk(spec.work, 10**7, payload)

@@ -22,7 +22,7 @@ from drvfuse.plans import collectives as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 E4M3 = dtypes.get("float8_e4m3fn")
-SECOND_ARCH = "sm_100a"  # every third variant is compiled for it
+SECOND_ARCH = "sm_100a"  # every third variant is compiled for this architecture
 SUMS = {
     "bfloat16": "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2",
     "float16": "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2",
@@ -34,7 +34,7 @@ TAILS = {
     "float32": "multimem.ld_reduce.relaxed.sys.global.add.f32",
 }
 STORE = "multimem.st.relaxed.sys.global"
-MACHINE_SUMS = {  # of sm_90 and sm_100
+MACHINE_SUMS = {  # the instructions of sm_90 and sm_100
     "bfloat16": r"LDGMC\.E\.(?:F32ADD|HPADD)\.BF16x8\.RN\.STRONG\.SYS",
     "float16": r"LDGMC\.E\.(?:F32ADD|HPADD)\.F16x8\.RN\.STRONG\.SYS",
     "float32": r"LDGMC\.E\.ADD\.F32x4\.RN\.STRONG\.SYS",
@@ -154,7 +154,7 @@ def disassembler() -> str | None:
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
 @pytest.mark.parametrize(("spec", "arch"), EVERY, ids=lambda value: value if isinstance(value, str) else label(value))
 def test_machine_code_has_multimem_loads_strong_stores_and_no_local_memory(tmp_path, spec, arch):
-    """Sums are LDGMC, stores to all ranks are STG.STRONG.SYS, and there is no local memory or plain load instead."""
+    """Sums are LDGMC and stores to all ranks STG.STRONG.SYS; neither local memory nor plain loads take their place."""
     file = tmp_path / "kernel.cubin"
     file.write_bytes(compiled(spec, arch).cubin)
     text = subprocess.run([disassembler(), "-c", str(file)], capture_output=True, text=True, check=True).stdout
@@ -195,7 +195,7 @@ def test_multicast_needs_compute_capability_9():
 
 
 def test_chunks_fit_the_staging_memory():
-    """The sizes are those that the .cu files state at their top."""
+    """Sizes of chunks are those that the headers of the .cu files state."""
     payload, many = 100_000, 10**7
     for spec, each in (
         (allreduce("one_stage", staged=True), 2 * 16),

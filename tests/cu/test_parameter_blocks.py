@@ -215,7 +215,7 @@ BLOCKS = [
 
 
 def of_host(block: Block) -> dict[str, tuple[int, int]]:
-    """Offset and size of each field; of a ctypes structure, "" has those of the whole."""
+    """Offset and size of each field by its name. For a ctypes structure, the name "" stands for the whole structure."""
     if isinstance(block.host, np.dtype):
         assert block.host.fields is not None
         return {name: (offset, kind.itemsize) for name, (kind, offset, *_) in block.host.fields.items()}
@@ -224,12 +224,13 @@ def of_host(block: Block) -> dict[str, tuple[int, int]]:
 
 
 def source_of(block: Block, names: list[str]) -> str:
-    """A kernel that stores offset and size of each field, or of the whole where the name is "".
+    """The source of a kernel that stores offset and size of each field; the name "" stands for the whole structure.
 
-    Of a structure that extends another one, its own fields, as those of the other are checked for that.
+    For a structure that extends another one, only its own fields are compared, as the fields of the other have a case
+    of their own.
 
-    NVRTC has no <cstddef>, but its front end folds the spelling of offsetof below. The binding does not compile where
-    the structure has another number of fields.
+    NVRTC has no <cstddef>, but its front end evaluates the spelling of offsetof below. The structured binding does not
+    compile if the structure has another number of fields.
     """
     fields = [name for name in names if name]
     lines = [f'#include "{block.header}"', f'extern "C" __global__ void layout({block.cxx}* null, u32* out) {{']

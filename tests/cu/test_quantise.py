@@ -78,7 +78,7 @@ def values(rng, rows, columns):
     y[2] = 0
     y[4:8] = (
         rng.integers(-24, 25, (4, columns)) * 0.125
-    )  # with the FP4 scales below this is 2 y: ties and their neighbours
+    )  # twice y under the FP4 scales below: ties of FP4 and their neighbours
     y[5:7] = np.nextafter(y[5:7].astype(np.float32), np.float32([[9], [-9]]))
     y[4:8, ::16] = 3
     y[8:10] = rng.standard_normal((2, columns))
@@ -124,4 +124,5 @@ def test_the_padding_of_tiles_is_cleared_in_16_byte_stores():
         device.synchronize()
         total = machine.launches[-1].counters.total
     assert total.local_written == 127 * 512
-    assert total.accesses == (31 + 3) * 128  # per tile: 31 pieces of 16 bytes and the rest of the row's piece
+    # of each tile: 31 pieces of 16 bytes, and the rest of the piece that holds the row
+    assert total.accesses == (31 + 3) * 128

@@ -33,7 +33,7 @@ __device__ u64 timer() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;":"=l"(v)
 
 @functools.cache
 def ptx(source: str) -> str:
-    """PTX of a kernel source behind PRELUDE; of PTX, itself."""
+    """The PTX of a kernel's CUDA source, compiled behind PRELUDE; PTX is returned unchanged."""
     if source.startswith(".version"):
         return source
     _, program = nvrtc.nvrtcCreateProgram((PRELUDE + "#line 1\n" + source).encode(), FILE.encode(), 0, [], [])
@@ -52,7 +52,7 @@ def ptx(source: str) -> str:
 
 
 def line_of(source: str, mark: str) -> int:
-    """Number of the line that holds `// mark`."""
+    """The number of the line that holds the comment `// mark`."""
     return next(i for i, line in enumerate(source.splitlines(), 1) if f"// {mark}" in line)
 
 
@@ -122,7 +122,7 @@ class Rig:
         )
 
     def finish(self, *launches: EngineLaunch) -> bool:
-        """Run until all ended; False if they never will."""
+        """Run until all launches have ended. Returns False if they never will."""
         while not all(x.done or x.fault for x in launches):
             self.engine.run(launches)
             if self.engine.idle and not self.engine.advance_clock():

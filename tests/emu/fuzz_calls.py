@@ -60,7 +60,7 @@ def host_memory() -> dict[str, Any]:
 
 
 class State:
-    """Live objects, and handles of dead ones."""
+    """The live objects of a process, and handles of destroyed ones."""
 
     def __init__(self, cuda: Any) -> None:
         self.cuda = cuda
@@ -156,7 +156,7 @@ class Arguments:
         return draw.choice(DIMENSIONS if small else WHOLE)
 
     def structure(self, name: str) -> Any:
-        """A structure that holds anything. The bindings keep apart what they follow themselves."""
+        """A structure with random contents, except for members that the bindings themselves dereference."""
         made = getattr(T, name)()
         size = ctypes.sizeof(structs.Structure(name).place)
         fill = self.draw.choice((b"\0", b"\1", b"\xff", None))
@@ -167,7 +167,7 @@ class Arguments:
 
 @contextlib.contextmanager
 def drivers(mode: str) -> Iterator[Any]:
-    """A function that makes a process of a machine, of one in this process or of one served by another."""
+    """A function that makes a process of a machine: a machine of this process, or one that another process serves."""
     if mode == "here":
         with emu.Machine(devices=2, memory_bytes=64 << 20) as machine:
             yield lambda: machine.process("fuzz")
@@ -186,7 +186,9 @@ def drivers(mode: str) -> Iterator[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value in the log: a structure that holds anything cannot print itself."""
+    """How an argument appears in the log. A structure with random contents may fail to print itself, so its bytes are
+    shown.
+    """
     return type(value).__name__ if hasattr(value, "getPtr") and not hasattr(value, "__int__") else repr(value)[:100]
 
 

@@ -129,7 +129,7 @@ def test_both_ways_share_the_memory(group: df.Group, dtype: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
 def test_fp8_rows_are_bytes_to_cupy(connect: Any, ranks: int, rng: np.random.Generator) -> None:
-    """CuPy has no FP8: its bytes are given and taken as such."""
+    """CuPy has no FP8 dtype, so FP8 arrays are passed to it and taken from it as bytes."""
     hosts = randoms(rng, ranks, (17, 1024), np.float16)
     gamma = rng.uniform(0.5, 1.5, 1024).astype(np.float16)
     expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, epsilon=1e-6)
@@ -141,7 +141,7 @@ def test_fp8_rows_are_bytes_to_cupy(connect: Any, ranks: int, rng: np.random.Gen
         ]
         inputs, gammas = arrays(group, hosts), arrays(group, [gamma] * ranks)
         for array in inputs:
-            array.device.synchronize()  # views do not tell the stream of what fills them
+            array.device.synchronize()  # a view does not say on which stream its memory was filled
         df.allreduce_rmsnorm_fp8(group, inputs, gammas, epsilon=1e-6, outputs=views, scales=scales)
         group.synchronize()
         assert same(rows, expected.output) and same(scales, expected.scales)
@@ -159,7 +159,7 @@ def test_fp8_rows_are_bytes_to_cupy(connect: Any, ranks: int, rng: np.random.Gen
 def test_a_call_is_ordered_between_work_of_cupys_streams(
     connect: Any, ranks: int, non_blocking: bool, rng: np.random.Generator
 ) -> None:
-    """CuPy writes the inputs late, and overwrites them at once behind the call."""
+    """CuPy writes the inputs late before the call, and overwrites them directly after it."""
     hosts = randoms(rng, ranks, (64, 1024))
     with connect(ranks) as group:
         sources, inputs, outputs = arrays(group, hosts), zeros(group, (64, 1024)), zeros(group, (64, 1024))

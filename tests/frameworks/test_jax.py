@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's arrays as inputs, and drvfuse's results in JAX, without a copy. JAX tells no stream, and writes no array."""
+"""JAX's arrays as inputs and drvfuse's results in JAX, without a copy. JAX names no stream, and writes no array that
+exists.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def test_both_ways_share_the_memory(group: df.Group, dtype: str, refused: Any) -
     (theirs,) = put(group, [host])
     try:
         theirs.__dlpack__()
-    except RuntimeError:  # older ones have no FP8 in DLPack
+    except RuntimeError:  # older versions of JAX have no FP8 in DLPack
         assert dtype.startswith("float8")
         refused(lambda: as_array(theirs, driver=rank.device.driver, argument="x"), "x", "drvfuse.view")
         return
@@ -136,7 +138,7 @@ def test_fused_fp8_rows_in_jax(connect: Any, ranks: int, rng: np.random.Generato
 def test_a_call_waits_for_what_jax_still_computes(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     @jax.jit
     def slow(x: Any) -> Any:
-        """Adds 1 a thousand times, behind products that take a while and do not count."""
+        """Adds 1 a thousand times, behind matrix products that take time and whose result is not used."""
 
         def step(_: Any, carry: Any) -> Any:
             y, square = carry
@@ -149,7 +151,7 @@ def test_a_call_waits_for_what_jax_still_computes(connect: Any, ranks: int, rng:
     with connect(ranks) as group:
         inputs = put(group, hosts)
         for x in inputs:
-            slow(x).block_until_ready()  # compiles
+            slow(x).block_until_ready()  # the first call compiles
         sums = df.allreduce(group, [slow(x) for x in inputs])
         group.synchronize()
         expected = reference.allreduce([host + np.float32(1000) for host in hosts])
@@ -179,7 +181,7 @@ def test_our_graphs_replay_calls_on_jaxs_arrays(connect: Any, ranks: int, rng: n
         with df.Graph.capture([rank.stream for rank in group]) as graph:
             prepared.launch()
         del prepared
-        gc.collect()  # the graph keeps the arrays
+        gc.collect()  # the graph keeps the arrays alive
         others = put(group, randoms(rng, ranks, (16, 1024)))
         for _ in range(2):
             graph.launch(group.ranks[0].stream)

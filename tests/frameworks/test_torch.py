@@ -168,7 +168,7 @@ def test_fused_fp8_rows_are_written_into_tensors(connect: Any, ranks: int, rng: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_call_is_ordered_between_work_of_torchs_streams(connect: Any, ranks: int, rng: np.random.Generator) -> None:
-    """torch writes the inputs late, and overwrites them at once behind the call."""
+    """torch writes the inputs late before the call, and overwrites them directly after it."""
     hosts = randoms(rng, ranks, (64, 1024), BF16)
     with connect(ranks) as group:
         sources, inputs = tensors(group, hosts), empty(group, (64, 1024), "bfloat16")
@@ -179,12 +179,12 @@ def test_a_call_is_ordered_between_work_of_torchs_streams(connect: Any, ranks: i
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(DELAY)
                 x.copy_(source)
-        # Each rank's tensors are asked for while its stream is torch's current one of that device.
+        # Each rank's tensors are exported while its stream is torch's current stream of that device.
         contexts = [torch.cuda.stream(stream) for stream in streams]
         for context in contexts:
             context.__enter__()
         try:
-            df.allreduce(group, inputs, outputs)  # on drvfuse's own streams
+            df.allreduce(group, inputs, outputs)  # this call runs on drvfuse's own streams
             for stream, x in zip(streams, inputs, strict=True):
                 with torch.cuda.stream(stream):
                     x.fill_(-1)

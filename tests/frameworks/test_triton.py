@@ -2,7 +2,7 @@
 """Kernels in Triton on drvfuse's arrays and streams, beside collectives, and under the race detector.
 
 The emulated driver takes the PTX that Triton's compiler made, which is recorded in `triton_kernels.json` so that these
-tests run where Triton is missing; where it is installed they compile anew. GPUs take its cubins.
+tests run where Triton is missing; where it is installed they compile the kernels again. GPUs take its cubins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kernels(kept: str, capability: int) -> dict[str, dict[str, Any]]:
         recorded: dict[str, dict[str, Any]] = json.loads((HERE / "triton_kernels.json").read_text())["kernels"]
         return recorded
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Triton's own
+        warnings.simplefilter("ignore")  # Triton itself warns
         import triton_kernels
 
         return triton_kernels.compiled(capability)
@@ -81,7 +81,7 @@ def scaled_sum(x: np.ndarray, y: np.ndarray, factor: float) -> np.ndarray:
 @images
 def test_rows_are_reduced_by_shuffles_and_shared_memory(driver: str, kept: str, rng: np.random.Generator) -> None:
     device = df.device(0, driver=driver)
-    values = rng.integers(-999, 999, (7, 1000)).astype(np.float32)  # whose sums are exact in any order
+    values = rng.integers(-999, 999, (7, 1000)).astype(np.float32)  # values whose sums are exact in any order
     sums, peaks = device.empty(7, "float32"), device.empty(7, "float32")
     Kernel(device, "row_stats", kept)(device.stream, 7, device.array(values), sums, peaks, 1000)
     assert (sums.numpy() == values.sum(1)).all() and (peaks.numpy() == np.abs(values).max(1)).all()

@@ -60,7 +60,7 @@ SIGNATURES: dict[Any, tuple[dict[str, str], int]] = {
 
 def compiled(capability: int) -> dict[str, dict[str, Any]]:
     """Name -> threads of a block, bytes of shared memory, BLOCK, PTX and cubin, for a compute capability such as 90."""
-    # Products and sums are rounded one by one, as numpy does.
+    # Products and sums are rounded separately, as in numpy.
     options = {"enable_fp_fusion": False, "num_warps": 4}
     found = {}
     for kernel, (signature, block) in SIGNATURES.items():
@@ -72,6 +72,6 @@ def compiled(capability: int) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # these lines would name the folder
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # line information would name the folder
     kernels = {name: {k: v for k, v in made.items() if k != "cubin"} for name, made in compiled(90).items()}
     RECORDED.write_text(json.dumps({"triton": triton.__version__, "kernels": kernels}, indent=1) + "\n")

@@ -15,7 +15,7 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 class _Bindings:
-    """Finds `cuda.bindings.driver` as usual; once it is loaded, the refusal is in it."""
+    """Finds `cuda.bindings.driver` as usual, and puts the refusal into the module once it is loaded."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:

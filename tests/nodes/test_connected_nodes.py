@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups over several nodes whose ranks are processes: bits, agreement, failures, resets and splits."""
+"""Groups over several nodes with a process per rank: results, agreement, failures, resets and splits."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_rank_that_exits_is_named_on_other_nodes():
     with connected(4, nodes=2, exchange=engines(4)) as ranks:
         ranks.groups[3].close()
         deadline = time.monotonic() + 10
-        # A thread of the board notices the exit later.
+        # The board's thread notices the exit later than the other ranks do.
         while not all(group.transport.ended for group in ranks.groups[:3]):
             assert time.monotonic() < deadline
             time.sleep(0.01)

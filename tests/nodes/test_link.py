@@ -55,7 +55,7 @@ def call(group):
 
 
 def hang(group, position=3):
-    """Make the exchange of a rank appear unfinished, and return the error that the watchdog raises."""
+    """Make the exchange of a rank appear unfinished. Returns the error that the watchdog raises."""
     group.link.words["begun"][position] += 1
     deadline = time.monotonic() + 10
     while group.link.failure is None:
@@ -126,7 +126,7 @@ def test_a_graph_captured_before_the_reset_is_refused(group):
 
 
 def test_a_time_out_inside_a_node_names_ranks_of_the_whole_group(group):
-    """Ranks 2 and 3 form node 1, so the ranks 0 and 1 in a report of its kernels are these."""
+    """Ranks 2 and 3 form node 1, where they are numbers 0 and 1 in the report of a kernel."""
     call(group)
     reports = group.workspace.reports
     reports["rank"][2], reports["peer"][2], reports["phase"][2], reports["expected"][2] = 0, 1, 1, 1

@@ -218,7 +218,7 @@ def test_an_error_of_nccl_is_named(stand, monkeypatch):
         stand.answers = [3]
         with pytest.raises(errors.ExchangeError, match=r"by NCCL failed: result 3 \(the last error\)"):
             df.allreduce(group, xs)
-        df.allreduce(group, xs)  # the group was reset
+        df.allreduce(group, xs)  # the call has reset the group
         assert stand.calls.count("init") == 8
 
         def broken(*arguments):
@@ -255,7 +255,7 @@ def test_an_abort_while_a_thread_waits_for_nccl_is_the_error_of_that_thread(stan
             return 7
 
         monkeypatch.setattr(stand, "comm_get_async_error", aborting)
-        with pytest.raises(errors.ExchangeError, match=r"was aborted; group.reset\(\) connects it anew"):
+        with pytest.raises(errors.ExchangeError, match=r"was aborted; group.reset\(\) connects the ranks again"):
             df.allreduce(group, xs)
 
 
@@ -263,7 +263,7 @@ def test_after_an_abort_calls_are_refused_until_the_group_is_reset(stand):
     with open_group(stand) as group:
         xs = [rank.zeros(8, "float32") for rank in group]
         group.link.engine.abort()
-        with pytest.raises(errors.ExchangeError, match=r"was aborted; group.reset\(\) connects it anew"):
+        with pytest.raises(errors.ExchangeError, match=r"was aborted; group.reset\(\) connects the ranks again"):
             df.allreduce(group, xs)
         group.reset()
         df.allreduce(group, xs)

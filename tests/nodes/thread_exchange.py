@@ -66,7 +66,7 @@ class ThreadExchange:
                 self._copy(part, values, place.address)
 
     def _meet(self, part: Part, address: int) -> list[np.ndarray]:
-        """The numbers of every node, those of this one from `address`."""
+        """The numbers of the peers in every node; the number of this node is read from `address`."""
         part.stream.synchronize()
         return self._tell(part, self._read(part, address, 4 * part.count).view(np.float32))
 
@@ -77,7 +77,7 @@ class ThreadExchange:
         return values
 
     def _tell(self, part: Part | Pieces, own: Any) -> list[Any]:
-        """Exchange values between the peers of all nodes."""
+        """Exchange values with the peers in all nodes."""
         member = part.member
         self._number += 1
         keys = [(self._opened, self._number, member.place, node) for node in range(self._nodes.count)]

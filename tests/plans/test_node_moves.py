@@ -16,7 +16,7 @@ LAYOUTS = [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2), (0, 0, 0, 1, 1, 1), (0, 1, 1, 
 
 
 def run(steps, of, inputs, outputs, payload_bytes=0):
-    """Do the steps on arrays of bytes: `inputs[part][rank]`, `outputs[part][rank]`."""
+    """Execute the steps on arrays of bytes: `inputs[part][rank]`, `outputs[part][rank]`."""
     payloads = [np.zeros(payload_bytes, np.uint8) for _ in of]
 
     def memory(place, part, rank):

@@ -48,7 +48,7 @@ def norms(draw):
 
 
 def planned(find, workspace_bytes):
-    """`find(workspace_bytes)`; where that is refused, with what the error asks for, which is the least."""
+    """`find(workspace_bytes)`; if that is refused, the plan with the least workspace, which the error names."""
     try:
         return find(workspace_bytes), workspace_bytes
     except ArgumentError as error:
@@ -60,13 +60,13 @@ def planned(find, workspace_bytes):
 
 
 def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspace_bytes: int) -> None:
-    """`total` items, of which `step` take `per_step` bytes of a half of the slots."""
+    """Check the rounds of `total` items, of which each `step` items take `per_step` bytes in a half of the slots."""
     half = half_bytes(workspace_bytes)
     assert (shape.rounds - 1) * shape.chunk < total <= shape.rounds * shape.chunk
     assert shape.chunk % step == 0
     assert shape.slot_bytes == GREETINGS_BYTES + shape.chunk // step * per_step
     assert shape.slot_bytes <= half
-    if shape.rounds > 1 and per_step:  # as few rounds as possible
+    if shape.rounds > 1 and per_step:  # the plan has as few rounds as possible
         fits = (half - GREETINGS_BYTES) // per_step
         assert shape.rounds == ceil_div(ceil_div(total, step), ceil_div(shape.chunk, step))
         assert shape.rounds <= ceil_div(ceil_div(total, step), fits)
@@ -85,7 +85,9 @@ def check_shares(shape: PushShape, most: int) -> None:
 
 
 def check_relays(shape, work):
-    """In several rounds of two shots, every rank learns of every other, by way of a third rank if there is one."""
+    """In a two-shot call of several rounds, every rank learns of every other's clears, directly or through a third
+    rank.
+    """
     assert shape.relays == (work.algo == "push_two_shot" and shape.rounds > 1 and work.ranks > 2)
 
 
@@ -98,7 +100,8 @@ def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
     peers = work.ranks - 1
     if work.algo == "push_one_shot":
         check_rounds(shape, packs, 1, peers * PACK_BYTES, given)
-    else:  # every rank has one unit of inputs and results; a unit has as many packs as a block has threads
+    # half of the slots holds one unit of inputs and results per rank; a unit has as many packs as a block has threads
+    else:
         check_rounds(shape, packs, work.ranks * shape.threads, peers * shape.threads * 2 * PACK_BYTES, given)
     check_shares(shape, most)
     assert shape.units == ceil_div(min(packs, shape.chunk), shape.threads)
@@ -119,7 +122,7 @@ def test_plans_of_the_fused_op_cover_all_rows_and_fit_the_slots(case, most):
     result = row if work.residual else row_packs * work.width * work.out_itemsize
     if work.algo == "push_one_shot":
         check_rounds(shape, rows, 1, peers * row, given)
-    else:  # an input, a result and a scale of every rank
+    else:  # half of the slots holds an input, a result and a scale per rank
         check_rounds(shape, rows, work.ranks, peers * (row + result + 4), given)
     check_shares(shape, most)
     assert shape.units == min(rows, shape.chunk)
@@ -147,7 +150,7 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
 
 def test_a_plan_has_as_few_rounds_as_the_slots_allow():
     work = Work("allreduce", "push_one_shot", 2, 2, 2)
-    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # packs of a round
+    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # the packs that one round can send
     for rounds in (1, 2, 3, 4):
         assert allreduce_shape(work, 8 * packs * rounds, 18_000).rounds == rounds
         assert allreduce_shape(work, 8 * packs * rounds + 1, 18_000).rounds == rounds + 1
@@ -163,7 +166,7 @@ def test_one_rank_needs_no_slots():
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
-    """One rank needs no slots, so these do not bound its rounds: tensors of 64 GiB and more have several."""
+    """A single rank needs no slots, so slots do not bound its rounds: tensors of 64 GiB and more take several."""
     for count, rounds in ((1 << 34, 1), ((1 << 34) + 8, 2), (1 << 36, 4)):
         shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), count, 4096)
         assert shape.rounds == rounds and shape.chunk + shape.threads < 1 << 32
@@ -174,7 +177,7 @@ def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_two_to_31_rows_and_more_are_refused(algo, ranks, workspace_bytes):
-    """The limit includes the last round, which is as long as the others, and the step after it."""
+    """The limit includes the last round, which is as long as the others, and the step behind it."""
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 
@@ -186,7 +189,9 @@ def test_rows_and_columns_beyond_the_limits_are_refused(rows, columns):
 
 
 def test_a_row_is_shared_by_a_cluster_without_idle_threads_where_it_can():
-    """128 packs and more of a multiple of 32 blocks' threads; without clusters one block holds the row."""
+    """Rows of 128 packs and more that are a multiple of the threads of 32 blocks; without clusters one block holds the
+    row.
+    """
     for columns, cluster, threads in ((4096, 8, 64), (8192, 8, 128), (7168, 4, 224), (256, 1, 32)):
         shape = fused_shape(Work("fused", "push_one_shot", 2, 2, 1), 1, columns, LARGE, True)
         assert (shape.cluster, shape.threads, shape.packs, shape.exact) == (cluster, threads, 1, True)

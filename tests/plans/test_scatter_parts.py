@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a tensor by rank, and when they are loaded rather than sent."""
+"""The parts of a tensor that ranks own, and when a rank loads them instead of receiving them."""
 
 from __future__ import annotations
 

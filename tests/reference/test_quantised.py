@@ -73,7 +73,7 @@ def test_groups_with_zeros_infinities_and_nans_follow_the_rules():
     assert scales[0, 0] == 0 and np.isinf(scales[1, 0]) and np.isnan(scales[2, 0])
     assert bits(output)[:, 5].tolist() == [0, 0x7F, 0x7F, 0x7E]  # infinity times 0 is no number
     output, scales = reference.quantise(y, Q.nvfp4(1.0))
-    assert bits(scales)[:, 0].tolist() == [0, 0x7E, 0x7F, 0x23]  # 1 / 6 is nearest 0.171875
+    assert bits(scales)[:, 0].tolist() == [0, 0x7E, 0x7F, 0x23]  # 1 / 6 rounds to 0.171875
     assert output[:, 2].tolist() == [0, 0x70, 0x70, 0x70]
 
 
@@ -105,7 +105,7 @@ def test_static_scales_divide_all_rows_by_the_same(rng):
 
 def test_nvfp4_has_e4m3_scales_of_groups_and_a_scale_of_the_tensor(rng):
     y = rng.standard_normal((8, 64)).astype(np.float32)
-    made = Q.nvfp4(0.002)  # 6 * 448 * 0.002 is above all of them
+    made = Q.nvfp4(0.002)  # 6 * 448 * 0.002 exceeds every value
     output, scales = reference.quantise(y, made)
     assert output.shape == (8, 32) and scales.shape == (8, 4)
     values = reference.dequantise(output, scales, made)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign arrays: DLPack, the CUDA array interface, and who can read which memory."""
+"""Foreign arrays: DLPack, the CUDA array interface, and which device can read which memory."""
 
 from __future__ import annotations
 
@@ -204,15 +204,15 @@ def test_array_interface_of_a_type_without_a_code_takes_any_bytes_of_its_size(dr
     assert array.__cuda_array_interface__["typestr"] == f"<V{dtype.itemsize}"
     for code in ("|V", "<V", "|u" if dtype.itemsize == 1 else "<u"):
         foreign = interface(array, typestr=f"{code}{dtype.itemsize}")
-        of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has none
+        of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has no such dtype
         for own in (name, f"torch.{name}", *of_numpy):
             foreign.dtype = own
             assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype
-        foreign.dtype = "float32"  # of another size
+        foreign.dtype = "float32"  # a dtype of another size
         if code[1] == "V":
             with pytest.raises(ArgumentError, match="use DLPack"):
                 as_array(foreign, driver=device.driver, argument="x")
-    foreign = interface(array, typestr=dtype.numpy.str)  # e5m2 is "<f1" there
+    foreign = interface(array, typestr=dtype.numpy.str)  # the type string of e5m2 is "<f1"
     foreign.dtype = name
     assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype
 
@@ -333,7 +333,7 @@ def test_peers_can_read_memory_depending_on_its_kind(driver: str) -> None:
         plain = int(gate.cuMemAlloc(4096))
     assert readable_by(plain, 4096, a)
     assert copyable_by(plain, 4096, b)
-    if driver == "emu":  # elsewhere another test may have enabled it
+    if driver == "emu":  # on a GPU another test may have enabled peer access
         assert not readable_by(plain, 4096, b)
     b.enable_peer(a)
     assert readable_by(plain, 4096, b)

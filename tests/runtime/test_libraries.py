@@ -191,7 +191,7 @@ def test_a_library_that_tells_no_stream_is_not_asked_during_a_capture(group: df.
 
 
 def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_orders(group: df.Group) -> None:
-    """CuPy's streams are by default such streams, and its arrays by default on the legacy default stream."""
+    """CuPy's streams are ordered with the legacy default stream, on which its arrays are by default."""
     (rank,) = group
     with rank.device.use():
         ordered = Stream.wrap(rank.device, int(group.driver.cuStreamCreate(0)))
@@ -214,7 +214,7 @@ def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_o
 def test_another_library_captures_each_ranks_part_in_a_graph_of_its_own(
     driver: str, flags: int, rng: np.random.Generator
 ) -> None:
-    """As torch and CuPy capture: in the global mode, a graph per device, of arrays on the legacy default stream."""
+    """torch and CuPy capture in this way: globally, one graph per device, with arrays on the legacy default stream."""
     with df.Group.local(4, driver=driver, max_blocks=4) as group:
         gate = group.driver
 
@@ -290,7 +290,7 @@ def test_a_refusal_to_tell_the_device_names_the_argument(group: df.Group, refuse
 
 
 class Torch:
-    """What this library uses of torch, with torch's rule for the export of a tensor."""
+    """A stand-in for torch: what drvfuse uses of it, with torch's rule for exporting a tensor."""
 
     def __init__(self) -> None:
         self.device, self.streams = 0, dict[int, int]()

@@ -62,7 +62,7 @@ def test_zeros_copy_from_and_reshape_work_together(driver: str, rng: np.random.G
     array = device.zeros((4, 6), "bfloat16")
     np.testing.assert_array_equal(array.numpy().astype(np.float32), 0)
     values = rng.standard_normal((4, 6)).astype(ml_dtypes.bfloat16)
-    array.copy_from(values.T.copy().T)  # any host layout
+    array.copy_from(values.T.copy().T)  # the host array may have any layout
     np.testing.assert_array_equal(array.numpy(), values)
     flat = array.reshape((24,))
     del array
@@ -253,7 +253,7 @@ def test_in_a_capture_allocations_are_refused_and_frees_wait_for_its_end(driver:
                 array.copy_from(np.zeros(10, np.float32))
             del array
             gc.collect()
-            device.empty((3,), "float32")  # another stream allocates, but this free cannot be made yet
+            device.empty((3,), "float32")  # another stream allocates meanwhile, but the free cannot be made yet
             assert address not in freed
         device.empty((3,), "float32")
         assert address in freed

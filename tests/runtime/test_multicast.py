@@ -203,7 +203,7 @@ def test_binding_and_mapping_are_refused_before_all_devices_are_added(
 def test_the_object_is_exportable_as_the_memory_that_is_bound_to_it(
     devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, exportable: bool
 ) -> None:
-    """Emulated devices export nothing. To an object that can be exported a driver binds only memory that can be too."""
+    """Emulated devices export no memory. A driver binds to an exportable object only memory that is exportable too."""
     monkeypatch.setattr(df.Device, "attribute", lambda self, name: exportable)
     of_memory = [int(allocation_properties(device).requestedHandleTypes) for device in devices]
     assert of_memory == [int(exportable)] * len(devices)

@@ -18,7 +18,7 @@ from drvfuse.testing import plugin, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-CACHE = config.get("cache_dir")  # by default it is below the home directory, which pytester replaces
+CACHE = config.get("cache_dir")  # the default directory is below the home directory, which pytester replaces
 OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
 
 
@@ -37,7 +37,7 @@ def _loaded() -> None:
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, _loaded: None) -> Callable[..., pytest.RunResult]:
     """`inner(source, *options)`: run pytest on a test module, with the plugin alone, in this process.
 
-    With `apart=True` in one of its own, which may start others.
+    With `apart=True` pytest runs in a process of its own, in which it may start others.
     """
     variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "DRVFUSE_CACHE_DIR": CACHE, "PYTHONPATH": PATH}
     for name, value in variables.items():

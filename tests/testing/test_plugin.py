@@ -110,7 +110,7 @@ def test_said(emu_machine):
     result = inner(source, "--emu-race", "--emu-seeds=4")
     result.assert_outcomes(passed=1 + 3 + 4, failed=1)
     result.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed3[]]' --emu-race --emu-seeds=4"])
-    strict = inner(source, "--emu-race=strict")  # each seed has another profile of the detector than the test wants
+    strict = inner(source, "--emu-race=strict")  # the option asks for another profile of the detector than each test
     strict.assert_outcomes(passed=2, failed=2)
     strict.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed0[]]' --emu-race=strict"])
 

@@ -26,7 +26,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_pictures_show_their_tables() -> None:
-    assert not speed_plot.outdated(), "python -m tools.speed_plot draws them anew"
+    assert not speed_plot.outdated(), "draw them again by python -m tools.speed_plot"
 
 
 def test_a_changed_figure_makes_a_picture_outdated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

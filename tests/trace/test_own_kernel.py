@@ -66,6 +66,8 @@ def test_every_block_of_a_grid_has_its_records(device, laps):
 def test_phases_beyond_the_expected_number_write_no_other_memory(device, expected):
     trace, result = launched(device, 90, expected)
     assert (result == np.arange(6 * 64) + 1).all()
-    with pytest.raises(DrvfuseError, match=rf"add noted \d+ phases or more in a block where {expected} were expected"):
+    with pytest.raises(
+        DrvfuseError, match=rf"add recorded \d+ phases or more in a block where {expected} were expected"
+    ):
         trace.records()
     assert not trace.buffer(device).numpy()[6 * layout.block_words(expected, 0) :].any()

@@ -52,7 +52,7 @@ extern "C" __global__ void kernel(const float* from, float* to, const u64* flag 
 
 
 def ptx(source: str, on: bool = False) -> str:
-    with config.override(cache=False):  # or the PTX would have the path of the cache entry
+    with config.override(cache=False):  # otherwise the PTX contains the path of the cache entry
         return compile_source(
             source, name="kernel.cu", arch="sm_90a", defines=layout.defines() if on else {}, include=(str(CU),)
         ).ptx

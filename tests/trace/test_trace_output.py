@@ -53,7 +53,7 @@ def records(*blocks, clock=EXACT, **rest):
     return decode.records([section(len(blocks), **rest)], {0: words}, {0: clock})
 
 
-@pytest.mark.parametrize("start", [2**48 - 100, 2**64 - 100])  # the sums wrap inside the block
+@pytest.mark.parametrize("start", [2**48 - 100, 2**64 - 100])  # the sums of clock values wrap around inside the block
 def test_phases_follow_each_other_and_waits_lie_in_their_barrier(start):
     laps = (lap(LOAD, start + 40), lap(BARRIER, start + 310), lap(STORE, start + 320), lap(BARRIER, start + 390))
     waits = (start + 90, start + 300, start + 385, 0)
@@ -83,7 +83,8 @@ def test_more_phases_than_were_expected_are_an_error():
 
 def test_entry_and_exit_together_bound_the_start_within_a_clock_tick():
     coarse = Clock(resolution_ns=1000.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
-    # It lasted 700 ns and ended a tick later: the entry was in the last 700 ns of its tick; else in the first 300.
+    # The block lasted 700 ns and ended a tick later: it entered in the last 700 ns of its tick, or else in the first
+    # 300.
     late = block(5000, 0, 6000, exit=700)
     early = block(5000, 0, 5000, exit=700)
     found = records(late, early, clock=coarse)
@@ -175,7 +176,7 @@ def check_chrome(found):
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["name"], str)
         assert event["pid"] > 0 and (
             event["tid"] > 0 or event["name"] == "process_name"
-        )  # Perfetto has its own use for 0
+        )  # Perfetto reserves the number 0
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name") and isinstance(event["args"]["name"], str)
             names.add((event["name"], event["pid"], event["tid"]))
@@ -186,7 +187,7 @@ def check_chrome(found):
     for event in slices:
         thread = (event["pid"], event["tid"])
         assert ("thread_name", *thread) in names and ("process_name", event["pid"], 0) in names
-        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # the units of Perfetto
+        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # nanoseconds, to which Perfetto rounds
         stack = open_slices.setdefault(thread, [])
         while stack and stack[-1] <= start:
             stack.pop()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpus(2)
 
 
 def private(group, rng, shape):
-    """Inputs that peers cannot read, and the memory that must be kept."""
+    """Inputs that peers cannot read, and the memory that must be kept for them."""
     hosts = [array.numpy() for array in inputs(group, rng, shape)]
     memory = [df.SymmetricBuffer([rank.device], hosts[0].nbytes) for rank in group]
     arrays = [
@@ -173,8 +173,7 @@ def test_statistics_name_a_late_rank_as_the_one_waited_for(group, rng, late):
 
 @pytest.mark.parametrize("algo", PUSH)
 def test_the_wait_for_a_late_rank_by_push_is_in_the_phases_that_receive(group, rng, algo):
-    """No peer is named, as the words of all peers are awaited together. The phases still sum to the time of the
-    blocks."""
+    """Words of all peers are awaited together, so no peer is named. The phases still sum to the time of the blocks."""
     trace, late = df.Trace(group), 1
     call = df.allreduce_rmsnorm_fp8.prepare(
         group, inputs(group, rng, (3, 256)), inputs(group, rng, 256), epsilon=1e-6, algo=algo, trace=trace

@@ -24,7 +24,7 @@ ROLES = {
 
 @pytest.fixture(scope="module")
 def wide(group):
-    """There are so many blocks that with `put` some only copy a rank's own bytes."""
+    """With `put`, there are so many blocks that some only copy a rank's own bytes."""
     with df.Group.local(group.size, driver=group.driver, max_blocks=8) as found:
         yield found
 
@@ -38,7 +38,8 @@ def test_tracing_changes_no_byte_and_there_is_room_for_all_phases(group, wide, r
     call = {
         "push": lambda trace: df.all_gather(group, aligned, algo=algo, trace=trace),
         "put": lambda trace: df.all_gather(group, aligned, algo=algo, trace=trace),
-        "pull": lambda trace: df.all_to_all(group, odd, algo=algo, max_num_blocks=3, trace=trace),  # staged
+        # odd addresses, so that the inputs are staged
+        "pull": lambda trace: df.all_to_all(group, odd, algo=algo, max_num_blocks=3, trace=trace),
         "relay": lambda trace: df.broadcast(group, odd, root=1, algo=algo, max_num_blocks=1, trace=trace),
     }[algo]
     trace = df.Trace(group)

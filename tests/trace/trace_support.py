@@ -29,7 +29,9 @@ def bytes_of(result: Any) -> list[bytes]:
 
 
 def made(*rows: tuple[Any, ...]) -> np.ndarray:
-    """Records by hand: (rank, launch, block, role, peer, start, end), one cycle a nanosecond, all of one kernel."""
+    """Records made by hand: (rank, launch, block, role, peer, start, end), one cycle per nanosecond, all of one
+    kernel.
+    """
     return np.array(
         [
             (rank, launch, "kernel", block, 7, role, peer, start, end, start, end)

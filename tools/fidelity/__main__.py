@@ -119,7 +119,7 @@ def compare_matrix(driver: str, times: int, path: Path) -> int:
 
 
 def show(found: list[verdict.Verdict]) -> int:
-    """Print what is not equal, then how many of each opcode are what; 1 if something differs."""
+    """Print the forms that are not equal, then a table of verdicts by opcode. Returns 1 if a form differs."""
     counts: dict[str, Counter[str]] = {}
     for v in found:
         counts.setdefault(v.name.split(".")[0].split()[0], Counter())[v.status] += 1

@@ -18,8 +18,8 @@ from .forms import FAMILIES, Form, table
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
 ROOM = 48  # bytes of further shared memory for each thread
-PAIR = 0x40490FDBC0B504F3  # two fp32 numbers
-KERNEL_FORMS = 40  # in one kernel: bounds what a compiler has to look at together
+PAIR = 0x40490FDBC0B504F3  # the bits of two fp32 numbers
+KERNEL_FORMS = 40  # forms in one kernel: bounds what a compiler optimises together
 
 TEMPORARIES = (
     ".reg .pred p, q; .reg .b16 h, i, j, k; .reg .b32 t, u, v; .reg .b64 l, m, n; .reg .f32 f, g; .reg .f64 d, e;"
@@ -99,7 +99,7 @@ def batches(families: tuple[str, ...] = FAMILIES) -> tuple[Batch, ...]:
 
 
 def operand_digest(sources: tuple[str, ...]) -> bytes:
-    """Stands for the operands of a batch."""
+    """A digest of the operands of a batch."""
     digest = hashlib.blake2b(digest_size=8)
     for column in operands.rows(sources):
         digest.update(column.astype("<u8").tobytes())
@@ -107,6 +107,6 @@ def operand_digest(sources: tuple[str, ...]) -> bytes:
 
 
 def form_digest(form: Form) -> bytes:
-    """Stands for what a form does and on which operands."""
+    """A digest of what a form does, and on which operands."""
     text = repr((form.name, form.body, form.sources, form.result))
     return hashlib.blake2b(text.encode() + operand_digest(form.sources), digest_size=8).digest()

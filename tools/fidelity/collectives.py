@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""drvfuse's own kernels on one device, on values that a test of means would not try.
+"""drvfuse's own kernels on one device, with special values that random tests rarely have.
 
-Every output depends on the operands alone, so both drivers must give the same bits, but for the FP8 RMSNorm's rstd: it
-comes of approximate instructions.
+Every output depends on the operands alone, so both drivers must give the same bits. The exception is rstd of the FP8
+RMSNorm, which is computed with approximate instructions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Case:
         return hashlib.blake2b(f"{VERSION} {self.name}".encode(), digest_size=8).digest()
 
 
-VERSION = 1  # of the operands below; another one makes recorded answers stale
+VERSION = 1  # version of the operands below; a change makes recorded answers stale
 
 
 def hard_values(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -162,7 +162,7 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
 
     yield Case(name + " forward", forward)
     yield Case(name + " backward", backward)
-    if columns % 16 == 0:  # another takes long to compile
+    if columns % 16 == 0:  # another kernel would take long to compile
         yield Case(name.replace("rmsnorm", "division"), division)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from .rules import RULES, is_nan64
 
-VERSION = 1  # of this format and of the generator
+VERSION = 1  # version of this format and of the generator
 COLUMNS = 32
 _STEP = 0x9E3779B97F4A7C15
 
@@ -36,7 +36,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of words in lines of COLUMNS: hashes of the lines and of the columns, exclusive or of each column."""
+    """Sums of words in lines of COLUMNS: hashes of the lines and of the columns, and the exclusive or of each
+    column.
+    """
 
     lines: np.ndarray
     columns: np.ndarray
@@ -64,7 +66,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the file has of one answer: `words`, or `sums`."""
+    """What the file holds of one answer: `words` or `sums`."""
 
     source: bytes
     digest: bytes
@@ -74,7 +76,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class Difference:
-    """Rows that differ, or may, as the file can tell; `gpu` are the GPU's words there, None where it does not know."""
+    """Rows that differ, or may differ, as far as the file shows; `gpu` has the GPU's words there, or None if the file
+    lacks them.
+    """
 
     rows: tuple[int, ...]
     gpu: tuple[int, ...] | None

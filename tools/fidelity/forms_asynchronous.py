@@ -25,7 +25,7 @@ IN_GLOBAL = {
 }
 _MAKE = "mbarrier.init.shared.b64 [%room+32], {}; fence.mbarrier_init.release.cluster;"
 _EXPECT = "mbarrier.arrive.expect_tx.shared.b64 _, [%room+32], {};"
-_AWAIT = (  # at most 256 times, so that nothing hangs where an instruction is not what it is taken for
+_AWAIT = (  # polls at most 256 times, so that nothing hangs if an instruction does not behave as expected
     "mov.b32 v, 0; L0: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%room+32], 0; add.u32 v, v, 1;"
     " setp.gt.u32 q, v, 255; or.pred p, p, q; @!p bra L0;"
 )
@@ -46,7 +46,7 @@ def forms() -> Iterator[Form]:
 
 
 def _one(verb: str, t: str) -> Form:
-    """x is there, y comes."""
+    """`x` is in memory, and `y` is the operand."""
     n = int(t[1:])
     kind = f"i{n}"
     name = f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{verb}.{t}"
@@ -55,7 +55,9 @@ def _one(verb: str, t: str) -> Form:
 
 
 def _operands(t: str) -> tuple[str, str, str]:
-    """The kinds of the sources, and how what is there (y x w z) and what comes (x y z w) are stored: as 16 bytes."""
+    """The kinds of the sources, and how the values in memory (y x w z) and the operands (x y z w) are stored: as 16
+    bytes.
+    """
     if t in ("f16", "bf16"):
         return f"{t}x2 {t}x2 {t}x2 {t}x2", "v4.b32", "{{{0}, {1}, {2}, {3}}}"
     n = int(t[1:])

@@ -18,7 +18,7 @@ def kind(integer: str) -> str:
 
 
 def held(integer: str) -> str:
-    """The result kind of an integer type: 8 bits are seen extended in a register of 32."""
+    """The kind of a result of an integer type: 8 bits are extended in a register of 32."""
     return "i32" if integer[1:] == "8" else f"i{integer[1:]}"
 
 

@@ -12,7 +12,7 @@ SOME = 0x0F3C5A81  # lanes of a partial warp
 
 
 def _partly(instruction: str) -> str:
-    """Only the lanes of SOME execute it; the others have 0."""
+    """Only the lanes of SOME execute the instruction; the other results are 0."""
     return f"mov.b32 t, {SOME}; shr.u32 t, t, %lane; and.b32 t, t, 1; setp.ne.b32 q, t, 0; mov.b32 r, 0; {instruction}"
 
 

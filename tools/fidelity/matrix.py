@@ -42,7 +42,7 @@ ret; }}"""
 
 
 def run(device: Device, forms: tuple[MatrixForm, ...]) -> dict[str, Answer]:
-    """What a driver gives for the forms, by name: 32-bit words."""
+    """The results of the forms on a driver, by name: 32-bit words."""
     driver, stream, found = device.driver, device.stream, {}
     with device.use():
         module = driver.cuModuleLoadData(ptx(forms).encode() + b"\0")
@@ -60,13 +60,13 @@ def run(device: Device, forms: tuple[MatrixForm, ...]) -> dict[str, Answer]:
 
 
 def _digest(form: MatrixForm, inputs: np.ndarray) -> bytes:
-    """Stands for what a form does and on which operands."""
+    """A digest of what a form does, and on which operands."""
     text = repr((form.name, form.body, form.warps, form.out_bytes)).encode()
     return hashlib.blake2b(text + inputs.tobytes(), digest_size=8).digest()
 
 
 def answers(device: Device, times: int = 1) -> dict[str, Answer]:
-    """What a driver gives for every form."""
+    """The answers of a driver for every form."""
     found: dict[str, Answer] = {}
     for batch in batches(times):
         found |= run(device, batch)

@@ -31,9 +31,9 @@ class MatrixForm:
     name: str
     body: str
     warps: int
-    in_bytes: int  # of a warp
+    in_bytes: int  # bytes of input per warp
     out_bytes: int
-    fill: Callable[[MatrixForm], np.ndarray]  # the input bytes of all warps
+    fill: Callable[[MatrixForm], np.ndarray]  # makes the input bytes of all warps
 
     def inputs(self) -> np.ndarray:
         data = self.fill(self)
@@ -236,7 +236,7 @@ def _wmma_forms() -> Iterator[MatrixForm]:
 
 # Rows of shared memory ----------------------------------------------------------------------------------------------
 def _rows_form(opcode: str, count: int, store: bool) -> MatrixForm:
-    """ldmatrix or stmatrix with rows in an order of each warp's own: lane l has the address of row (5 l + 3 w) % 32."""
+    """ldmatrix or stmatrix, with the rows permuted in each warp w: lane l has the address of row (5 l + 3 w) % 32."""
     body = [".reg .b32 row; ld.global.b32 row, [%me]; add.u32 row, %near, row;"]
     if store:
         body.append(_load("f", "b16", count, 4 * LANES))

@@ -14,7 +14,7 @@ from drvfuse.ptx.fragments import Shape
 
 from .operands import FORMATS, Format, Stream, Words
 
-_FORMATS = FORMATS | {"tf32": FORMATS["f32"]}  # a register of tf32 has the bits of f32; the low 13 are not read
+_FORMATS = FORMATS | {"tf32": FORMATS["f32"]}  # a tf32 register has the bits of an f32, whose low 13 are ignored
 Tile = tuple[Words, Words, Words]
 
 
@@ -40,7 +40,8 @@ class _Maker:
             drop = np.uint64(f.mantissa - bits)
             mantissa = mantissa >> drop << drop
         if f is FORMATS["e4m3"]:
-            mantissa = np.where(exponent == top, mantissa & np.uint64(6), mantissa)  # 15:7 is NaN
+            # exponent 15 with mantissa 7 is NaN
+            mantissa = np.where(exponent == top, mantissa & np.uint64(6), mantissa)
         sign = self.stream.below(count, 2) << np.uint64(f.width - 1)
         return (sign | exponent << np.uint64(f.mantissa) | mantissa).reshape(shape)
 
@@ -84,7 +85,7 @@ def _sparse(m: _Maker) -> Tile:
 
 
 def _cancel(m: _Maker, a: Words, b: Words) -> Words:
-    """Makes the products cancel in pairs; the order of k in which the pairs lie apart by half."""
+    """Make the products cancel in pairs. Returns the order of k, in which the members of a pair are half of k apart."""
     half = m.shape.k // 2
     order = np.argsort(m.stream.words(m.shape.k), kind="stable")
     first, second = order[:half], order[half : 2 * half]
@@ -103,7 +104,7 @@ def _cancelling(m: _Maker) -> Tile:
 
 
 def _cancelling_c(m: _Maker) -> Tile:
-    """C is about minus the one great product."""
+    """C is close to minus the one great product."""
     a, b, c = m.tile((-14, -6), (-14, -6), (0, 0))
     k = int(m.stream.below(1, m.shape.k)[0])
     exponent = int(m.stream.below(1, 5)[0])
@@ -116,7 +117,7 @@ def _cancelling_c(m: _Maker) -> Tile:
     product = significand(a[:, k : k + 1], m.a) * significand(b[k : k + 1], m.b)
     bits = m.a.mantissa + m.b.mantissa
     carry = product >> np.uint64(bits + 1)
-    product = np.where(carry == 1, product, product << np.uint64(1))  # its leading bit is bits + 1
+    product = np.where(carry == 1, product, product << np.uint64(1))  # the leading bit of the product is bits + 1
     shift = bits + 1 - m.c.mantissa
     product = product >> np.uint64(shift) if shift >= 0 else product << np.uint64(-shift)
     sign = (a[:, k : k + 1] >> np.uint64(m.a.width - 1)) ^ (b[k : k + 1] >> np.uint64(m.b.width - 1)) ^ np.uint64(1)
@@ -168,7 +169,7 @@ def _zeros(m: _Maker) -> Tile:
         rows, columns = m.shape.of(which)
         x = (m.stream.below(rows * columns, 2) << np.uint64(f.width - 1)).reshape(rows, columns)
         if which == "a":
-            x[: rows // 2] = x[: rows // 2, :1]  # rows of one sign
+            x[: rows // 2] = x[: rows // 2, :1]  # all elements of these rows have one sign
         if which == "b":
             x[:, : columns // 2] = x[:1, : columns // 2]
         x[m.some(x.shape, one_in)] |= np.uint64(f.bias << f.mantissa)
@@ -177,7 +178,7 @@ def _zeros(m: _Maker) -> Tile:
 
 
 def _ties(m: _Maker) -> Tile:
-    """Few bits each, a few of them far below: sums that end in halves of a last place."""
+    """Elements have few bits, some of them far below the others: sums end in half a last place."""
     s = m.shape
     a, b, c = m.number(m.a, s.of("a"), -1, 1, 1), m.number(m.b, s.of("b"), -1, 1, 1), m.number(m.c, s.of("c"), 0, 3)
     few = min(4, s.k)
@@ -206,7 +207,7 @@ def _below_c(m: _Maker) -> Tile:
 
 
 def _vanishing(m: _Maker) -> Tile:
-    """C is zero, and the products, of both signs or all of one, are about the least number of the result or below."""
+    """C is zero, and the products, of both signs or of one, are near or below the least number of the result."""
     least = -m.c.bias - m.c.mantissa - 2
     a = max(least // 2, -m.a.bias)
     b = max(least - a, -m.b.bias)
@@ -261,7 +262,7 @@ MODES: dict[str, Callable[[_Maker], Tile]] = {
 
 
 def _integers(stream: Stream, shape: Shape, kinds: tuple[str, str, str], mode: int) -> Tile:
-    """Of 8 bits, with C of 32: random, extreme, few; C anywhere, small, or about the ends of its range."""
+    """Integers of 8 bits with C of 32: random, extreme or small; C is random, small, or near the ends of its range."""
     found = []
     for which in ("a", "b"):
         size = shape.of(which)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Words = np.ndarray  # of uint64: one operand each, in the low bits
+Words = np.ndarray  # uint64: one operand each, in the low bits
 
 LANES = 32
 
@@ -125,7 +125,8 @@ def _edges(kind: str) -> Words:
             positive.append(_number(f, value))
         for value in (61440, 65504, 65520, 65535, 65536, 32767, 32767.5, 32768, 65535.5, *(2.0**k for k in _POWERS)):
             positive += [_number(f, value) + k for k in (-1, 0, 1)]
-        for narrow in (FORMATS["f32"], FORMATS["f16"], FORMATS["bf16"]):  # just below its least normal number
+        # a number just below the least normal number of the narrow format
+        for narrow in (FORMATS["f32"], FORMATS["f16"], FORMATS["bf16"]):
             if narrow.mantissa < f.mantissa - 3 and narrow.bias <= f.bias:
                 least = (1 - narrow.bias + f.bias) << f.mantissa
                 half = 1 << f.mantissa - narrow.mantissa - 1
@@ -145,7 +146,7 @@ def _edges(kind: str) -> Words:
         values = [0, 1, 2, 3, 5, 7, 10, 100, 0x5A, 0xA5, (1 << n) // 3]
         for k in range(1, n + 1):
             values += [1 << k, (1 << k) - 1, (1 << k) + 1, -(1 << k), -(1 << k) - 1, 1 - (1 << k)]
-        if kind == "i8":  # what lies above the byte must not matter
+        if kind == "i8":  # the bits above the byte must not matter
             values = [v & 0xFF | (k * 0x9E3779) << 8 for k, v in enumerate(values)] + [v & 0xFF for v in values]
     return _unique(values, bits)
 
@@ -227,7 +228,7 @@ def _sample(kind: str, count: int, stream: Stream) -> Words:
     if kind == "clamp":
         return stream.words(count) & np.uint64(0x1F1F)
     small = stream.words(count) & mask
-    return small >> stream.below(count, width(kind))  # of every length
+    return small >> stream.below(count, width(kind))  # values of every length in bits
 
 
 # Related floating-point operands -------------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ def rows(sources: tuple[str, ...], extra: int = 0) -> tuple[Words, ...]:
     if not sources:
         return ()
     parts: list[list[Words]] = []
-    if arity == 1 and not sources[0].startswith("uniform"):  # whose warps must stay together
+    if arity == 1 and not sources[0].startswith("uniform"):  # warps of uniform lanes must stay together
         parts.append([_edges(sources[0])[: count // 2]])
     elif arity > 1:
         pools = [_corners(kind, _CROSSED[arity]) for kind in sources]

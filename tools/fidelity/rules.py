@@ -94,7 +94,7 @@ def is_nan64(bits: np.ndarray) -> np.ndarray:
 _LOG2 = _bounded(lambda e, x, k: 2**-22 * np.maximum(np.abs(e), 1.0))
 _EXP2 = _bounded(lambda e, x, k: 2**-22 * np.abs(e) + _unit(e, k))  # a subnormal result is not rounded to nearest
 
-# The emulated driver rounds the exact value of an approximate function; what an H200 gives was measured.
+# The emulated driver rounds the exact value of an approximate function; the errors of an H200 were measured.
 RULES = {
     "exact": Rule("bit-equal", "PTX or the device defines every bit"),
     "nan": Rule("bit-equal, any NaN", "which payload and sign an fp64 NaN has depends on the operation", _any_nan),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver gives against a GPU's stored answers: equal, within the bound, or different and where."""
+"""Compares the results of a driver with a GPU's stored answers: equal, within the bound, or different and where."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def judge(form: Form, stored: Stored | None, words: np.ndarray) -> Verdict:
 def _verdict(
     name: str, stored: Stored | None, given: Answer, sources: tuple[np.ndarray, ...], kind: str
 ) -> tuple[Verdict, Difference | None]:
-    """The verdict, and of one that differs, what is outside the rule's bound: its detail is for the caller to say."""
+    """The verdict. For results that differ, also the rows outside the rule's bound, which the caller describes."""
     if stored is None or stored.source != given.source:
         return Verdict(name, "stale"), None
     difference = differing(stored, given)
@@ -62,7 +62,7 @@ def _verdict(
 def _outside(
     stored: Stored, given: Answer, found: Difference, sources: tuple[np.ndarray, ...], kind: str
 ) -> Difference | None:
-    """What of a difference is outside the rule's bound."""
+    """The rows of a difference that are outside the rule's bound."""
     wrong = RULES[given.rule].wrong
     if wrong is None or stored.words is None:
         return found

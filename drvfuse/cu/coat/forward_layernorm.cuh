@@ -117,7 +117,8 @@ __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Ba
                                                  const Pack<Weight, PACK>& bias, int valid) {
     float most[BATCH];
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);  // fmaxf drops a NaN beside a number
+    // fmaxf ignores a NaN if the other operand is a number
+    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);
     for_each_element(batch, mean, weight, bias, [&](int r, int i, float away, float w, float b) {
         if (ALIGNED || i < valid) most[r] = fmaxf(most[r], fabsf(layer_normalised(away, rstd[r], w, b)));
     });

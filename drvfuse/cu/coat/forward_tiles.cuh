@@ -101,9 +101,9 @@ struct Offset<true> {
 // A lane's part of a tile. With NEAR the whole tile is in shared memory, else none of it.
 template <bool NEAR>
 struct Piece {
-    int local, at, valid;           // its first row in the block, its first column, and the columns from there on
+    int local, at, valid;           // first row in the block, first column, and the number of columns from there on
     int left;                       // rows that exist; 0 if its columns do not
-    i64 row;                        // the first row of them
+    i64 row;                        // the first of these rows in the tensor
     int known;                      // offset of the scales of its first four rows
     typename Offset<NEAR>::type x;  // offset of the next quad to load, in Rows::x or ForwardParams::x
 
@@ -114,7 +114,7 @@ struct Piece {
         local = max(tile.down, 0) * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
         at = rows.first + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
         valid = p.columns - at;
-        const int from = WHOLE || valid > 0 ? at : rows.first;  // exists
+        const int from = WHOLE || valid > 0 ? at : rows.first;  // a column that exists
         row = rows.global(local);
         left = WHOLE ? TR : valid > 0 ? int(min(p.rows - row, i64(TR))) : 0;
         known = rows.known_scales(local, from);
@@ -167,7 +167,7 @@ struct Tiles {
     static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight
     const Rows& rows;
     const int first, strips;
-    Place tile;  // the next
+    Place tile;  // the tile to load next
     Quad quads[AHEAD];
     Pack<Weight, TC> weights, biases;
 

@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, c
 // Quantises this lane's pack, whose first `valid` elements exist. Called by all lanes of a warp; 1 to 8 neighbouring
 // lanes form a group. `scale` gets the bits of the scale to store.
 __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 (&word)[4], u16& scale) {
-    float most = __uint_as_float(0x7fffffff);  // a NaN, which fmaxf drops beside a number
+    float most = __uint_as_float(0x7fffffff);  // a NaN, which fmaxf ignores if the other operand is a number
 #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         if (ALIGNED ? valid > 0 : i < valid) most = fmaxf(most, fabsf(v[i]));

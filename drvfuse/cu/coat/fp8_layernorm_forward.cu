@@ -114,7 +114,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(const LayerNormParams p) {
     __shared__ TeamScratch scratch;
     __shared__ u32 found;                                               // the largest |y| of the block, as bits
-    __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // those of each warp's tile
+    __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // mean and rstd of the rows of each warp's tile
     Team team;
     const float count = float(p.columns);
 
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         const float variance = ptx::divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
         const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
         if (team.member == 0 && team.lane == 0) p.mean[row] = mean, p.rstd[row] = rstd;
-        float best = __uint_as_float(NAN_BITS);  // fmaxf drops a NaN beside a number
+        float best = __uint_as_float(NAN_BITS);  // fmaxf ignores a NaN if the other operand is a number
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int at = team.column(i), valid = p.columns - at;

@@ -119,7 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float* means = rstds + (KNOWN ? count : 0);
     u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));  // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);               // [all segments, chunk_rows]
-    float* guesses = reinterpret_cast<float*>(products);  // or sums of squares, in place of products
+    // with LayerNorm's guess, sums of squares use the place of the products
+    float* guesses = reinterpret_cast<float*>(products);
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
@@ -211,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 float squared[BATCH];
 #pragma unroll
                 for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r, GUESSED ? &squared[r] : nullptr);
-                if constexpr (GUESSED) {  // in any order, since they are only for a guess
+                if constexpr (GUESSED) {  // the order may vary, since the sums are only used for a guess
                     const float sum = sum_lanes(squared);
                     float* of_row = guesses + from.down - first + lane / (32 / BATCH);
                     if (lane % (32 / BATCH) == 0) atomicAdd(of_row, sum);

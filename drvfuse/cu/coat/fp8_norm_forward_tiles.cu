@@ -49,7 +49,7 @@ constexpr bool PAIRED = !(LAYER && AFFINE);       // whether a largest magnitude
 constexpr int WORDS = PAIRED ? 2 : 1;             // words of a sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
 constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, which lie in separate lines
-constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // the same for two blocks
+constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // distance between the words of two blocks
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
@@ -97,7 +97,7 @@ struct Seat {
     int local = warp * WARP_ROWS + lane % WARP_ROWS, turn = lane / WARP_ROWS;
 
     __device__ __forceinline__ explicit Seat(int columns) {
-        segments = (columns + SEGMENT - 1) / SEGMENT, blocks = segments * SPLIT;  // of a strip
+        segments = (columns + SEGMENT - 1) / SEGMENT, blocks = segments * SPLIT;  // number of blocks of a strip
         strip = int(blockIdx.x) / blocks, part = int(blockIdx.x) % blocks;
         segment = part / SPLIT, split = part % SPLIT;
     }
@@ -308,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
 
     // Meeting.
-    const auto meet = [&](u32& largest, u64* of_blocks, int stride) {  // of every block, by the first warp
+    const auto meet = [&](u32& largest, u64* of_blocks, int stride) {  // the first warp reads the words of all blocks
         if (lane == 0) leave_word(of_blocks + blockIdx.x * stride, epoch, largest);
         return !hear_all(largest, of_blocks, int(gridDim.x), stride, 1, epoch, p.scratch);
     };

@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     extern __shared__ __align__(SLOT_ALIGNMENT) u8 dynamic[];
     u8* slots = dynamic;
     float4* weights = reinterpret_cast<float4*>(slots + TEAMS * RING * Ring::slot_bytes(p));
-    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // teams' sums, then strands'
+    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // first the sums of teams, then those of strands
     __shared__ Mbarrier arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 all.load(p, loader);
                 all.keep(weights, loader);
             }
-            __syncthreads();  // also makes the slots' mbarriers visible
+            __syncthreads();  // the barrier also makes the slots' mbarriers visible
         }
         const auto over_rows = [&](int i, int at, float g, float xhat) {
             if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);

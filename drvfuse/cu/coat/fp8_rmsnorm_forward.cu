@@ -47,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     float* rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;  // rstd of the warp's tile
     float* sums = reinterpret_cast<float*>(dynamic) + WARPS * TILE_ROWS;
     u32* products = reinterpret_cast<u32*>(sums + segments * p.chunk_rows);  // both [segments, chunk_rows]
-    float* alone = sums + 2 * segments * p.chunk_rows;                       // of a single block: rstd of all rows
+    // for a grid of a single block: rstd of all rows
+    float* alone = sums + 2 * segments * p.chunk_rows;
     const int count = (p.groups + (int(blockIdx.x) < p.longer)) * BLOCK_ROWS;
     const auto global = [&](int local) {
         return (i64(u32(local) / BLOCK_ROWS) * gridDim.x + blockIdx.x) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
@@ -85,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     float w[PACK];
     int held = -1;
     const Place step{WARPS % segments, WARPS / segments * BATCH};
-    for (int first = 0; first == 0 || first < count; first += p.chunk_rows) {  // once also without rows
+    // runs at least once, even if the block has no rows
+    for (int first = 0; first == 0 || first < count; first += p.chunk_rows) {
         const int end = min(first + p.chunk_rows, count);
         Place place{warp % segments, first + warp / segments * BATCH}, after;
         Batch batch, next;

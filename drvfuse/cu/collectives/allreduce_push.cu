@@ -117,7 +117,7 @@ __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& 
 struct Unit {
     Place at;
     int distance;
-    u32 offset;   // of this thread's pack among the units of that owner, at distance 1
+    u32 offset;   // offset of this thread's pack among the units of that owner, at distance 1
     u32 stride;   // bytes from one distance to the next
     u32 results;  // bytes from the slot of an input to the slot of its result
 };

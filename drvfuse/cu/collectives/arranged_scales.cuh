@@ -13,7 +13,7 @@
 #include "common/quantise.cuh"
 
 struct Arrangement {
-    int rows, groups;  // of all ranks' scales
+    int rows, groups;  // rows and groups of the scales of all ranks
     int itemsize;      // 4 or 1
     int tiles;         // 1: tiles, 0: columns
     // The first row among all rows, and the number of rows, of the rank from which this rank receives, by distance.

@@ -33,7 +33,7 @@
 constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
-constexpr int PACKS = DRVFUSE_PACKS;             // in flight per thread
+constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED
@@ -61,7 +61,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     const Teams teams = teams_of(own);
 #pragma unroll 1
     for (int step = 1; step <= RANKS; ++step) {
-        const int distance = step % RANKS;  // 0, what stays, comes last
+        const int distance = step % RANKS;  // distance 0, the bytes that stay, comes last
         const Team team = {distance > 0 ? teams.moving.number : teams.staying.number,
                            distance > 0 ? teams.moving.count : teams.staying.count};
         const i64 count = distance > 0 ? p.most : own;

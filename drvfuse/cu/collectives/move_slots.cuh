@@ -4,8 +4,8 @@
 #include "collectives/move_copies.cuh"
 #include "sync/keys.cuh"
 
-// `chunk_packs` is the number of packs of a round, a multiple of the block's threads: a block sends one pack per thread at
-// a time.
+// `chunk_packs` is the number of packs of a round, a multiple of the block's threads: each thread of a block sends one
+// pack of a unit.
 struct MovePushParams : MoveParams {
     PushCall push;
     i64 root;     // root of a broadcast

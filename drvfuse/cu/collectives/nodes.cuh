@@ -57,7 +57,7 @@ __device__ __forceinline__ void exchange_begins(const NodeCall& call, u64 epoch)
     if (epoch != 0) ptx::store_relaxed_sys(&call.progress->begun, epoch);
 }
 
-// Called by all threads with the epoch that the kernel has found.
+// Called by all threads with the epoch that the kernel read at its start.
 __device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epoch) {
     if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, epoch);
 }

@@ -4,8 +4,8 @@
 // An exchange may wait without end, and no kernel of drvfuse runs meanwhile. So each rank has words in pinned host memory,
 // which kernels in front of each exchange and behind it write, in replays of a graph too. While the first word of a pair is
 // ahead of the second, the rank is in an exchange.
-//   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the epoch that it leaves to
-//                      `begun`, and the kernel behind the exchange stores the epoch that it finds, the same, to `ended`.
+//   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
+//                      `begun`, and the kernel behind the exchange stores the same epoch, which it reads, to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
 //                      `sending` in front of the exchange, and one to `received` behind it.
 // One rank writes a word, in the order of its stream.

@@ -118,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     load_peers(packs, p, first);  // before start(), as everything behind it waits for the state that it reads
     if (DEPTH == 0) own = load_of(p, own_part, first);
     push.start();
-    const i64 units = ((p.push.rounds > 1 ? p.chunk_packs : p.most_packs) + blockDim.x - 1) / blockDim.x;  // per round
+    // units per round
+    const i64 units = ((p.push.rounds > 1 ? p.chunk_packs : p.most_packs) + blockDim.x - 1) / blockDim.x;
     const i64 behind = i64(DEPTH) * gridDim.x;
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

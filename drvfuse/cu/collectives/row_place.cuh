@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_w
 // A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {
     int distance;
-    u32 offset;  // of the row among the rows of its owner, at distance 1
+    u32 offset;  // offset of the row among the rows of its owner, at distance 1
     u32 stride;  // bytes from one distance to the next, for input rows and normed rows
     u32 normed;
     u32 result, result_stride;

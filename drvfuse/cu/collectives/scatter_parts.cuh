@@ -73,6 +73,6 @@ public:
 private:
     __device__ __forceinline__ bool whole(i64 at) const { return at >= begin_ && at + W <= end_; }
 
-    i64 begin_, end_;  // elements
+    i64 begin_, end_;  // the elements of the part
     i64 first_, packs_;
 };

@@ -18,7 +18,7 @@
 #include "common/reduce.cuh"
 
 template <int Cluster>
-struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // sum, maximum
+struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // a pair is the sum and the maximum of a group
     static_assert(Cluster <= 32, "a lane for each block");
 
     // Called by all threads of the block before reduce_row of the same row, which has `packs` packs per thread. It is a

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short names of the integer types, and a choice of types. No CUDA header is needed.
+// Short names of the integer types, and a type chosen by a condition. No CUDA header is needed.
 #pragma once
 
 using u8 = unsigned char;

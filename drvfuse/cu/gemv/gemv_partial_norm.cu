@@ -161,13 +161,14 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.start();
     if (leads) held = atomicAdd(p.finish_counter, 1u);
     const u32 tag = next_epoch(epoch);
-    pipeline.published.wait(0);  // then the others' words arrive soon; earlier polls would slow down this block's reads
+    // after this wait the other words arrive soon; earlier polls would slow down this block's reads
+    pipeline.published.wait(0);
     trace.lap(TraceRole::sync);
     const float factor = norm.factor(tag, trace);
     trace.need(factor);
     trace.lap(TraceRole::apply_reduce);
     norm.store(factor);
-    if (leads) {  // all words were read
+    if (leads) {  // all words were read, so the epoch may advance
         ptx::store_relaxed_gpu(&p.scratch.state->epoch, tag);
         atomicExch(p.finish_counter, 0u);
     }

@@ -27,11 +27,12 @@ constexpr bool CHUNKED = DRVFUSE_CHUNKED;       // a row has several stages
 constexpr bool WHOLE = DRVFUSE_WHOLE;           // every lane has a pack of the row at each of its places
 constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;   // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
-constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
+constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed are aligned to 4 elements
 enum class Scales { none, tensor, row, group };
-constexpr Scales SCALES = Scales::DRVFUSE_SCALES;          // the weight's scales
-constexpr Scales ACT_SCALES = Scales::DRVFUSE_ACT_SCALES;  // never tensor: one scale is a row's with step 0
-constexpr int ACT_SCALE_GROUP = DRVFUSE_ACT_SCALE_GROUP;   // columns that share a scale of act
+constexpr Scales SCALES = Scales::DRVFUSE_SCALES;  // the form of the weight's scales
+// never `tensor`: one scale for all of act counts as scales of rows with step 0
+constexpr Scales ACT_SCALES = Scales::DRVFUSE_ACT_SCALES;
+constexpr int ACT_SCALE_GROUP = DRVFUSE_ACT_SCALE_GROUP;  // columns that share a scale of act
 constexpr bool BIASED = DRVFUSE_BIASED;
 
 constexpr int W = 16 / sizeof(Weight);  // elements of a pack
@@ -60,7 +61,7 @@ struct GemvParams {
     int columns;      // K
     int n_normed, n_unnormed;
     int rows_share, rows_more;      // a block has rows_share rows, the first rows_more blocks have 1 more
-    int normed_share, normed_more;  // normed rows likewise
+    int normed_share, normed_more;  // the same for normed rows
     int chunks;                     // stages of a row
     int groups;                     // groups of a row
     int early_trigger;

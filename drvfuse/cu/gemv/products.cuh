@@ -6,7 +6,7 @@
 #include "gemv/pipeline.cuh"
 #include "gemv/result.cuh"
 
-constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;      // act in registers
+constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;      // act stays in registers
 constexpr bool AHEAD = !CHUNKED && PACKS * Pack<Act, W>::words <= 8;  // act's next row is loaded during the products
 constexpr int TOGETHER = RESIDENT ? STEP : 2;                         // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;

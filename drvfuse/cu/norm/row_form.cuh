@@ -28,7 +28,8 @@ constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
 constexpr int THREADS = DRVFUSE_THREADS;
-constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;  // maxima are of y; otherwise of x * g, with the sum
+// maxima are taken of y; otherwise of x * g, together with the sum
+constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;
 constexpr int FLOATS = PACKS * W;  // floats of a row in a thread's registers
 // Blocks per multiprocessor that leave each thread 64 registers, or 128 where it holds more than 16 floats.
@@ -62,7 +63,7 @@ struct NormParams {
     int columns;
     float epsilon;
     float weight_offset;
-    float given;  // quantise.cuh
+    float given;  // see quantise.cuh
     int early_trigger;
 };
 

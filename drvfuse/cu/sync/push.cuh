@@ -304,7 +304,7 @@ protected:
 
     __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
-        // All bits of the epoch at the start of the call: since then it has advanced by less than 2^32.
+        // The whole epoch at the start of the call; during the call the epoch advances by less than 2^32.
         const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
         const u64 began = now - u32(u32(now) - epoch_);
         to->peer = peer;
@@ -318,7 +318,7 @@ protected:
     const Call& call_;
     const PushCall& push_;
     Calls<Ranks> calls_;
-    u32 epoch_;  // its low bits
+    u32 epoch_;  // the low bits of the epoch
     u32 half_;
     int round_;
     bool joined_;
@@ -326,7 +326,7 @@ protected:
     bool aborted_;
 };
 
-// The words that are sent for words of an input.
+// Replaces words of an input that equal ABSENT, so that they can be sent.
 template <int N>
 __device__ __forceinline__ void make_sendable(u32 (&word)[N]) {
 #pragma unroll

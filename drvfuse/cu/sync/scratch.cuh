@@ -25,7 +25,7 @@ struct ScratchState {
 struct ScratchReport {
     u32 reason;
     u32 block, peer;     // `block` waited for a word of block `peer`
-    u32 expected, seen;  // epochs
+    u32 expected, seen;  // the awaited epoch, and the epoch that was read last
     u32 unused;
     u64 state;  // the workspace's address
     u32 magic;

@@ -81,7 +81,7 @@ class RunEnd(IntEnum):
     EVENT = 0
     IDLE = 1
     BUDGET = 2
-    MORE = 3  # call again, with `more`
+    MORE = 3  # call the function again, with `more`
 
 
 class Status(IntEnum):
@@ -160,9 +160,9 @@ class MatrixKind(IntEnum):
 class MatrixMethod(IntEnum):
     """The methods by which an H200 computes matrix products."""
 
-    TENSOR = 0  # by steps of the tensor cores
-    FP8 = 1  # likewise on fp16 values, with C added at the end
-    CHAIN = 2  # by fp32 operations of the ordinary cores
+    TENSOR = 0  # computed by steps of the tensor cores
+    FP8 = 1  # the same on fp16 values, with C added at the end
+    CHAIN = 2  # computed by fp32 operations of the ordinary cores
     INTEGER, SATURATED = 3, 4
 
 
@@ -240,8 +240,8 @@ class HeapCall(IntEnum):
 
 
 class Reduce(IntEnum):
-    """How a reduction combines elements. An `Element` and an `Accumulate` are or-ed to it at their shifts. `REDUCES` is
-    or-ed for functions to which 0 means no reduction.
+    """How a reduction combines elements. An `Element` and an `Accumulate` are or-ed to it at their shifts. Functions
+    whose argument is 0 for no reduction get the value or-ed with `REDUCES`.
     """
 
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)

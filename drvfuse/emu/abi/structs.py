@@ -94,7 +94,7 @@ class Warp(Structure):
 @layout(
     "u32 arrived, expected",  # numbers of threads; each warp counts as 32, even an incomplete one
     "u32 threads",  # the real number of threads of the warps that have arrived
-    "u32 kind, count, every",  # the kind of reduction (or B_SYNC), and its values so far
+    "u32 kind, count, every",  # the kind of reduction (or B_SYNC), and the values of the reduction so far
     "u32 plain",  # 1 if no thread arrived without waiting
     "u32 site",  # the site of the last arrival
     "Thread* last",
@@ -325,7 +325,7 @@ class Doubt(Structure):
     "Op* ops",
     "Ref* pools",  # lists of chunks with free entries, one per 1 << POOL_SHIFT bytes of the window
     "u32 strict, off",  # off: the arena is used up, and no access is checked any more
-    "u32 wholes",  # the number of items of block WHOLE made so far
+    "u32 wholes",  # the number of clock items for block WHOLE made so far
     "u32 found_count",
     "u32 random",
     "u32 serial",  # the number of strong writes so far

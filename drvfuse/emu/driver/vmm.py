@@ -68,7 +68,7 @@ def cuMemAddressReserve(proc: Process, size: int, alignment: int, addr: Any, fla
     try:
         return T.CUdeviceptr(proc.memory.reserve(size, max(alignment, GRANULARITY)))
     except WindowError as error:
-        text = f"{size} bytes of addresses were asked for; {error} (DRVFUSE_EMU_WINDOW_GIB)"
+        text = f"{size} bytes of addresses were requested; {error} (DRVFUSE_EMU_WINDOW_GIB)"
         raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text)) from None
 
 

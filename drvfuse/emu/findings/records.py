@@ -106,7 +106,8 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            if found is not None and found.kind is lent.kind and lent.nbytes:  # which piece was meant is uncertain
+            # it is uncertain which piece the instruction meant
+            if found is not None and found.kind is lent.kind and lent.nbytes:
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text
 

@@ -121,7 +121,7 @@ class ProcessMemory:
     def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
         """The failure of an allocation of device memory or, if `device` is None, of pinned memory."""
         where = "pinned host memory" if device is None else f"device {device.index}"
-        text = f"{nbytes} bytes of {where} were asked for; {why}"
+        text = f"{nbytes} bytes of {where} were requested; {why}"
         held = sorted(self._held(device), key=lambda item: -item[0])
         if held:
             largest = ", ".join(f"{size} bytes {made}" for size, made in held[:_LARGEST])

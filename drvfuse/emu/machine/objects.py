@@ -227,7 +227,8 @@ class Function(Object):
     library: Library | None = None
     attributes: dict[int, int] = field(default_factory=dict)  # the attributes that the program has set
     legacy: LegacyLaunch | None = None
-    on_device: dict[int, dict[int, int]] = field(default_factory=dict)  # for a library's kernel: device -> attributes
+    # attributes per device, for the kernel of a library
+    on_device: dict[int, dict[int, int]] = field(default_factory=dict)
 
     @property
     def code(self) -> Any:

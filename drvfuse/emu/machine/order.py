@@ -129,7 +129,7 @@ class Replayer:
         self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
         self._read, self._known = 1, dict[str, int]()
         self._failure: Diverged | None = None
-        self._usual = 0  # usual choices still to come before the next line
+        self._usual = 0  # the number of usual choices that the record has before its next line
         self._line: _Line | None = None
         self._next()
 

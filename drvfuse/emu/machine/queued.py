@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WRONG = {
     "out_of_bounds": "host memory that is not mapped any more",
-    "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
+    "use_after_free": "which was freed, unmapped or mapped again since the call that queued it",
     "no_access": "which no device was given access to (cuMemSetAccess)",
     "read_only": "which every device may only read (cuMemSetAccess)",
 }

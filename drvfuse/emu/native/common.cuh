@@ -7,7 +7,7 @@
 
 #define API extern "C" __device__
 #define FN static __device__
-#define FAR static __device__ __noinline__  // not inlined, which keeps the code small
+#define FAR static __device__ __noinline__  // functions that are not inlined, which keeps the code small
 #define POPC(x) __popc(x)
 #define FFS(x) __ffs(x)
 #define LOOP _Pragma("unroll 1")

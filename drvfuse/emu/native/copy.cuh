@@ -118,7 +118,7 @@ FN u32 copying_in(Launch* l, Block* b, u64 addr) {
     return 0;
 }
 
-// The site, plus one, of a copy to this byte that was issued in a launch and is not made yet; 0 if there is none.
+// The site, plus one, of a pending copy of a launch to this byte; 0 if there is none.
 FAR u32 copying_to(Launch* l, u64 addr) {
     u32 site = 0;
     LOOP for (u32 slot = 0; l->copies && slot < l->high && !site; slot++) {

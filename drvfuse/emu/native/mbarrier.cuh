@@ -331,7 +331,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     return begin_bulk(t, t->block, &c);
 }
 
-// Called when a block has ended: copies of other blocks to its memory that have not been made are a fault.
+// Called when a block has ended: pending copies of other blocks to its memory are a fault.
 FAR void late_bulks(Launch* l, Block* b) {
     Bulk* c;
     LOOP for (u32 k = b->bulks; k; k = c->next) {

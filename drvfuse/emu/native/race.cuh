@@ -143,13 +143,13 @@ struct Who {
     u32 plain;   // 1 for a weak access of a thread that is no operation on an mbarrier
     Ref clock, common;
     u64 addr, now;          // now: the number of events so far
-    u32 size, thread, log;  // log: Entry::size
+    u32 size, thread, log;  // log: the value for Entry::size
 };
 
 // A line with bytes that are not checked (rt_race_polled). Its cell has the bit POLLED and a reference to this
 // structure, or to nothing if no byte of the line is checked.
 struct PolledLine {
-    u32 bytes;  // those that are not checked
+    u32 bytes;  // the bytes that are not checked
     Ref list;   // entries of the other bytes
     u32 pad[6];
 };

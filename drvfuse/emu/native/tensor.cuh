@@ -40,7 +40,7 @@ FN Number number(u32 bits, u32 width, u32 fraction) {
 FN Number number_of(u32 bits, u32 kind) {
     if (kind == MX_F16) return number(bits, 16, 10);
     if (kind == MX_BF16) return number(bits, 16, 7);
-    if (kind == MX_TF32) return number(bits >> 13, 19, 10);  // its low bits are not read
+    if (kind == MX_TF32) return number(bits >> 13, 19, 10);  // the low bits of tf32 are not read
     return number(bits, 32, 23);
 }
 

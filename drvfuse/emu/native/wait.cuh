@@ -21,8 +21,9 @@ FAR void look_up(Block* b, Thread* t) {
         }
 }
 
-// Whether a thread at an access that it has made before has no reason to make it again. If only a word that it polls by
-// another access has changed, it may poll CREDIT times, so that its loop reaches that access.
+// Whether a thread that comes back to an access that it has made before has no reason to repeat it, as the polled word
+// has not changed. If another word that the thread polls has changed, the thread may poll CREDIT times, so that its
+// loop reaches the access of that word.
 FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     u32 state = t->polls;
     if (!(state & POLL_KNOWN)) return 0;

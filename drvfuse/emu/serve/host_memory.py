@@ -47,7 +47,7 @@ class HostMemory:
         pages.keep_free(base, nbytes)
         self._base, self._end = base, base + nbytes
         self._layout = weakref.WeakMethod(layout)  # weak, as it is a method of the owner of this object
-        self._registered: dict[int, _Registration] = {}  # by address
+        self._registered: dict[int, _Registration] = {}  # registered memory by its address
         self._pinned: dict[int, int] = {}  # address -> bytes
         self._images: dict[int, Any] = {}  # link -> its image
         self._local = _Local()

@@ -75,7 +75,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 _FIXED = 0x10
 _NORESERVE = 0x4000
 _FIXED_NOREPLACE = 0x100000
-_PUNCH_HOLE = 0x02 | 0x01  # with KEEP_SIZE
+_PUNCH_HOLE = 0x02 | 0x01  # the flags FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE
 _NO_ACCESS = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -118,7 +118,7 @@ def keep_free_again(address: int, nbytes: int) -> None:
 
 
 def give_up(address: int, nbytes: int) -> None:
-    """Release a range of `keep_free`, with all that is mapped in it."""
+    """Release a range of `keep_free`, with everything that is mapped in it."""
     _libc.munmap(address, nbytes)
 
 

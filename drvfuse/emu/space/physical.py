@@ -61,11 +61,11 @@ class PhysicalMemory:
         self._drop(physical)
 
     def _areas(self, address: int) -> tuple[int, ...]:
-        """Where data, shadow and cells of an address lie."""
+        """The addresses of the data, the shadow and the cells that belong to an address."""
         return (address, address + abi.SHADOW_OFFSET, pages.cell_address(address))[: len(self.files)]
 
     def _parts(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]:
-        """(file, offset, bytes) in each file of a range of the data."""
+        """For a range of the data: (file, offset, bytes) of its part in each of the files."""
         cells = offset >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
         ranges = ((offset, nbytes), (offset, nbytes), cells)[: len(self.files)]
         return [(file, *part) for file, part in zip(self.files, ranges, strict=True)]

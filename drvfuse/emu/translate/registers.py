@@ -62,7 +62,7 @@ class Registers:
         self.slots = self.frame_bytes = sizeof(structs.Thread)
         self.frame_place: dict[int, int] = {}
         self.in_frame = 0  # bits of the registers whose value is in their place in the frame
-        self.only_in_frame = 0  # bits of those of them whose stack slot is out of date
+        self.only_in_frame = 0  # bits of those of these registers whose stack slot is out of date
 
     # Text -----------------------------------------------------------------------------------------------------------
     def op(self, text: str) -> str:

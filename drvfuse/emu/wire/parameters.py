@@ -116,7 +116,7 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
     elif kind is ctypes.c_double and isinstance(value, ctypes.c_float):
         value = value.value
     if not isinstance(value, kind):
-        made = kind(value)  # it has 16 bytes of its own, whatever its type
+        made = kind(value)  # the pointer has 16 bytes of its own, whatever its type
         return ctypes.addressof(made), made
     return _padded(value)
 
@@ -138,7 +138,7 @@ def _structure(value: Any) -> tuple[int, Any]:
         if ctypes.sizeof(value) >= _SLOT:
             return ctypes.addressof(value), value
         return _padded(value)
-    if isinstance(value, int) and hasattr(type(value), "__members__"):  # a member of an enum
+    if isinstance(value, int) and hasattr(type(value), "__members__"):  # the type is an enum
         made = ctypes.c_int64(value)
         return ctypes.addressof(made), made
     raise TypeError(

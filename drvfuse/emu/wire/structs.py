@@ -82,7 +82,8 @@ CUDA_MEMCPY2D = _copy("CUDA_MEMCPY2D", _END_2D, *_EXTENT[:2])
 CUDA_MEMCPY3D = _copy("CUDA_MEMCPY3D", _END_3D, *_EXTENT)
 CUDA_MEMCPY3D_PEER = _copy("CUDA_MEMCPY3D_PEER", _END_3D, *_EXTENT)
 _Pointer = _struct("Pointer", ("ptr", _u64), ("rowLength", _size), ("layerHeight", _size), ("locHint", CUmemLocation))
-_Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))  # an array operand is as large
+# an array operand has the same size
+_Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))
 _Extent = _struct("Extent", ("width", _size), ("height", _size), ("depth", _size))
 CUDA_MEMCPY3D_BATCH_OP = _struct(
     "CUDA_MEMCPY3D_BATCH_OP",

@@ -72,7 +72,7 @@ def explain(log: str, expression: str) -> str:
     """
     shown = []
     for error in _ERROR.finditer(log):
-        text, _, _ = error["text"].rpartition("\n")  # without the source line
+        text, _, _ = error["text"].rpartition("\n")  # the text without the source line
         before = error["mark"][2:-1] if error["line"] == "1" else " " * len(expression)
         if error["file"] != "epilogue":
             before = ""

@@ -52,7 +52,7 @@ class PlanCache:
         return found
 
     def clear(self) -> None:
-        """Drop all plans; later calls make them anew."""
+        """Drop all plans; later calls make new ones."""
         with self._lock:
             self._plans.clear()
 

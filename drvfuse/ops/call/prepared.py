@@ -186,7 +186,7 @@ class Prepared(Generic[R]):
         self._streams, self._parameters = streams, parameters
         self._positions = range(len(self._reads))
         self._routes: dict[tuple[int, Stream], Route] = {}
-        self._usual: list[Route] = []  # on the streams of `prepare`
+        self._usual: list[Route] = []  # routes on the streams of `prepare`
         first = self._reads[0][0]
         barriers, waits, adapts = 0, False, False
         if ready:

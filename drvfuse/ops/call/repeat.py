@@ -85,7 +85,7 @@ class Layout(NamedTuple):
                     return None
                 key += kind, value
             elif kind is float:
-                key += value, math.copysign(1, value)  # as 0.0 equals -0.0
+                key += value, math.copysign(1, value)  # 0.0 and -0.0 are equal, but are different arguments
             elif kind is Group:
                 owner = value
                 key.append(kind)
@@ -95,7 +95,7 @@ class Layout(NamedTuple):
                 return None
         if not arrays:
             return None
-        if len(blocks) < len(arrays):  # some share an allocation
+        if len(blocks) < len(arrays):  # some of the arrays share an allocation
             key.append(tuple(map(arrays.index, arrays)))
             key.append(_overlaps(arrays))
         return cls(owner or arrays[0].device, tuple(key), arrays)

@@ -89,7 +89,7 @@ class Workspace:
         """Order work queued on `stream` from now on after the work of an earlier stream with the same handle."""
         earlier, self.user = self.user, stream
         if earlier is None:
-            stream.follow(self.array.stream)  # where its memory was cleared
+            stream.follow(self.array.stream)  # the stream on which the workspace was cleared
         elif earlier is not stream and stream.capture_id() is None:
             event = earlier.last_event() if earlier.closed else stream.device.marks.get(stream.handle)
             if event is not None:
@@ -168,7 +168,8 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
                 "the op needs scratch that a capture cannot allocate: before the capture, call it once on this stream "
                 f"with arrays of these shapes{or_else}"
             )
-        home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
+        # a foreign stream may be destroyed before the memory is freed
+        home = device.stream if stream.foreign else stream
         space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)
         mine = [other for other in spaces if other[1] == kind]
         if len(mine) >= _STREAMS:

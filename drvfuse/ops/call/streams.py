@@ -22,7 +22,7 @@ Streams = StreamArgument | Sequence[StreamLike]
 
 def _current(operand: Operand, argument: str) -> Stream:
     if operand.producer is None:
-        raise ArgumentError(argument, '"current"', f"explicit: {operand.name} does not say its stream")
+        raise ArgumentError(argument, '"current"', f"explicit: {operand.name} does not name its stream")
     return operand.producer
 
 

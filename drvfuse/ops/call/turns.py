@@ -100,7 +100,7 @@ class GroupTurns:
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         order = self._ranks[position].order
-        if order.last is not stream or stream.foreign:  # else the order has this stream already
+        if order.last is not stream or stream.foreign:  # otherwise the order has this stream already
             order.launched(stream, event, capture)
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:

@@ -205,7 +205,8 @@ class MoveCall:
         """The launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        tables = () if group.link is None else tuple(part.table for part in self.parts)  # else those of `work`
+        # on one node the tables are those of `work`
+        tables = () if group.link is None else tuple(part.table for part in self.parts)
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
         for field, part in zip(("rows", "scales"), self.parts, strict=False):

@@ -73,8 +73,9 @@ class PartialSums:
         return [Kernels(ready)] if ready else [], ready
 
     def stages(self, chunk: ScatterChunk, inputs: Sequence[int]) -> tuple[list[Stage], list[Ready]]:
-        """The stages of a chunk up to and with the exchange, and their launches; `inputs` are addresses of whole
-        tensors."""
+        """The stages of a chunk, the last of which is the exchange, and their launches; `inputs` are addresses of whole
+        tensors.
+        """
         group, ranks = self.options.group, NodeRanks(self.options.group.layout.of)
         found: list[Stage] = []
         every: list[Ready] = []

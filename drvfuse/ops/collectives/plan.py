@@ -70,7 +70,8 @@ def push(
     the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
-    by_block = kernel.op != "allreduce" and shape.threads > 256  # as the kernels instantiate `Push`
+    # the same condition decides how the kernels instantiate `Push`
+    by_block = kernel.op != "allreduce" and shape.threads > 256
 
     def grid(multiprocessors: int) -> Grid:
         count = shape.blocks(multiprocessors * resident)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of structures and numbers: what Python and what NVRTC make of it agree member by member. A kernel tells
-C++'s side.
+"""The structures and numbers shared by Python and C++ have the same values for both. A kernel computes the values of
+C++.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def test_two_dimensional_copies_and_fills_honour_the_pitches(cudart, rng):
     x, y = rng.integers(0, 255, (5, 40), np.uint8), np.zeros((5, 48), np.uint8)
     at, pitch = ok(cudart.cudaMallocPitch(40, 5))
     ok(cudart.cudaMemcpy2D(at, pitch, x, 40, 40, 5, K.cudaMemcpyHostToDevice))
-    ok(cudart.cudaMemset2D(at + 2 * pitch + 7, pitch, 0x1AB, 3, 2))  # its low byte
+    ok(cudart.cudaMemset2D(at + 2 * pitch + 7, pitch, 0x1AB, 3, 2))  # the fill uses only the low byte of the value
     ok(cudart.cudaMemcpy2D(y, 48, at, pitch, 40, 5, K.cudaMemcpyDeviceToHost))
     x[2:4, 7:10] = 0xAB
     assert (y[:, :40] == x).all() and not y[:, 40:].any()

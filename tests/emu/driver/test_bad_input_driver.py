@@ -89,7 +89,7 @@ def test_a_cubin_is_refused_by_its_name(machine: Machine, cuda: Any, arch: str) 
         message = only(machine, "unsupported").message
         assert f"a cubin (ELF) for {arch};" in message and f"compile to PTX instead (compute_{arch[3:]}," in message
     assert code(cuda.cuLibraryLoadData(image, [], [], 0, [], [], 0)) == R.CUDA_ERROR_NOT_SUPPORTED
-    assert only(machine, "unsupported").message == message  # reported once
+    assert only(machine, "unsupported").message == message  # a second load adds no report
 
 
 def test_a_fat_binary_without_ptx_is_refused_by_its_name(machine: Machine, cuda: Any) -> None:
@@ -193,7 +193,7 @@ def test_an_out_of_memory_report_names_the_largest_holders(small: Machine) -> No
     assert [(r.kind, r.device) for r in reports] == [("out_of_memory", 0)] * 3
     for report, asked in zip(reports, (28 * MIB, 28 * MIB, 1 << 60), strict=True):
         assert report.message == (
-            f"{asked} bytes of device 0 were asked for; {27 * MIB} of {64 * MIB} bytes are left; {37 * MIB} bytes are "
+            f"{asked} bytes of device 0 were requested; {27 * MIB} of {64 * MIB} bytes are left; {37 * MIB} bytes are "
             f"held in 5 pieces, the largest: {20 * MIB} bytes at 0x{int(pointers[1]):x} of cuMemAlloc, {8 * MIB} bytes "
             f"at 0x{int(pointers[3]):x} of cuMemAlloc, {5 * MIB} bytes at 0x{int(pooled):x} of a pool"
         )
@@ -222,9 +222,9 @@ def test_physical_memory_and_addresses_can_run_out(small: Machine) -> None:
         small.reports[-1].device == 1 and f"the largest: {40 * MIB} bytes of cuMemCreate" in small.reports[-1].message
     )
     assert code(cuda.cuMemAddressReserve(1 << 50, 0, 0, 0)) == R.CUDA_ERROR_OUT_OF_MEMORY
-    assert "bytes of addresses were asked for" in small.reports[-1].message
+    assert "bytes of addresses were requested" in small.reports[-1].message
     assert code(cuda.cuMemHostAlloc(1 << 50, 0)) == R.CUDA_ERROR_OUT_OF_MEMORY
-    assert "of pinned host memory were asked for" in small.reports[-1].message
+    assert "of pinned host memory were requested" in small.reports[-1].message
     assert [r.kind for r in small.reports] == ["out_of_memory"] * 3
 
 
@@ -347,7 +347,7 @@ def test_a_spin_that_no_store_ends_is_a_deadlock(machine: Machine, cuda: Any) ->
 
 def test_an_error_of_the_runtime_carries_the_report(small: Machine) -> None:
     device = df.device(0, driver=small)
-    with pytest.raises(DriverError, match=r"OUT_OF_MEMORY[\s\S]*out_of_memory: \d+ bytes of device 0 were asked for"):
+    with pytest.raises(DriverError, match=r"OUT_OF_MEMORY[\s\S]*out_of_memory: \d+ bytes of device 0 were requested"):
         device.empty((256 * MIB,), "uint8")
     array = device.zeros((64,), "uint8")
     with (

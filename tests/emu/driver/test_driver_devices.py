@@ -287,7 +287,7 @@ def test_the_legacy_stream_waits_for_blocking_streams_only(cuda: Any) -> None:
 
 
 def test_other_threads_can_queue_work_while_one_waits(cuda: Any) -> None:
-    """One thread waits for an event that follows a host function queued by another thread."""
+    """One thread waits for an event; another thread queues the host function that completes it."""
     primary(cuda)
     reached = threading.Event()
     call = CALLBACK(lambda _: reached.wait(5))

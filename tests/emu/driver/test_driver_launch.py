@@ -949,7 +949,7 @@ def test_an_interrupted_wait_ends_its_kernel_and_a_new_context_goes_on(machine: 
     f, count = function(cuda, BUSY, "busy"), _zeros(cuda, 1)
     ok(cuda.cuLaunchKernel(f, 1, 1, 1, 64, 1, 1, 0, 0, ((count, 1 << 40), (None, ctypes.c_long)), 0))
     timer = threading.Timer(0.06, signal.raise_signal, [signal.SIGINT])
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT may be ignored, as under nohup
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT is ignored if the tests run under nohup
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):

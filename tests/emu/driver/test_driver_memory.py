@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the emulated driver: allocation, copies, fills, pointers, pools, VMM, and who may reach what."""
+"""Memory of the emulated driver: allocation, copies, fills, pointers, pools, VMM, and which device may access which
+memory.
+"""
 
 from __future__ import annotations
 
@@ -473,7 +475,7 @@ def test_copies_and_fills_need_the_access_of_the_current_context(
         lambda: cuda.cuMemcpyDtoD(theirs, ours, 64),
         lambda: cuda.cuMemcpyDtoH(out, theirs, 64),
         lambda: cuda.cuMemcpyHtoDAsync(theirs, data, 64, stream),
-        lambda: cuda.cuMemcpyDtoDAsync(ours, theirs, 64, stream_there),  # the device of the stream does not matter
+        lambda: cuda.cuMemcpyDtoDAsync(ours, theirs, 64, stream_there),  # the stream's device does not matter
     ):
         assert code(call()) == wanted[copied]
         assert copied or (machine.refusal.kind, machine.refusal.device) == ("no_access", 0)

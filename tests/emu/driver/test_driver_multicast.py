@@ -194,7 +194,7 @@ def test_threads_that_all_wait_are_a_deadlock_of_each(cuda: Any, machine: Machin
     thread = threading.Thread(target=lambda: results.append(CALLS["cuMemMap"](cuda, handle, memory, at)))
     thread.start()
     results.append(CALLS["cuMulticastBindMem"](cuda, handle, memory, at))
-    with machine.threads.waiting():  # like a thread that waits in the driver
+    with machine.threads.waiting():  # makes no calls meanwhile, as a thread inside the driver
         thread.join()
     assert {code(r) for r in results} == {R.CUDA_ERROR_TIMEOUT}
     assert {r.kind for r in machine.reports} == {"deadlock"}

@@ -13,7 +13,8 @@ from drvfuse.emu import Machine
 from drvfuse.emu import driver as emulated
 from drvfuse.emu.driver import ENTRIES
 
-# They return (CUresult, value); some releases of the bindings document the CUresult only, or each one separately.
+# These functions return (CUresult, value); some releases of the bindings document only the CUresult, or document both
+# results separately.
 HALF_DOCUMENTED = ("cuMemPoolGetAccess", "cuMemPoolGetAttribute", "cuGetExportTable")
 
 

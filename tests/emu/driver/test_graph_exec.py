@@ -219,7 +219,7 @@ def test_freed_host_memory_is_found_before_a_graph_launch(cuda: Any) -> None:
     g.run(executable)
     del words
     memory.close()
-    if type(cuda).__name__ == "EmulatedDriver":  # for memory of a client, the copy is requested when the node runs
+    if type(cuda).__name__ == "EmulatedDriver":  # the memory of a client is requested when the node runs
         assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_VALUE
         assert "not mapped any more" in _why(cuda)
 

@@ -48,7 +48,8 @@ def test_a_kernel_node_accepts_a_parameter_buffer_and_a_library_kernel(cuda: Any
     extra = (ctypes.c_uint64 * 5)(1, ctypes.addressof(block), 2, ctypes.addressof(size), 0)
     p = g.kernel(g.add, 0)
     p.extra = ctypes.addressof(extra)
-    assert code(cuda.cuGraphAddKernelNode(g.graph, None, 0, p)) == R.CUDA_ERROR_INVALID_VALUE  # in both forms
+    # the call is refused in both forms
+    assert code(cuda.cuGraphAddKernelNode(g.graph, None, 0, p)) == R.CUDA_ERROR_INVALID_VALUE
     p.kernelParams = 0
     first = ok(cuda.cuGraphAddKernelNode(g.graph, None, 0, p))
     from graph_helpers import PTX
@@ -221,7 +222,7 @@ def _operation(kind: str, address: Any, value: int) -> Any:
     member = p.waitValue if kind == "WAIT" else p.writeValue
     member.address, member.value = address, T.cuuint32_t(value)
     if kind == "WAIT":
-        member.flags = 1  # EQ
+        member.flags = 1  # 3 is not a condition such as EQ
     return p
 
 
@@ -284,7 +285,7 @@ def test_every_kind_of_node_can_be_added_by_one_structure(cuda: Any) -> None:
     assert (result == 16).all() and ok(cuda.cuGraphMemsetNodeGetParams(nodes[0])).value == 7
     ok(cuda.cuGraphNodeSetParams(nodes[0], set_))
     assert ok(cuda.cuGraphMemsetNodeGetParams(nodes[0])).value == 11
-    assert code(cuda.cuGraphNodeSetParams(nodes[1], set_)) == R.CUDA_ERROR_INVALID_VALUE  # another kind
+    assert code(cuda.cuGraphNodeSetParams(nodes[1], set_)) == R.CUDA_ERROR_INVALID_VALUE  # the node is of another kind
     child = T.CUgraphNodeParams()
     child.type, child.graph.graph = N.CU_GRAPH_NODE_TYPE_GRAPH, ok(cuda.cuGraphClone(g.graph))
     ok(_any(cuda, g.graph, child, nodes[-1]))

@@ -25,7 +25,9 @@ def _edge(from_port: int = 0, to_port: int = 0, kind: int = 0) -> Any:
 
 
 def _random_dag(g: Graphs, rng: np.random.Generator, count: int) -> tuple[list[Any], list[tuple[int, int]], list[int]]:
-    """Nodes that were added in one order and have to run in another; the edges, and the order."""
+    """A random acyclic graph, whose nodes are added in another order than they must run in: its edges and that
+    order.
+    """
     order = [int(i) for i in rng.permutation(count)]
     nodes = [g.launch(g.add if i % 3 else g.scale, 2 * i + 1) for i in range(count)]
     edges = [(a, b) for a, b in zip(order[:-1], order[1:], strict=True)]
@@ -127,7 +129,7 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
         g.connect(b, a, _edge(kind=1)),  # needs a port
         g.connect(b, a, _edge(from_port=3, kind=1)),
         g.connect(b, a, _edge(to_port=1)),
-        g.connect(a, empty, _edge(from_port=1, kind=1)),  # not a kernel node
+        g.connect(a, empty, _edge(from_port=1, kind=1)),  # the end of the edge is not a kernel node
         g.connect(b, a, remove=True),  # there is no such edge
         g.connect(a, b, _edge(from_port=1, kind=1), remove=True),  # the edge has other data
         cuda.cuGraphAddEmptyNode(g.graph, [a, a], 2),

@@ -113,7 +113,8 @@ def test_what_cannot_be_linked_is_refused(cuda: Any) -> None:
     assert code(cuda.cuLinkComplete(state)) == R.CUDA_ERROR_INVALID_IMAGE
     for kind in (IN.CU_JIT_INPUT_CUBIN, IN.CU_JIT_INPUT_OBJECT, IN.CU_JIT_INPUT_LIBRARY, IN.CU_JIT_INPUT_NVVM):
         assert _add(cuda, state, b"\x7fELF" + bytes(60), kind=kind) == R.CUDA_ERROR_NOT_SUPPORTED
-    assert _add(cuda, state, HEAD + b".visible .entry k() { what; }") == 0  # undefined symbols are known at the end
+    # undefined symbols are reported when the link is completed
+    assert _add(cuda, state, HEAD + b".visible .entry k() { what; }") == 0
     assert code(cuda.cuLinkComplete(state)) == R.CUDA_ERROR_INVALID_PTX
     state = ok(cuda.cuLinkCreate(0, [], []))
     assert _add(cuda, state, HEAD + b".visible .entry k( {") == R.CUDA_ERROR_INVALID_PTX

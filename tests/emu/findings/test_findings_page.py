@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/findings.md has a section for each kind of report, with an example that shows one of that kind.
+"""docs/findings.md has a section for each kind of report, with an example that leads to a report of that kind.
 
-That the examples print what the page shows is tested with the other pages (`tests/test_readme.py`).
+`tests/test_readme.py` checks that the examples print what the page shows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def kinds() -> Iterator[str]:
 
 def test_each_kind_of_report_has_a_section() -> None:
     assert set(kinds()) <= set(sections())
-    assert set(sections()) <= {*kinds(), "deadlock"}  # `standstill` has its kind as an argument
+    assert set(sections()) <= {*kinds(), "deadlock"}  # `standstill` reports deadlocks, but gets the kind as an argument
 
 
 def test_each_section_shows_a_report_of_its_kind() -> None:

@@ -149,7 +149,7 @@ def test_a_vote_with_absent_lanes_in_its_mask_is_reported_once(
     (report,) = bench.run(name, threads, blocks=3)
     assert (report.kind, report.line) == ("absent_lane", line(name))
     assert f"names {lanes}: only the lanes that are there are counted" in report.message
-    assert bench.run(name, threads) == []  # the same place
+    assert bench.run(name, threads) == []  # a second report of the same place is not made
 
 
 @pytest.mark.parametrize("bench", [False, True, "strict"], indirect=True)
@@ -163,7 +163,7 @@ def test_a_barrier_that_exited_lanes_never_reach_is_reported_in_strict(bench: Be
     assert report.message == (
         "8 of the 32 lanes of this warp are at the barrier; lanes 8 to 31 have exited and will never reach it"
     )
-    assert bench.run("barrier", 36) == []  # the block has no other lanes
+    assert bench.run("barrier", 36) == []  # the block has no lanes beyond 36
 
 
 @pytest.mark.parametrize("lines", [True, False])

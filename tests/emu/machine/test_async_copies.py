@@ -39,7 +39,7 @@ def data(rng: np.random.Generator, nbytes: int) -> np.ndarray:
 
 
 def copied(rig: Rig, copy: str, source: np.ndarray, nbytes: int = 64, **options: Any) -> np.ndarray:
-    """The shared memory of one thread, 0xEE before, after a copy and the wait for it."""
+    """The shared memory of one thread, first 0xEE everywhere, after a copy and the wait for it."""
     body = f"""{TOP}
 KERNEL k(const unsigned char* in, unsigned char* out, u32 n, u32 p) {{
     __shared__ alignas(16) unsigned char s[{nbytes}];
@@ -136,8 +136,8 @@ GROUPS = {  # the copies, of 0 to 5, that are complete after the wait
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(3)": 0,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(7)": 0,
     "COPY(0) COPY(1) COMMIT COPY(2) COMMIT WAIT(1)": 2,
-    "COPY(0) COMMIT COMMIT WAIT(1)": 1,  # the second group is empty
-    "COPY(0) COMMIT COPY(1) WAIT(0)": 1,  # the open group is not waited for
+    "COPY(0) COMMIT COMMIT WAIT(1)": 1,  # the second group is empty, so the first is complete
+    "COPY(0) COMMIT COPY(1) WAIT(0)": 1,  # the wait does not cover the group that is still open
     "COPY(0) COMMIT COPY(1) WAIT_ALL": 2,
     "COPY(0) COMMIT COPY(1) COMMIT WAIT(1) COPY(2) COMMIT WAIT(1)": 2,
     "COPY(0) WAIT_ALL COPY(1) COMMIT COPY(2) COMMIT WAIT(1)": 2,
@@ -205,7 +205,7 @@ KERNEL k(const u32* in, u32* out) {
         kept = []
         for _ in range(3):
             rig.run(body, in_, out, block=64)
-            kept.append(rig.engine.copies[:4].tobytes())  # entries that were ever used
+            kept.append(rig.engine.copies[:4].tobytes())  # the entries of the copies that were ever used
         late = rig.read(out, np.uint32, 32) == 7
         assert late.all() if seed == 0 else late.any() and not late.all()
         assert np.array_equal(rig.read(out, np.uint32, 32)[~late], source[32:][~late])

@@ -76,8 +76,8 @@ GROUPS = {  # the copies, of 0 to 2, that are complete after the last wait
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(0)": 3,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(3)": 0,
     "COPY(0) COPY(1) COMMIT COPY(2) COMMIT WAIT(1)": 2,
-    "COPY(0) COMMIT COMMIT WAIT(1)": 1,  # the second group is empty
-    "COPY(0) COMMIT COPY(1) WAIT(0)": 1,  # the open group is not waited for
+    "COPY(0) COMMIT COMMIT WAIT(1)": 1,  # the second group is empty, so the first is complete
+    "COPY(0) COMMIT COPY(1) WAIT(0)": 1,  # the wait does not cover the group that is still open
     "COPY(0) COMMIT COPY(1) COMMIT WAIT_READ(0)": 0,
     "COPY(0) COMMIT WAIT_READ(0) COPY(1) COMMIT WAIT_READ(0) WAIT(1)": 1,
     "COPY(0) COMMIT WAIT(1) COPY(1) COMMIT WAIT(1) COPY(2) COMMIT WAIT(1)": 2,
@@ -266,7 +266,7 @@ def test_blocks_that_take_turns_write_every_word(rng: np.random.Generator, wait:
             y = rig.empty(source.nbytes)
             rig.run(EACH.replace("%s", wait), rig.array(source), y, grid=9, block=64, resident=2)
             assert np.array_equal(rig.read(y, np.uint32, source.size), source)
-            kept.append(rig.engine.copies[:4].tobytes())  # entries that were ever used
+            kept.append(rig.engine.copies[:4].tobytes())  # the entries of the copies that were ever used
         assert kept[0] == kept[1] == kept[2], "copies that nobody waited for are dropped"
         rig.close()
 

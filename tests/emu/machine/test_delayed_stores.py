@@ -53,9 +53,9 @@ def _run(
     delay: bool = True,
     race: bool = False,
 ) -> list[int]:
-    """The array of zeroes that kernel `k` was given, after it has run: on each device, one behind the other.
+    """The array of zeros that kernel `k` was given, after launches on all devices, one after another.
 
-    With `race` the number of reports is behind it, else there must be none.
+    With `race`, returns the array and the number of reports; otherwise there must be no report.
     """
     with Machine(devices=devices, seed=seed, delay_stores=delay, race=race) as machine:
         cuda = machine.driver
@@ -199,12 +199,12 @@ def test_named_and_warp_barriers_order_their_participants_only() -> None:
     assert _outcomes(OTHERS % named, 129, block=64, words=256) == {(64,)}
     warp = OTHERS.replace("i < 64", "i < 32")
     assert _outcomes(warp % "__syncwarp();", 129, block=64, words=256) == {(32,)}
-    shuffle = "m[t + 64] = __shfl_sync(~0u, t, 0);"  # orders nothing
+    shuffle = "m[t + 64] = __shfl_sync(~0u, t, 0);"  # a shuffle orders no memory accesses
     assert {n for (n,) in _outcomes(warp % shuffle, 129, block=64, words=256)} - {32}
 
 
 def test_a_release_is_cumulative_over_blocks_threads_and_scopes() -> None:
-    """Data of a thread that another thread acquired and passes on, at the same scope or a wider one."""
+    """A thread acquires data of another thread and passes it on, at the same scope or a wider one."""
     inside = """
     KERNEL k(u32* m) {
         u32 t = threadIdx.x;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of fault is found at its line, with the thread and the memory it concerns."""
+"""The report of each kind of fault names its source line, its thread and the memory concerned."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_read_of_uninitialised_shared_memory_is_a_fault(rig):
         __syncthreads();
         out[threadIdx.x] = s[threadIdx.x]; // here
     }"""
-    for _ in range(2):  # also in memory that an earlier block has used
+    for _ in range(2):  # the second run uses memory that a block of the first has used
         fault = fault_of(rig, rig.launch(source, rig.empty(128)), source, "uninitialised")
         assert fault.thread == (5, 0, 0)
 
@@ -310,8 +310,7 @@ def test_a_fault_inside_an_inlined_function_names_the_call(rig):
     assert f"called at test.cu:{line_of(source, 'call')}" in launch.fault.message
 
 
-# Memory that the report of a wild access names
-# -------------------------------------------------------------------------------
+# Memory that the report of an access out of bounds names --------------------------------------------------------------
 
 STORE = """
 KERNEL k(int* out, u64 at) {

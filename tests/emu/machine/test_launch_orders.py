@@ -18,7 +18,9 @@ STREAMS, EACH = 3, 3
 
 
 def _log(seed: int, chained: bool = False) -> tuple[int, ...]:
-    """The order in which kernels of several streams ran. With `chained`, each stream waits for the previous one."""
+    """`most` is a bound in KiB. A warp leaves one entry of 32 bytes for each 16 bytes that it reads; an atomic leaves
+    two.
+    """
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

@@ -15,7 +15,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu.findings.faults import Fault
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
-# `row` is the address of 16 bytes for each lane in the shared memory of 512 bytes, which is written where `fills` is.
+# `row` is the address of a lane's 16 bytes in 512 bytes of shared memory. A test that needs their contents adds FILL.
 ENTRY = """.visible .entry k(.param .u64 out) {
 .reg .b64 %to; .reg .b32 %lane, %row, %base, %r<8>; .reg .pred %p; .shared .align 16 .b8 rows[512];
 ld.param.u64 %to, [out]; mov.u32 %lane, %laneid; mad.wide.u32 %to, %lane, 16, %to;

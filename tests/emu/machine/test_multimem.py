@@ -195,7 +195,7 @@ asm volatile("multimem.ld_reduce.weak.global.add.f32 %0, [%1];" : "=f"(v) : "l"(
 
 
 def _sums(seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(the members' words, what each of 3 ranks makes of them)."""
+    """The words of the members, and the sums that each of 3 ranks reads."""
     data = np.array([[1e8] * 64, [1.0] * 64, [-1e8] * 64], np.float32)
     with Machine(devices=3, seed=seed) as machine:
         cuda = machine.driver
@@ -410,7 +410,7 @@ def test_an_access_before_every_member_is_bound_is_found(machine: Machine, cuda:
 def test_a_bind_before_all_devices_are_added_is_found(machine: Machine, cuda: Any) -> None:
     machine.threads.others = lambda: False  # type: ignore[method-assign]
     handle = ok(cuda.cuMulticastCreate(object_prop(2)))
-    for device in range(2):  # the loop that deadlocks in its first iteration
+    for device in range(2):  # the case "loop" deadlocks in its first iteration
         ok(cuda.cuMulticastAddDevice(handle, device))
         memory = ok(cuda.cuMemCreate(PIECE, memory_prop(device), 0))
         result = cuda.cuMulticastBindMem(handle, 0, memory, 0, PIECE, 0)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes on one machine: what each has for itself, whose an address is, and how one dies."""
+"""Several processes on one machine: the state of each process, the owner of an address, and the end of a process."""
 
 from __future__ import annotations
 

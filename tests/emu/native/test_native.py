@@ -91,7 +91,8 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
     text = tmp_path / "k.ptx"
     text.write_text(ptx(SOURCE))
     loader.runtime()
-    for entry in Path(config.get("cache_dir"), "kernels").glob("runtime.*"):  # the runtime takes long to build
+    # the runtime takes long to build, so the new cache gets a copy
+    for entry in Path(config.get("cache_dir"), "kernels").glob("runtime.*"):
         shutil.copytree(entry, tmp_path / "cache/kernels" / entry.name)
     with config.override(cache_dir=str(tmp_path / "cache")):
         environment = {"DRVFUSE_CACHE_DIR": config.get("cache_dir"), "PATH": ""}
@@ -132,7 +133,9 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
 
 
 def test_threads_that_start_at_once_load_one_runtime():
-    """A separate process is needed, as a process loads the runtime once. Of two runtimes the later one would win."""
+    """The threads start in a process of its own, as a process loads the runtime once. With two runtimes the later one
+    would win.
+    """
     program = """
 import threading, time
 from drvfuse.emu.native import loader

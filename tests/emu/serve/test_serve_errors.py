@@ -87,7 +87,7 @@ def _connected(address: str, peer: Any) -> socket.socket:
 
 
 def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch):
-    """A thread that exists and is not started yet cannot be joined."""
+    """Thread.join raises for a thread that has been created but has not started yet."""
     start, join = threading.Thread.start, threading.Thread.join
     begins, closing = threading.Event(), threading.Event()
 
@@ -98,7 +98,8 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
         start(thread)
 
     def unless_it_accepts(thread: threading.Thread, timeout: float | None = None) -> None:
-        if thread.name != "drvfuse-accept":  # close() ends only after the other thread has started
+        # the thread `drvfuse-accept` starts at once; the others start only after close() has begun
+        if thread.name != "drvfuse-accept":
             join(thread, timeout)
 
     monkeypatch.setattr(threading.Thread, "start", late)
@@ -110,7 +111,7 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
 
 
 def test_an_occupied_address_is_named_in_the_error(served):
-    """The records of the machine itself are refused only in the process that holds it."""
+    """Only the process that holds the machine refuses its records as an address."""
     with pytest.raises(DriverUnavailable, match=f"needs the addresses 0x{served.machine.window.base:x} to"):
         emu.AttachedMachine(served.address)
 
@@ -153,7 +154,7 @@ def test_clients_are_served_after_the_server_ran_out_of_files(served, monkeypatc
 
 
 def test_a_second_ctrl_c_does_not_kill_a_client(served):
-    """The server may receive the two messages together."""
+    """The server may receive both interrupts in one read."""
     with addresses.connect(served.address, "address") as made:
         channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
         channel.receive(made)

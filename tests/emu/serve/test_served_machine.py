@@ -310,7 +310,7 @@ def run_a_graph(rank: int, size: int) -> Any:
     there = ctypes.addressof(ctypes.c_char.from_buffer(gone))
     graph = ok(cuda.cuGraphCreate(0))
     ok(cuda.cuGraphAddMemcpyNode(graph, None, 0, copy(there, HOST, g.words, DEVICE, BYTES), g.context))
-    gc.collect()  # the object that had the address
+    gc.collect()  # the object that had this address before is gone
     gone.close()
     ok(cuda.cuGraphLaunch(g.instantiate(graph), g.stream))
     return same, seen == [os.getpid()] * 2, int(code(cuda.cuStreamSynchronize(g.stream)))

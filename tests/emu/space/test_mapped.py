@@ -32,7 +32,7 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 class Old:
-    """The C library of a system that can neither populate pages nor read another process."""
+    """The C library of a system on which memory can be probed neither with MADV_POPULATE nor with process_vm_readv."""
 
     @staticmethod
     def madvise(address: int, nbytes: int, advice: int) -> int:

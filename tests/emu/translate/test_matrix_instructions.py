@@ -34,7 +34,7 @@ WRONG = [
     (f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e4m3.f32 {FLOATS}, {FOUR}, {{%r0, %r1}}, {FLOATS};",
      "mma with .kind::f8f6f4 (sm_120a) is not supported"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r0, %r1}, [%r2];", "(sm_100a) is not supported"),
-    # What PTX does not have.
+    # Combinations of types and shapes that PTX does not have.
     (f"mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {FLOATS}, {FOUR}, {{%r0, %r1}}, {FLOATS};", "no combination"),
     (f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f16 {FLOATS}, {FOUR}, {{%r0, %r1}}, {{%r0, %r1}};",
      "no combination"),

@@ -664,7 +664,7 @@ def _narrowed(a: int, mode: str) -> int:
 
 
 def _quotient(a: int, b: int, huge: bool) -> int:
-    """fp32; `huge`: the reciprocal of a divisor above 2^126 counts as zero."""
+    """An fp32 quotient. With `huge`, the reciprocal of a divisor above 2^126 counts as zero."""
     if huge and 0x7E800000 < b & 0x7FFFFFFF < 0x7F800000:
         return rounded(MUL, "f32")(a, b & 0x80000000)
     return rounded(DIV, "f32")(a, b)
@@ -722,7 +722,7 @@ def _packed(*v: int, f: Callable[..., int]) -> int:
 
 
 def _loose64(*v: int, f: Callable[..., int]) -> int:
-    """fp64 keeps NaN payloads; the reference gives any NaN."""
+    """fp64 keeps NaN payloads; the reference gives any NaN, so all NaNs compare equal."""
     r = f(*v)
     return -1 if _is_nan(r, "f64") else r
 

@@ -80,7 +80,7 @@ st.global.v4.b32 [%d0], {%r2, %r4, %r5, %r6}; st.global.b32 [%d0+16], %r3;""",
         ".shared .align 8 .b8 pad[24]; .shared .align 16 .b8 sm[32];",
     )
     p2 = p.code.kernels["k"]
-    assert p2.shared_static == 32  # only what the kernel names
+    assert p2.shared_static == 32  # only the memory that the kernel names
     out = np.zeros(5, np.uint32)
     p.run("k", pointers(out, out))
     assert out.tolist() == [77, 77, 77, 7, 8]

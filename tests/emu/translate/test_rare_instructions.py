@@ -23,7 +23,7 @@ OPERATIONS = {
 
 
 def encloses(exact: Fraction, low: Fraction, high: Fraction, squares: bool) -> bool:
-    """low <= exact < high or low < exact <= high, or of the squares where `exact` is one."""
+    """Whether low <= exact < high or low < exact <= high. For a root, the same of the squares."""
     if squares:
         low, high = low * low, high * high
     return low <= exact <= high and low < high

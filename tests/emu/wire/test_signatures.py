@@ -85,7 +85,7 @@ _NUMBERS = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, c
 
 
 def _same_places(value: Any, place: Any) -> int:
-    """The number of fields of a structure of the bindings that were found at the offsets of the table."""
+    """The number of fields of a structure of the bindings that were found at the offsets in the table."""
     checked = 0
     for field, kind in place._fields_:
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
@@ -100,7 +100,7 @@ def _same_places(value: Any, place: Any) -> int:
 
 _MERE_BYTES = {
     *("CUlaunchAttribute", "CUuuid", "CUexecAffinityParam", "CUstreamBatchMemOpParams", "CUkernelNodeAttrValue"),
-    *("CUgraphNodeParams", "CUDA_HOST_NODE_PARAMS", "CUgraphExecUpdateResultInfo"),  # see the test below
+    *("CUgraphNodeParams", "CUDA_HOST_NODE_PARAMS", "CUgraphExecUpdateResultInfo"),  # compared in the test below
     *("CUstreamAttrValue", "CUipcMemHandle", "CUipcEventHandle", "CUmemPoolPtrExportData"),
 }
 
@@ -123,7 +123,7 @@ def test_node_parameters_have_the_layout_of_the_bindings() -> None:
     assert (plain.of.alloc.bytesize, plain.of.alloc.dptr) == (6, 7)
     value.memOp.count = 8
     assert plain.of.memOp.count == 8
-    value.host.userData = 9  # at the same offset
+    value.host.userData = 9  # the member is at the same offset in the binding's structure
     assert plain.of.host.userData == 9
     info = real.CUgraphExecUpdateResultInfo()
     info.errorNode, info.errorFromNode = real.CUgraphNode(10), real.CUgraphNode(11)

@@ -62,7 +62,7 @@ def repeats(owner: Any) -> list[Any]:
 
 
 def launched(prepared: Any) -> Any:
-    """The parameters of the last launch, read as those of a prepared call of the same op."""
+    """The parameters of the last launch, with the layout of those of a prepared call of the same op."""
     (*_, (_, (_, _, packed), _)) = (entry for entry in calls.ring if entry[0] == "cuLaunchKernelEx")
     return type(prepared._ready[0].parameters).from_buffer_copy(packed)
 
@@ -225,7 +225,7 @@ def test_arrays_that_overlap_are_refused_after_a_repeat(group, refused, counted_
     )
     assert made == []
     df.allreduce(group, xs, xs)
-    df.allreduce(group, xs, [array[:3] for array in whole])  # the same memory by another array
+    df.allreduce(group, xs, [array[:3] for array in whole])  # the same memory, given as another array
     assert [first(array[:3]) for array in whole] == [[4.0]] * 2
 
 

@@ -18,7 +18,7 @@ FEW, MANY = "few", "many"
 
 @pytest.fixture
 def few(request, monkeypatch):
-    """The test's rows go to the kernel for few rows, or to that for many."""
+    """Whether the test's rows go to the kernel for few rows or to the one for many."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", {FEW: 1 << 20, MANY: 0}[request.param])
 
 
@@ -146,7 +146,7 @@ def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, colum
     rows, blocks = 150, 16
     total, polls = counted(rng, rows, columns, count, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
-    state = 2 * 4 + 4  # the user count goes up and down; the epoch is read
+    state = 2 * 4 + 4  # the sums of gradients: `users` goes up and down, and the epoch is read
     assert total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
     scale_per = 16 if columns % 128 == 0 else 8  # otherwise a thread reads the scale of each of its packs of 8
     of_rows = rows * 4 * shape.team_warps + elements * (1 + 2 * count) + elements // scale_per * 2
@@ -162,7 +162,7 @@ def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
     total, polls = counted(rng, rows, columns, 1, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
     assert total.local_written == 2 * elements + 2 * columns and not polls
-    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # each thread reads these
+    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # every thread reads rstd of its rows
     assert total.local_read == 2 * (elements * (1 + 2) + elements // 8 * 2) + rstd + 2 * columns * blocks
 
 

@@ -111,7 +111,7 @@ def test_quotients_that_are_exact_ties_round_to_even(device, rng, significand):
     rstd = results[3][1].numpy()
     y = coat_rmsnorm.dequantise(values.x, values.s_x, 16) * rstd[:, None] * values.w
     quotients = np.abs(y.astype(BF16).astype(np.float64) / s_y)
-    quotients = quotients[quotients >= 2**-6]  # normal numbers of e4m3: 4 bits
+    quotients = quotients[quotients >= 2**-6]  # the normal numbers of e4m3, which have 4 significant bits
     fraction = np.frexp(quotients)[0] * 32 % 2
     assert (fraction == 1).any() == (significand % 16 == 0)
 

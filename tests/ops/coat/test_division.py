@@ -15,7 +15,7 @@ from drvfuse.runtime.kernel import Kernel
 
 
 def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
-    """(y, s_y, y_t): all bits on the emulator; on a GPU div.full may take the other side of an exact tie."""
+    """Compare (y, s_y, y_t) bit for bit. On a GPU div.full may round an exact tie to the other neighbour."""
     expected, scale = coat_rmsnorm.fp8_division(values, fp8, s_y)
     y, out_scale, y_t = results
     same(out_scale, scale, "s_y")

@@ -22,12 +22,12 @@ def no_tiles_in_registers(monkeypatch):
 
 
 def many_rows(device: df.Device) -> int:
-    """A number of rows for which blocks keep their rows; it is no multiple of the tile."""
+    """A number of rows for which blocks keep their rows on the chip; it is no multiple of the tile."""
     return 8 * device.sm_count + 37
 
 
 def altered(monkeypatch, **changes):
-    """Plans of many rows with `changes`; results do not depend on them."""
+    """Use plans for many rows with `changes`; results do not depend on them."""
     whole = ManyRows.__init__
 
     def init(self, *arguments):
@@ -44,7 +44,7 @@ def altered(monkeypatch, **changes):
     [
         (512, {}),
         (512, {"resident_columns": 384}),
-        (640, {"resident_columns": 128}),  # blocks share columns: other tiles
+        (640, {"resident_columns": 128}),  # several blocks share columns, which gives other tiles
         (512, {"resident_columns": 0}),
         (512, {"resident_columns": 0, "known": False}),
     ],
@@ -61,8 +61,9 @@ def test_results_do_not_depend_on_how_many_columns_a_block_keeps(device, rng, mo
 @pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
 @pytest.mark.parametrize("columns", [3000, 4096])
 def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rng, monkeypatch, columns, changes):
-    """The blocks of a team exchange their sums of squares. The largest |y| is in the last chunk, in the first
-    batch that its warp has."""
+    """The blocks of a team exchange their sums of squares. The largest |y| is in the last chunk, in the first batch of
+    rows that its warp holds.
+    """
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
     values.s_x[24, 0] *= 64
@@ -97,7 +98,7 @@ def test_many_rows_of_other_types_and_groups_have_the_bits_of_the_reference(devi
 @pytest.mark.emulated
 @pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
 def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, rows, columns, tile):
-    """The shapes give each warp at most one tile, and two."""
+    """The shapes give each warp at most one tile, or two."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 100)
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=2) as machine:
@@ -110,7 +111,9 @@ def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, ro
 
 @pytest.mark.parametrize("times,more,together", [(1, -3, 1), (2, -3, 2), (8, 5, 4)])
 def test_blocks_of_one_two_or_four_rows_have_the_bits_of_the_reference(device, rng, monkeypatch, times, more, together):
-    """One, two or four at a time, several times if there are more; tiles have rows that other blocks have reduced."""
+    """A block holds one, two or four rows at a time, and repeats this if it has more; some tiles have rows that another
+    block has reduced.
+    """
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 9)
     monkeypatch.setattr(coat_forward, "_HELD_ROWS", 0)
     rows, columns = times * device.sm_count + more, 272
@@ -160,7 +163,7 @@ def test_more_than_two_to_the_31_elements_have_the_bits_of_smaller_calls(device,
 
 
 def decided(rstd: np.ndarray, values: Case) -> bool:
-    """Whether estimates of the largest |y| leave one scale only, as the kernel finds it."""
+    """Whether the kernel's estimates of the largest |y| leave only one possible scale."""
     products = np.abs(values.x.astype(np.float32) * np.repeat(values.s_x.astype(np.float32), 16, 1)) * np.abs(values.w)
     most = (products.max(1) * rstd).max()
     low, high = (coat_rmsnorm.scale_of(most * np.float32(1 + sign * 2**-21), values.x.dtype) for sign in (-1, 1))
@@ -254,7 +257,8 @@ def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
         plan = forward_plan(limits(device), rows, columns, 16)
     elements = rows * columns
     assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
-    # Of the warps that reduce, half hold the weights of 512 columns, half of 128; each row of lanes loads a tile's.
+    # Half of the warps that reduce hold the weights of 512 columns, the other half those of 128; each row of lanes
+    # loads one tile.
     reducing = min(plan.warps, 2 * plan.block_rows // 4)
     weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)

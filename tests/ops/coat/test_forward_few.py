@@ -182,7 +182,7 @@ def test_special_values_have_the_bits_of_the_reference(device, rng, shape):
         values.x.view(np.uint8)[row, column] = byte
         run(device, values)
     values = case(rng, shape)
-    values.s_x[row] = 1e30  # its squares overflow
+    values.s_x[row] = 1e30  # the squares of this row overflow
     run(device, values)
     values.x[:] = 0
     run(device, values)

@@ -17,7 +17,7 @@ from drvfuse.plans.limits import Limits
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 H200 = Limits(132, 227 << 10, (9, 0))
-KINDS = [(4, 2), (4, 1), (8, 1)]  # rows of a lane, blocks of a segment
+KINDS = [(4, 2), (4, 1), (8, 1)]  # rows per lane, blocks per segment
 
 
 def of_kinds(*kinds):

@@ -52,7 +52,7 @@ Outputs = Sequence[tuple[tuple[int, ...], str]]
 
 
 class Kernel(NamedTuple):
-    """A call of `shape` that uses one particular kernel; `plan` forces that kernel if another would be chosen."""
+    """A call of `shape` that uses one particular kernel; `plan` forces that kernel if another one would be chosen."""
 
     shape: tuple[int, int]
     outputs: Callable[[int, int], Outputs]
@@ -174,7 +174,7 @@ def test_results_are_right_with_a_late_producer_and_an_early_consumer(device, mo
     hosts = [array.numpy() for array in right]
     wrong = Inputs(*(device.array(np.full(host.shape, 0.5, np.float32).astype(host.dtype)) for host in hosts))
     wrong = wrong._replace(w=right.w)
-    kernel.run(wrong, outputs=made[1], pdl_level=level)  # loaded, with a workspace
+    kernel.run(wrong, outputs=made[1], pdl_level=level)  # the first run loads the kernel and makes the workspace
     device.synchronize()
     for source, target in zip(right._replace(w=right.g), wrong._replace(w=wrong.g), strict=True):
         module["late"].prepare(1, 64, source, target, source.nbytes, 50_000, pdl=True)(device.stream)

@@ -111,7 +111,7 @@ def special(name: str, a: np.ndarray, w: np.ndarray) -> None:
     elif name == "infinity":
         a[5, 9] = -np.inf
     elif name == "overflow":
-        with np.errstate(over="ignore"):  # an addend of more than 3.4 is infinite already
+        with np.errstate(over="ignore"):  # an addend above 3.4 is already infinite
             a[5] *= 1e38
     elif name == "tiny":
         a[5] *= 1e-38
@@ -167,7 +167,7 @@ def outputs(device, rows=33, columns=96):
     ]
 
 
-@pytest.mark.parametrize("columns", [96, 112])  # whole pairs of packs, and a pack of a pair alone
+@pytest.mark.parametrize("columns", [96, 112])  # 96 columns are whole pairs of packs; 112 end with a single pack
 def test_given_outputs_are_written_and_nothing_outside_them(device, rng, columns):
     values = case(rng, (33, columns))
     other = addend(rng, values)
@@ -211,7 +211,7 @@ def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng):
-    """Every byte is read and written once, but for the weights, which a thread reads once of its 16 or 32 columns."""
+    """Every byte is read and written once, except the weights, of which a thread reads its 16 or 32 columns once."""
     rows, columns = 64, 4096
     elements, groups = rows * columns, rows * columns // 16
     with df.emu.Machine(devices=1, sm_count=4) as machine:

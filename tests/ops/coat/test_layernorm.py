@@ -112,7 +112,7 @@ def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng, affi
     wide = case(rng, (33, 192))
     x, s_x, *_ = place(device, wide)
     with df.config.override(driver=device.driver):
-        for first in (48, 40):  # rows on multiples of 16 bytes, and of 8
+        for first in (48, 40):  # rows that begin at multiples of 16 bytes, and of 8
             arrays = Strided(x, (33, 96), (192, 1), first), Strided(s_x, (33, 6), (12, 1), 3)
             cut = Case(wide.x[:, first : first + 96], wide.s_x[:, 3:9], wide.w[48:144], wide.g)
             Forward(device, cut, affine, arrays=arrays).check()
@@ -158,7 +158,7 @@ SPECIAL = [
 
 
 @AFFINE
-@pytest.mark.parametrize("columns", [96, 1040])  # a row of one warp, and of several
+@pytest.mark.parametrize("columns", [96, 1040])  # a row is held by one warp, or by several
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_values_have_the_bits_of_the_reference(device, rng, affine, name, columns):
     found = Forward(device, special(name, case(rng, (33, columns))), affine)
@@ -224,7 +224,9 @@ def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng):
-    """x is read in both phases, and its scales the second time for each 8 columns; mean and rstd once a tile of 32."""
+    """x is read in both phases; in the second, its scales are read once for each 8 columns, and mean and rstd once for
+    each tile of 32.
+    """
     rows, columns = 64, 640
     elements = rows * columns
     with df.emu.Machine(devices=1, sm_count=16) as machine:

@@ -26,7 +26,7 @@ ROWS = {
 
 
 def use(monkeypatch, name: str, **changes) -> None:
-    """Make all calls use the plan of that name; results do not depend on the plan."""
+    """Use the plan of that name for all calls; results do not depend on the plan."""
 
     def plan(limits, rows, columns, QB, affine):
         if name in TILES:
@@ -134,8 +134,9 @@ def test_x_is_read_once(rng, monkeypatch, name):
 
 
 def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarray]:
-    """Weights and a bias for which the largest |y| is where two scales meet, or is off by `by`, relatively. The product
-    with w is `factor` times as large."""
+    """Weights and a bias for which the largest |y| is where two scales meet, or differs from there by the relative
+    amount `by`. The product with w is `factor` times as large.
+    """
     bias, weights = bias_of(values), values.w.copy()
     mean = coat_layernorm.row_mean(values.x, values.s_x, 16)
     rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, EPSILON, mean)
@@ -198,7 +199,7 @@ def test_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(
 
 @pytest.mark.emulated
 def test_lanes_without_a_row_do_not_prevent_an_estimate(rng, monkeypatch):
-    """x is read once more only where a weight is too large for one."""
+    """x is read once more only if a weight is too large for an estimate."""
     use(monkeypatch, "rows")
     rows, columns = 37, 512
     values = case(rng, (rows, columns))

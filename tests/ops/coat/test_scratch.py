@@ -45,7 +45,7 @@ def space(device):
 
 
 class Op:
-    """One of the ops on some values: `run` queues it, `check` compares what it gave."""
+    """One of the ops with some values: `run` queues a call, `check` compares its results."""
 
     def __init__(self, name, device, values) -> None:
         copies = {"forward": 5, "backward": 16, "division": 1}[name]  # with so many rows, blocks wait for one another
@@ -65,7 +65,7 @@ class Op:
         return df.coat.fp8_division(self.tall, 16, "E4M3", **options)
 
     def give_up(self, **options):
-        """A launch in which one block skips its part; the launch ends by its time-out."""
+        """Launch with one block that skips its part, so that the launch ends by its time-out."""
         with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
             self.run(**options)
         self.device.synchronize()
@@ -104,7 +104,7 @@ def test_an_absent_block_is_an_error_once_and_the_next_call_works(op):
 
 @pytest.mark.emulated
 def test_a_block_that_writes_no_column_sums_is_the_only_finding(rng):
-    """The following launch, which does not wait, does not read uninitialised words either."""
+    """The following launch does not wait for them, and reads no uninitialised words either."""
     values = case(rng, (261, 656))
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
@@ -121,7 +121,7 @@ def test_a_block_that_writes_no_column_sums_is_the_only_finding(rng):
 
 def test_launch_numbers_may_wrap_around(op, space):
     host = np.zeros(space.nbytes, np.uint8)
-    host[:4] = 255  # the number of the launch before
+    host[:4] = 255  # the number of the previous launch
     space.copy_from(host)
     for _ in range(2):
         op.check(op.run(workspace=space))
@@ -131,7 +131,7 @@ def test_a_workspace_of_the_caller_must_be_zeroed(op, space):
     op.give_up(workspace=space)
     with pytest.raises(GridTimeout):
         op.run(workspace=space)
-    op.check(op.run())  # with another launch number
+    op.check(op.run())  # the next launch has another number
     op.run(workspace=space)
     op.device.synchronize()
     with pytest.raises(GridTimeout, match="not zeroed"):
@@ -152,7 +152,7 @@ def test_check_device_raises_the_error_without_another_call(backward, device, sp
 def test_launches_after_the_time_out_do_not_wait(backward, space):
     backward.run(workspace=space)
     with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
-        for _ in range(3):  # queued before the error is known
+        for _ in range(3):  # these launches are queued before the host knows of the error
             _, dw = backward.run(workspace=space)
         backward.device.synchronize()
     with pytest.raises(GridTimeout):
@@ -187,7 +187,7 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(op, space):
 
 @pytest.mark.emulated
 def test_launches_on_two_streams_may_overlap_except_in_one_workspace(rng):
-    """Both launches read the same arrays, whose own stream orders neither of them."""
+    """Both launches read the same arrays; the stream that the arrays belong to orders neither launch."""
     values = case(rng, (528, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     found = []

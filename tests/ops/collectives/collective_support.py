@@ -145,5 +145,5 @@ def launch_without(group: df.Group, missing: int, call: df.Prepared[Any]) -> Bar
 
 
 def short_spins(driver: str) -> Any:
-    """A block in which calls are prepared that soon give up waiting; the emulator's time is virtual."""
+    """Calls prepared in this block give up waiting soon. The time of the emulated driver is virtual."""
     return config.override(spin_timeout=0.05 if driver == "cuda" else 0.005)

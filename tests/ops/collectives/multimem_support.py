@@ -18,9 +18,9 @@ PLACES = ("staged", "direct", "to_outputs")
 
 
 class Arrays:
-    """Inputs that hold `hosts`, and outputs that hold garbage, placed as one of PLACES says.
+    """Inputs that hold `hosts`, and outputs that hold garbage, in one of the placements PLACES.
 
-    In multicast memory they begin at `offset`, and garbage is behind the inputs.
+    Arrays in multicast memory begin at `offset`, and garbage follows the inputs.
     """
 
     def __init__(self, group: df.Group, hosts: Sequence[np.ndarray], where: str, offset: int = 4096) -> None:
@@ -69,7 +69,7 @@ def cancelling_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[in
 
 
 def assert_within_bounds(arrays: Sequence[df.Array], hosts: Sequence[np.ndarray]) -> None:
-    """Every array has a sum that some order of fp32 additions may give."""
+    """Every array holds a sum that some order of fp32 additions may give."""
     low, high = (bound.astype(np.float32) for bound in reference.sum_bounds(hosts))
     for rank, array in enumerate(arrays):
         values = array.numpy().astype(np.float32)

@@ -83,7 +83,9 @@ def _outputs(result: Any) -> list[Any]:
 
 
 def results_are_right(op: str, algo: str, private: bool = False) -> None:
-    """Blocks of eight warps, some of which run far ahead of the others; inputs that peers can read, or private ones."""
+    """Blocks have eight warps, some of which run far ahead of the others; peers can read the inputs, or the inputs are
+    private.
+    """
     for seed in (1, 2, 3, 4):
         with opened(2, seed) as (_, group):
             for number in range(3):
@@ -137,7 +139,9 @@ class Spy:
 
 
 def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -> None:
-    """Rank 0 waits for rank 1, which has not been launched: its dependent starts with OVERLAP_AT_BEGINNING only."""
+    """Rank 0 waits for rank 1, which has not been launched: rank 0's dependent starts only with
+    OVERLAP_AT_BEGINNING.
+    """
     with opened(2, 1) as (_, group):
         hosts = _hosts(0, 2, (4, 256), algo)
         call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
@@ -149,13 +153,14 @@ def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -
 
 
 def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seeds: range | None = None) -> range:
-    """While slow warps of the last block are at their last instructions: the epoch may still be the call's own.
+    """The dependent starts while slow warps of the last block are at their last instructions, and may read the epoch of
+    the call in front.
 
-    The fused push kernels advance it before they wait for peers. There the last warp may not have stored its results.
-    Gives the seeds up to the first one that shows it.
+    The fused push kernels advance the epoch before they wait for peers; of these, the spy reads an output that the last
+    warp may not have stored yet. Returns the seeds up to the first one that shows the early start.
     """
     early, by_output = 0, op != "allreduce" and algo in PUSH
-    before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # the spy reads this address and writes the value plus one
+    before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # the spy reads this address and stores the value plus one
     for seed in seeds or range(1, 40 if by_output else 120, 2):
         with opened(2, seed, workspace_bytes=1 << 18) as (_, group):
             hosts = _hosts(0, 2, (1, 16384) if by_output else (4, 2048), algo)
@@ -176,9 +181,10 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seed
 
 
 def one_timeout_ends_all(op: str, algo: str) -> None:
-    """Rank 2 starts when the others have ended. Rank 0 soon gives up; rank 1, far more patient, ends then.
+    """Ranks 0 and 1 wait for rank 2. Rank 0 has a short time-out; its abort also ends rank 1, whose time-out is long.
 
-    So do rank 2, which finds the flags of the other two, and a second call, without writing anything.
+    Rank 2 starts afterwards: it finds the abort flags of the other two and ends too, and so does a second call. Neither
+    writes an output.
     """
     with opened(3) as (machine, group):
         hosts = _hosts(0, 3, (4, 256), algo)
@@ -209,7 +215,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
 
 
 def a_freed_input_is_not_reused_early() -> None:
-    """The call runs late, on a stream other than the one on which its input is allocated and freed."""
+    """The call runs late, on another stream than the one on which its input is allocated and freed."""
     with opened(2) as (_, group):
         hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
         streams = [df.Stream(rank.device) for rank in group]

@@ -165,7 +165,7 @@ def counted():
 
 
 def close_to(counted: int, expected: int, slack: int) -> bool:
-    """Counts include barrier words and gamma, which `traffic` leaves out."""
+    """Whether a count is close to `traffic`, which leaves out barrier words and gamma."""
     return expected <= counted <= expected + slack
 
 
@@ -205,7 +205,7 @@ def test_the_fused_op_moves_the_bytes_that_prepared_reports(counted, algo, resid
         residuals=[rank.zeros(shape, "bfloat16") for rank in group] if residual else None,
         algo=algo,
     )
-    gamma = 3 * 60 * 512 * 2  # read again for every row
+    gamma = 3 * 60 * 512 * 2  # gamma is read again for every row
     assert is_expected(count(prepared), prepared, gamma + 6_000)
 
 

@@ -153,7 +153,7 @@ def test_graphs_of_the_ranks_are_launched_together_or_not_at_all(group, hosts):
 
 @pytest.mark.emulated
 def test_a_launch_of_graphs_that_fails_half_way_leaves_a_group_that_works(hosts):
-    """Rank 0's graph runs and waits in vain for the others; the next launch resets the group first."""
+    """Rank 0's graph runs and waits in vain for the other ranks; the next launch resets the group first."""
     with (
         df.emu.Machine(devices=3) as machine,
         config.override(spin_timeout=0.001),
@@ -267,7 +267,7 @@ def test_a_graph_keeps_the_epilogue_arrays_that_it_was_captured_with(new_group):
     with df.Graph.capture(streams) as graph:
         for _ in range(4):
             call.launch()
-    assert len(graph._kept) == 9  # the input, the output and the bias of each rank, once
+    assert len(graph._kept) == 9  # a graph keeps the input, the output and the bias of each rank, once
     call.set(b=bias(7))
     bias(100)
     graph.launch(streams[0])

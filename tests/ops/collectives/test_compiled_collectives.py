@@ -35,7 +35,7 @@ SHAPES = [  # op, shape, and whether there is a residual
     (FUSED, (2048, 8192), True),
 ]
 RANKS = (2, 4, 8)
-BETWEEN = (SHAPES[3], SHAPES[5])  # on 4 ranks other forms are compiled in place of these
+BETWEEN = (SHAPES[3], SHAPES[5])  # on 4 ranks other forms are compiled instead of these
 Q = df.Quantisation
 FORMS = [
     ("push_one_shot", (1, 8192), {"quantisation": Q.nvfp4(1.0, "tiles")}),
@@ -123,7 +123,7 @@ def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n,
     assert registers_of(image) <= FILE // (threads * resident) // STEP * STEP
     assert "ld.relaxed.sys.global.v4.u32" in image.ptx and "st.relaxed.sys.global.v4.u32" in image.ptx
     assert "ld.global.nc" not in image.ptx
-    assert not re.search(r"(?:ld|st)\.global\.u(?:8|16)\b", image.ptx)  # accesses of single elements
+    assert not re.search(r"(?:ld|st)\.global\.u(?:8|16)\b", image.ptx)  # no access is of a single element
 
 
 @pytest.mark.parametrize(("algo", "shape", "form"), FORMS)

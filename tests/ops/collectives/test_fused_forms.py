@@ -124,7 +124,8 @@ def test_special_heads_change_their_own_results_only(open_group, rng):
     hosts = random_inputs(rng, 2, (4, 512), "bfloat16")
     for host in hosts:
         host[0, :64], host[0, 64:128], host[1, 70], host[1, 200] = 0, -0.0, np.nan, np.inf
-        host[2] = (host[2].astype(np.float32) * 2.0**-120).astype(host.dtype)  # their squares underflow to 0
+        # the squares of these values underflow to 0
+        host[2] = (host[2].astype(np.float32) * 2.0**-120).astype(host.dtype)
         host[2, 5::7] = 0
     for options in ({}, {"norm": "layer"}, {"norm": "layer", "beta": "bfloat16"}):
         check(open_group(2), rng, (4, 512), "one_stage", hosts=hosts, head_columns=64, epsilon=0.0, **options)

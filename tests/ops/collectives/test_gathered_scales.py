@@ -42,7 +42,7 @@ def quantised(rng, rows, columns, made):
 
 
 def on_ranks(group, hosts, dtype):
-    """Arrays of a dtype that numpy may not have."""
+    """Host arrays as arrays on the ranks' devices, of a dtype that numpy may not have."""
     arrays = [rank.empty(host.shape, dtype) for rank, host in zip(group, hosts, strict=True)]
     for array, host in zip(arrays, hosts, strict=True):
         if host.size:
@@ -74,7 +74,7 @@ def test_gathered_scales_have_the_layout_of_all_rows(open_group, rng, algo, layo
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_scales_larger_than_the_workspace(new_group, rng, algo):
-    """In chunks, of which most begin within a tile; rows have two leading dimensions."""
+    """Scales travel in chunks, most of which begin within a tile; rows have two leading dimensions."""
     group = new_group(SEVERAL, workspace_bytes=1 << 12)
     made, counts = Q.nvfp4(2.0, layout="tiles"), [3, 50, 7][:SEVERAL]
     codes, scales = quantised(rng, [5 * count for count in counts], 272, made)
@@ -90,7 +90,7 @@ def test_scales_larger_than_the_workspace(new_group, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["auto", "naive"])
 def test_halves_of_the_fused_all_reduce_give_its_scales(open_group, rng, algo):
-    """The gathered results of the reduce-scatter are those of the all-reduce."""
+    """The scales gathered after the reduce-scatter are those of the all-reduce."""
     group, columns = open_group(SEVERAL), 256
     made = Q.per_group(128, scales="float8_e8m0fnu", layout="tiles")
     hosts = random_inputs(rng, SEVERAL, (131, columns), "bfloat16")
@@ -138,7 +138,7 @@ def test_ranks_in_processes_of_their_own(rng):
 
 
 def test_what_is_returned(open_group):
-    """A list without scales, also where the quantisation has none, and a named pair with scales."""
+    """Without scales, or with a quantisation that has none, a list; with scales, a named pair."""
     group = open_group(1)
     codes = [group[0].zeros((4, 64), "float8_e4m3fn")]
     for made in (None, Q.static(0.5), Q.none()):

@@ -149,7 +149,7 @@ def frees() -> list[str]:
 @pytest.mark.emulated
 @pytest.mark.parametrize("how", ["close", "collect"])
 def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
-    """Kernels of the group may still run and cannot be waited for."""
+    """The workspace is kept, as kernels of the group may still run and cannot be waited for during the capture."""
     with df.emu.Machine(devices=2) as machine:
         group = df.Group.local(2, driver=machine, max_blocks=4)
         hosts = random_inputs(rng, 2, 640, "bfloat16")
@@ -231,7 +231,7 @@ def test_the_collector_frees_nothing_between_the_launches_of_two_ranks(rng, what
         frees()
         del dropped, cycle
         gc.collect()
-        group[1].empty(10, "float32")  # an allocation does not flush here either
+        group[1].empty(10, "float32")  # an allocation does not free the memory either
         assert frees() == []
         call.launch(rank=1)
         group.synchronize()
@@ -261,7 +261,7 @@ def test_use_of_a_group_in_a_forked_child_is_an_error(open_group):
             for use in (group.check, group.synchronize, group.reset, call.launch):
                 with pytest.raises(ClosedError, match="forked"):
                     use()
-            group.close()  # like every owned object, it does nothing then
+            group.close()  # close() has no effect here, as with every owned object
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -211,7 +211,7 @@ def test_a_rank_and_the_group_raise_the_same_timeout_when_they_are_synchronised(
 
 
 def timed_out(group, prepared, rank=0):
-    """The call that the time-out names after `rank` alone was launched with `prepared`."""
+    """The call that the error names after only `rank` has launched `prepared`."""
     prepared.launch(rank=rank)
     with pytest.raises(BarrierTimeout) as caught:
         group.synchronize()
@@ -222,7 +222,7 @@ def timed_out(group, prepared, rank=0):
 @pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
-    """Earlier calls have other numbers of barriers: several chunks, no barrier, and the other op."""
+    """Earlier calls have other numbers of barriers: several chunks, no barrier, or another op."""
     group = new_group(3, workspace_bytes=4096)
     hosts = random_inputs(rng, 3, (30, 64), "bfloat16")
     xs = [

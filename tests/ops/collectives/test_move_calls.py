@@ -31,7 +31,7 @@ def test_auto_pushes_small_calls_and_not_large_ones(open_group):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_prepared_calls_replay_alone_and_in_a_graph(new_group, rng, algo):
-    """Rounds of both numbers between calls of other kinds; a replay takes new contents."""
+    """Rounds of odd and even number between calls of other kinds; a replay reads new contents."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     xs = [[rank.empty(size, "uint8") for rank in group] for size in (300, 5000)]
     ys = [garbage(group, SEVERAL * x[0].size, "uint8") for x in xs]
@@ -60,7 +60,7 @@ def test_prepared_calls_replay_alone_and_in_a_graph(new_group, rng, algo):
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_plain_calls_of_one_layout_reuse_a_plan(open_group, rng, monkeypatch, algo):
-    """Later calls of a layout only write their addresses to the launches of the first, those of peers included."""
+    """Later calls of a layout only write addresses, those of peers included, into the launches of the first call."""
     repeated: list[Repeat] = []
     launch = Repeat.launch
     monkeypatch.setattr(Repeat, "launch", lambda repeat, *args: (repeated.append(repeat), launch(repeat, *args))[1])
@@ -75,7 +75,7 @@ def test_plain_calls_of_one_layout_reuse_a_plan(open_group, rng, monkeypatch, al
         assert_bits(found.scales, reference.all_gather(scales))
     assert len(repeated) == 2
     rows = [words(rng, (2, 64)) for _ in range(3)]
-    for _ in range(3):  # in place: parts of the outputs, in calls of one layout
+    for _ in range(3):  # in place: inputs are parts of the outputs; all calls have one layout
         ys = [rank.zeros((6, 64), "uint8") for rank in group]
         xs = [y[2 * i : 2 * i + 2] for i, y in enumerate(ys)]
         for x, row in zip(xs, rows, strict=True):
@@ -152,7 +152,7 @@ def _moved(group: df.Group, op: str, algo: str) -> Any:
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALGOS)
 def test_remote_bytes_agree_with_the_formula(algo):
-    """Only moved bytes cross, and by push a key of 4 bytes for each 512 bytes."""
+    """By `put` and `pull` only the moved bytes travel; by `push` also a key of 4 bytes for each 512 bytes."""
     with df.emu.Machine(devices=3) as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
         for op, nbytes in (("all_gather", 6 * 3072), ("all_to_all", 6 * 1024), ("broadcast", 2 * 4096)):
             call = _moved(group, op, algo)

@@ -61,7 +61,9 @@ def test_all_gather_keeps_the_bytes_of_every_dtype(several, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_any_number_of_bytes_arrives_at_any_address(several, rng, algo):
-    """Inputs, outputs and the parts of outputs begin anywhere; sizes end within a pack, a word and a warp's packs."""
+    """Inputs, outputs and the parts of outputs begin at any address; sizes end within a pack, a word and the packs of a
+    warp.
+    """
     group, n = several, SEVERAL
     for nbytes in (1, 3, 16, 513, 1027, 4096 + 7):
         for source, target in ((0, 0), (1, 0), (0, 2), (4, 12), (7, 9)):
@@ -141,7 +143,8 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
     xs = [y[sum(rows[:i]) : sum(rows[: i + 1])] for i, y in enumerate(ys)]
     for x, host in zip(xs, hosts, strict=True):
         x.copy_from(host)
-    found = df.all_gather(group, xs, ys, splits=rows, scales=place(group, scales), algo=algo)  # scales elsewhere
+    # the scales are separate arrays
+    found = df.all_gather(group, xs, ys, splits=rows, scales=place(group, scales), algo=algo)
     assert_bits(ys, reference.all_gather(hosts))
     assert_bits(found.scales, reference.all_gather(scales))
 
@@ -156,7 +159,7 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
     for x, expected in zip(xs, reference.all_to_all(hosts), strict=True):
         assert_bits([x], expected)
     xs = place(group, hosts)
-    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # in place on one rank only
+    ys = [xs[0], *garbage(group, (4 * n, 999), "uint8")[1:]]  # the call is in place on one rank only
     df.all_to_all(group, xs, ys, algo=algo)
     for y, expected in zip(ys, reference.all_to_all(hosts), strict=True):
         assert_bits([y], expected)
@@ -234,7 +237,9 @@ def test_every_byte_arrives_on_eight_ranks(open_group, rng):
 
 @pytest.mark.gpus(SEVERAL)
 def test_words_that_match_all_keys_but_one_arrive(open_group, rng):
-    """A warp's 128 words cancel the keys 0 to 127, or all small ones but one in the middle; in any order."""
+    """The 128 words of a warp have the bits of the keys' complements for 0 to 127, or for 0 to 128 without 70; in any
+    order.
+    """
     group = open_group(SEVERAL, workspace_bytes=1 << 16)
     every = ~np.arange(128, dtype=np.uint32)
     some = ~np.delete(np.arange(129, dtype=np.uint32), 70)

@@ -47,7 +47,7 @@ def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo
     for y, expected in zip(ys, wanted, strict=True):
         assert_bits([y], expected)
     sums = random_inputs(rng, 3, (3, 264), "bfloat16")
-    for _ in range(2):  # by both halves of the slots
+    for _ in range(2):  # two calls, which use both halves of the slots
         assert_bits(df.allreduce(group, place(group, sums), algo="push_one_shot"), reference.allreduce(sums))
     group.synchronize()
 

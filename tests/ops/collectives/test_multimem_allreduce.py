@@ -265,7 +265,7 @@ def test_graphs_replay_on_new_contents(open_group, rng, algo, where):
     hosts = exact_inputs(rng, 3, 3000, "bfloat16")
     arrays = Arrays(group, hosts, where)
     zs = garbage(group, 3000, "bfloat16")
-    run(group, hosts, "two_stage", "staged")  # the staging exists
+    run(group, hosts, "two_stage", "staged")  # makes the staging memory
     group.synchronize()
     streams = [rank.stream for rank in group]
     with df.Graph.capture(streams) as graph:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused op by multicast memory: norm and quantisation are the reference's, of the sums that were obtained."""
+"""The fused op by multicast memory: norm and quantisation have the reference's bits for the sums that the hardware
+gave.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def open_group() -> Iterator[Callable[..., df.Group]]:
 
 
 def run(group, rng, hosts, where, *, out_dtype="float8_e4m3fn", scales_dtype="float32", residual=None, **options):
-    """(the op's result, gamma); outputs and residuals out held garbage."""
+    """Run the op. Returns its result and gamma. Outputs and residual outputs hold garbage before the call."""
     shape, dtype = hosts[0].shape, dtypes.get(hosts[0].dtype).name
     gamma = (1 + 0.3 * rng.standard_normal(shape[-1])).astype(np.float32).astype(hosts[0].dtype)
     inputs = Arrays(group, hosts, where).inputs
@@ -155,7 +157,7 @@ def test_the_sum_of_two_random_inputs_has_one_order(open_group, rng, dtype, wher
 def test_random_sums_are_within_the_bound_and_their_norm_has_the_bits_of_the_reference(
     open_group, rng, n, dtype, where
 ):
-    """With zeros for a residual, residual_out is the sum that was obtained: the rest follows from it, bit for bit."""
+    """The residual is zero, so residual_out is the sum itself; all other results follow from it, bit for bit."""
     group, shape = open_group(n), (9, 264)
     hosts = cancelling_inputs(rng, n, shape, dtype)
     result, gamma = run(group, rng, hosts, where, residual=np.zeros(shape, hosts[0].dtype))
@@ -170,8 +172,9 @@ def test_random_sums_are_within_the_bound_and_their_norm_has_the_bits_of_the_ref
 @places
 @pytest.mark.parametrize("n", [3, 8])
 def test_without_residual_ranks_have_equal_bits_and_results_are_within_the_bound(open_group, rng, n, where):
-    """y = x g f: to first order an error d of x moves y by g f d and, by f, by |y| sum(|x d|) / sum(x^2). The other
-    operations round less than 2 (columns + 8) times."""
+    """y = x g f: to first order an error d of x changes y by g f d and, through f, by |y| sum(|x d|) / sum(x^2). The
+    other operations make fewer than 2 (columns + 8) roundings.
+    """
     group, shape = open_group(n), (9, 264)
     hosts = cancelling_inputs(rng, n, shape, "float32")
     result, gamma = run(group, rng, hosts, where, out_dtype="float32")

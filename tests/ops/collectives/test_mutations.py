@@ -29,8 +29,9 @@ FUSED = "allreduce_rmsnorm_fp8"
 
 
 def unordered(op: str, algo: str, private: bool = False) -> Mutation:
-    """The second barrier of a call, and each second one after it, does not wait for the rest of the block before it
-    releases: that of staging where inputs are private, else that of results."""
+    """The second barrier of a call, and every second one after it, does not wait for the rest of the block before it
+    releases. With private inputs that is the barrier of staging, otherwise that of the results.
+    """
     return "no-block-barrier-before-even-releases", partial(scenarios.results_are_right, op, algo, private)
 
 
@@ -40,7 +41,7 @@ MUTATIONS: dict[str, Mutation] = {
         "no-block-barrier-before-release",
         partial(scenarios.results_are_right, "allreduce", "two_stage"),
     ),
-    # In the fused one_stage this barrier cannot be missed: the reduction of a row, after all reads, has one.
+    # In the fused one_stage this barrier is not needed: the reduction of a row, after all reads, contains one.
     "one_stage: reads before the end barrier": (
         "no-block-barrier-before-even-releases",
         partial(scenarios.inputs_are_free_afterwards, "allreduce", "one_stage"),

@@ -256,7 +256,7 @@ def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged
 
 @pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
 def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
-    """Call after call of every op, without what hardware orders beyond the model, or with stores that arrive late."""
+    """All ops are called repeatedly, under the strict profile of the race detector or with stores that arrive late."""
     with (
         df.emu.Machine(devices=4, **model) as machine,
         df.Group.local(4, driver=machine, nodes=2, max_blocks=2, workspace_bytes=4096) as group,

@@ -122,6 +122,8 @@ def test_chains_of_collectives_have_the_bits_of_the_reference(group, rng, level)
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("op", scenarios.OPS)
 def test_a_dependent_starts_as_early_as_its_level_allows(op, algo, level):
-    """On the emulator, whose odd seeds start it as early as allowed: before a peer is there, or before the end."""
+    """On the emulated driver, odd seeds start a dependent as early as its level allows: before a peer has been
+    launched, or before the kernel ends.
+    """
     scenarios.dependent_starts_at_once_if_it_may(op, algo, level)
     scenarios.dependent_starts_before_the_end(op, algo, level)

@@ -25,7 +25,7 @@ from drvfuse.comm import workspace
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_results_are_right_under_many_schedules(rng, seed, private):
-    """Every algorithm back to back, ranks in another order each time.
+    """Calls of every algorithm follow one another directly; ranks are launched in another order each time.
 
     On each rank the input is written directly before the call and overwritten directly after it.
     """

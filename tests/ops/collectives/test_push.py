@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The push algorithms: rounds, greetings, words that look like none, and calls that follow one another."""
+"""The push algorithms: rounds, greetings, data with the bits of the sentinel, and calls that follow one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drvfuse.plans.collectives import Work
 from drvfuse.plans.push import allreduce_shape, fused_shape
 
 BF16 = dtypes.get("bfloat16").numpy
-SMALL = 16 << 10  # bytes of a workspace whose slots hold a part of what the tests send
+SMALL = 16 << 10  # bytes of a workspace whose slots hold only a part of what the tests send
 
 
 def epochs(group: df.Group) -> list[int]:
@@ -68,7 +68,9 @@ def assert_norm(result: Any, expected: Any, what: str = "") -> None:
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", PUSH)
 def test_calls_after_an_odd_and_an_even_number_of_rounds_are_exact(new_group, rng, algo):
-    """An odd number of rounds advances the epoch by one, an even number leaves it; the halves fit either way."""
+    """An odd number of rounds advances the epoch by one, an even number leaves it; the next call uses the right half of
+    the slots in both cases.
+    """
     group = new_group(3, workspace_bytes=SMALL)
     step = 3 * 64 if algo == "push_two_shot" else 1
     packs = (group.workspace.half_bytes - 128) // (2 * step * 16 if step == 1 else 2 * 64 * 32) * step
@@ -163,7 +165,7 @@ def test_inputs_with_the_bits_of_the_sentinel_arrive(open_group, rng, algo, dtyp
 
 @pytest.mark.gpus(3)
 def test_calls_of_any_kind_in_any_order_need_no_synchronisation(new_group, rng, driver):
-    """Slots are left empty by a call of one extent and dtype, and used by the next of another."""
+    """A call of one extent and dtype leaves the slots empty, and a call of another one uses them."""
     group = new_group(3, workspace_bytes=SMALL)
     calls: list[tuple[Any, Any, Any]] = []
     for number, (count, dtype) in enumerate(((40, "bfloat16"), (4099, "bfloat16"), (1200, "float32"), (9, "float32"))):
@@ -199,7 +201,7 @@ def test_calls_of_any_kind_in_any_order_need_no_synchronisation(new_group, rng, 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("algo", PUSH)
 def test_private_inputs_are_not_staged(open_group, rng, algo):
-    """Peers read no input, so it takes no copy to the workspace where they cannot."""
+    """Peers read no input by push, so a private input is not copied to the workspace."""
     group = open_group(2)
     hosts = random_inputs(rng, 2, (4, 256), "bfloat16")
     xs = [private_array(rank.device, host)[0] for rank, host in zip(group, hosts, strict=True)]
@@ -372,7 +374,9 @@ class _Opened:
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, fault):
-    """In several rounds of two shots, a rank may learn of a peer's clears only through the results of a third rank."""
+    """In a two-shot call of several rounds, a rank may learn that a peer has cleared its slots only through the results
+    of a third rank.
+    """
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
     with (
         faults.in_kernels(fault),
@@ -393,7 +397,7 @@ def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, 
 
 @pytest.mark.emulated
 def test_a_scale_that_is_not_cleared_gives_wrong_results():
-    """If words arrive in order, a stale scale does no harm and no result shows it."""
+    """A stale scale does no harm if words arrive in order, so no result of such a schedule would show the mutant."""
     for fault in ("", "scale-not-cleared"):
         with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, workspace_bytes=SMALL) as group:
             with faults.in_kernels(fault):
@@ -411,8 +415,7 @@ def test_a_scale_that_is_not_cleared_gives_wrong_results():
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_after_one_with_a_partial_last_round_is_exact(algo, op):
-    """The call uses the slots of the round before the last, which are known to be clear by the data of the last
-    round."""
+    """The call reuses the slots of the round before the last, which the data of the last round show to be clear."""
     with (
         df.emu.Machine(devices=2, seed=1, race="strict") as machine,
         df.Group.local(2, driver=machine, workspace_bytes=4096, max_blocks=2) as group,

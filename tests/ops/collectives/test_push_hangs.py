@@ -49,7 +49,7 @@ def prepared(group, op, hosts, algo, residual=None):
 
 
 def works(group, rng):
-    """Calls of every push algorithm and op give the right bits, twice, so that both halves are used."""
+    """Calls of every push algorithm and op give the right bits, twice, so that both halves of the slots are used."""
     for _ in range(2):
         for op in OPS:
             for algo in PUSH:

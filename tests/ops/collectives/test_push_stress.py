@@ -68,7 +68,7 @@ MOVES = MANY[-21:]
 
 
 def special(rng: np.random.Generator, hosts: list[np.ndarray]) -> list[np.ndarray]:
-    """Some rows have NaNs, some infinities, and some the bits of the sentinel."""
+    """Some rows have NaNs, some have infinities, and some have the bits of the sentinel."""
     for host in hosts:
         rows = host.reshape(-1, host.shape[-1]) if host.ndim > 1 else host.reshape(1, -1)
         for row in rows[rng.random(len(rows)) < 0.4]:
@@ -201,7 +201,7 @@ def test_calls_of_all_kinds_are_exact_if_warps_fall_behind_at_random(driver, rng
 @pytest.mark.gpu
 @pytest.mark.gpus(2)
 def test_calls_that_move_bytes_between_sums_are_exact(driver, rng):
-    """The calls move any bytes, with warps that fall behind."""
+    """Calls that move any bytes stand between sums, on the same slots; warps pause at random."""
     stress(driver, 2, rng, (*FEW, *MOVES), calls_of(driver, 0) // 4, "warps-that-fall-behind")
 
 
@@ -215,6 +215,6 @@ def test_calls_of_all_kinds_have_no_race(driver, rng, seed):
 
 @pytest.mark.emulated
 def test_a_wrong_call_is_reported_by_its_number(rng):
-    """Sums in the order of the distance are sometimes wrong by a bit, except on rank 0."""
+    """The planted fault adds in the order of distance, which sometimes changes a bit, except on rank 0."""
     with pytest.raises(AssertionError, match="rank 1: .* calls were wrong, first number"):
         stress("emu", 3, rng, ((FLOAT, (900,), PUSH[0]),), 4, "order-of-distance")

@@ -36,7 +36,7 @@ def check(group, rng, shape, dtype="bfloat16", splits=None, algo="auto", **optio
     ],
 )
 def test_bits_are_those_of_the_all_reduce(open_group, rng, n, algo):
-    """Parts begin within a pack, are smaller than a pack, are empty, or are larger than a unit."""
+    """Parts begin within a pack, and are empty, smaller than a pack, or larger than a unit."""
     group = open_group(n)
     check(group, rng, (5, 7), splits=UNEVEN[n], algo=algo)
     for shape in ((37,), (3, 1045), (1, 5), (n, 3), (0, 4)):
@@ -69,7 +69,7 @@ def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, a
 
 @pytest.mark.gpus(3)
 def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
-    """Small parts are used here, in one round and in several, in place and between calls of other kinds."""
+    """Here every part is sent ahead, so small ones suffice: in one round and several, in place, between other calls."""
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):
         group = new_group(3, workspace_bytes=workspace_bytes, max_blocks=1)
@@ -121,7 +121,8 @@ def test_the_epilogue_sees_places_in_the_whole_tensor_and_the_parameters_of_the_
     hosts = random_inputs(rng, 3, shape, "bfloat16")
     bias = [rng.standard_normal(shape[1]).astype(np.float32) for _ in range(3)]
     parts = np.array_split(np.arange(35).reshape(shape), 3)
-    own = [rng.standard_normal(part.size).astype(np.float32) for part in parts]  # only the part of the rank
+    # the buffer has room for the rank's own part only
+    own = [rng.standard_normal(part.size).astype(np.float32) for part in parts]
     epilogue = df.Epilogue(
         "x + bias[col] + own[i - first] + row + rank",
         bias=place(group, bias),

@@ -47,7 +47,9 @@ def assert_rows(result, expected, what=""):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_bits_are_those_of_the_fused_all_reduce(open_group, rng, algo, residual):
-    """Rows of whole packs: as many for each rank, fewer than ranks, all of one rank, and leading dimensions."""
+    """Rows are whole packs; each rank has as many, some have none, or one has all; and inputs have leading
+    dimensions.
+    """
     group = open_group(3)
     for shape, splits in (((7, 264), None), ((2, 264), None), ((5, 264), [0, 5, 0]), ((2, 3, 264), [1, 2, 3])):
         check(group, rng, shape, splits=splits, algo=algo, residual=residual)
@@ -59,7 +61,7 @@ def test_rows_of_partial_packs_and_heads_are_exact(open_group, rng):
     group = open_group(2)
     check(group, rng, (5, 61), algo="push")
     check(group, rng, (5, 3 * 61), algo="push", head_columns=61)
-    check(group, rng, (5, 3 * 64), algo="push", head_columns=64)  # rows that warps hold whole
+    check(group, rng, (5, 3 * 64), algo="push", head_columns=64)  # each warp holds whole rows of 64 columns
 
 
 @pytest.mark.parametrize(

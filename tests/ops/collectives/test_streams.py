@@ -35,7 +35,7 @@ def others(group):
 
 
 class DLPackOnly:
-    """An array of another library without a current stream."""
+    """An array of another library that has DLPack and no current stream."""
 
     def __init__(self, array: df.Array) -> None:
         self.array = array
@@ -97,7 +97,8 @@ def test_a_call_follows_foreign_arrays_and_they_follow_the_call(group, others):
     call = df.allreduce.prepare(group, foreign, ys)
     for position in (2, 0, 1):
         call.launch(rank=position)
-        fill_late(group, xs[position], 0, ns=0)(others[position])  # the owner reuses its memory in its own order
+        # the owner's stream reuses the memory, in its own order
+        fill_late(group, xs[position], 0, ns=0)(others[position])
     group.synchronize()
     assert_bits(ys, ones(3))
     for stream in others:
@@ -276,7 +277,7 @@ def test_a_reused_stream_handle_is_not_taken_for_the_closed_stream(group):
 def test_a_launch_on_foreign_streams_records_one_event_per_rank(group, hosts):
     call = df.allreduce.prepare(group, place(group, hosts), garbage(group, COUNT, "bfloat16"))
     for streams, events in ((None, 0), ([rank.stream.handle for rank in group], 3)):
-        for _ in range(2):  # the first makes the events
+        for _ in range(2):  # the first call makes the events
             calls.ring.clear()
             calls.queries.clear()
             call.launch(streams)

@@ -130,7 +130,7 @@ def test_small_calls_use_one_shot_and_large_ones_two_shot(ranks):
     sizes = [1 << k for k in range(10, 28)]
     order = [algo(nbytes) for nbytes in sizes]
     assert (order[0], order[-1]) == tuning.ALGORITHMS
-    assert order == sorted(order)  # the algorithm changes at most once
+    assert order == sorted(order)  # with growing sizes, the algorithm changes at most once
     assert tuning.fused_algorithm(HOPPER, ranks, 16384, 8192, 1) == "push_one_shot"
     assert tuning.fused_algorithm(HOPPER, ranks, 16384, 8192, 4096) == "push_two_shot"
 

@@ -59,7 +59,7 @@ def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine
         group.synchronize()
         assert_bits(arrays, reference.allreduce(hosts))
     first.close()
-    assert triggers(other) is naive  # `apart` is open
+    assert triggers(other) is naive  # the group `apart` is still open
     apart.close()
     assert triggers(other) and not triggers(late)
     other.launch()
@@ -125,7 +125,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     graph.launch(streams[0])
     graph.close()
     second = opened(machine, [1, 2])
-    with df.Graph.capture(streams) as graph:  # triggers late, so it does not block the other group
+    with df.Graph.capture(streams) as graph:  # triggers late, so it does not delay the other group
         call.launch()
     opened(machine, [1]).close()
     second.close()
@@ -235,7 +235,7 @@ def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng
     expected = reference.allreduce_rmsnorm_fp8(rows, gamma, 1e-6)
 
     def check():
-        """Calls of both grids follow one another on the same slots."""
+        """Make calls with both grids, one after another, on the same slots."""
         for _ in range(2):
             result = norm.launch()
             plain.launch()

@@ -20,7 +20,9 @@ def device(driver: str) -> Iterator[df.Device]:
 
 @pytest.fixture(autouse=True)
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are copied to shared memory wherever they can be; else the small ones of the tests would be loaded."""
+    """Rows are copied to shared memory wherever they can be; otherwise the tests' small rows would be loaded
+    directly.
+    """
     monkeypatch.setattr(gemv_plan, "COPIED_ROW_BYTES", 0)
     monkeypatch.setattr(gemv_plan, "MANY_COPIED_ROW_BYTES", 0)
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 0)

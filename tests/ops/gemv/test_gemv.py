@@ -29,7 +29,7 @@ BF16 = dtypes.get("bfloat16").numpy
         (40, 520, 40),  # a group of one pack
         (5, 1024, 3),  # fewer rows than multiprocessors
         (6, 1024, 5),
-        (43, 1032, 30),  # rows of both kinds in a step
+        (43, 1032, 30),  # normed and other rows in one step
         (200, 264, 131),  # several steps, packs of the norm are ragged
         (31, 7168, 24),  # a row of 28 groups
         (13, 8448, 9),  # more groups than lanes
@@ -72,8 +72,8 @@ def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
 
 
 def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rng):
-    """The last block then reads its words twice. Emulated on a device with less of it, on which a kernel that counts on
-    an H100's does not start."""
+    """The last block then reads its words twice. The emulated device has less shared memory than an H100, so a kernel
+    that relies on that of an H100 would not start."""
     with contextlib.ExitStack() as stack:
         if driver == "emu":
             machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))
@@ -158,11 +158,11 @@ def test_bits_depend_neither_on_the_grid_nor_on_other_rows(device, rng, driver):
 
 
 def test_additions_have_the_documented_order():
-    """The values have a different sum in every other order."""
+    """Any other order of additions would give other sums of these values."""
     act = np.ones((1, 1024), np.float32)
     weight = np.ones((1, 1024), np.float32)
-    weight[0, 0] = 2**24  # swallows the three ones behind it in its pack: each is half a step and a tie
-    weight[0, 512] = -(2.0**24)  # the first of its pack: these three ones count
+    weight[0, 0] = 2**24  # absorbs the three ones after it in its pack: each is half a step, and a tie
+    weight[0, 512] = -(2.0**24)  # the first of its pack, so the three ones after it count
     assert gemv_reference.row_products(act, weight)[0, 0] == 1022 - 3
 
 
@@ -195,7 +195,7 @@ def test_results_are_close_to_exact_arithmetic(device, rng):
 
 
 def test_the_norm_reads_unrounded_sums(device):
-    """Sums that bfloat16 cannot hold: the normed values are those of the float32 sums."""
+    """bfloat16 cannot hold the sums: the normed values are those of the float32 sums."""
     act = np.ones(8, BF16)
     weight = np.zeros((4, 8), BF16)
     weight[:, 0], weight[:, 1] = 256, [1, 0, 1, 0]

@@ -67,7 +67,7 @@ def test_a_first_call_cannot_be_captured(device, arrays):
 
 
 def test_consecutive_calls_may_change_their_size(device, rng):
-    """Words of an earlier call of another shape are never taken for words of the current call."""
+    """Words that an earlier call of another shape left are never taken for words of the current call."""
     cases = [
         case(rng, m, n, 264, n_normed) for m, n, n_normed in ((8, 90, 80), (None, 9, 8), (1, 200, 199), (3, 30, 9))
     ]
@@ -152,7 +152,7 @@ def test_a_call_moves_the_expected_number_of_bytes(rng):
         check(run(df.device(0, driver=machine), values), expected(values))
         total = list(machine.launches)[-1].counters.total
     weight, act = values.weight.nbytes, values.act.nbytes
-    # Beyond: act for each of the 8 teams of a block, gamma, the epoch, and polls of the words, which come in any order.
+    # Beyond these bytes: act for each of the 8 teams of a block, gamma, the epoch, and polls of the words.
     assert weight + act <= total.local_read <= weight + 6 * 8 * act + 1000 * 8 * 40
     assert 60 * 2 + 40 * 8 <= total.local_written <= 60 * 2 + 40 * 8 + 64
 
@@ -189,7 +189,9 @@ def test_a_finish_counter_that_is_not_zero_is_an_error(device, values, arrays, h
 
 @pytest.mark.emulated
 def test_a_wait_without_an_end_is_reported(rng, values):
-    """A block writes words of another launch, so the expected words never arrive and the report names the block."""
+    """A block writes words with the number of another launch, so the awaited words never arrive; the report names the
+    block.
+    """
     with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
         device = df.device(0, driver=machine)
         arrays = tuple(device.array(array) for array in values[:3])
@@ -218,9 +220,9 @@ def state(device, arrays):
 def test_launch_numbers_may_wrap_around(device, rng, values, arrays, state):
     more = case(rng, M, 9, K, 7)
     words = device.part(Scratch).own[device.stream.handle, "gemv"].array
-    words.copy_from(np.zeros(words.shape, np.uint8))  # the device's first launch, of any test, may have left its number
+    words.copy_from(np.zeros(words.shape, np.uint8))  # an earlier test's launch on this device may have left its number
     state(0, 2**32 - 1)
-    check(run(device, more), expected(more))  # its words were never written
+    check(run(device, more), expected(more))  # the words of this shape were never written
     state(0, 2**32 - 3)
     for _ in range(3):
         check(call(arrays), expected(values))
@@ -238,7 +240,7 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(device, values, arra
 
 
 def test_a_launch_in_an_abandoned_workspace_is_an_error(device, values, arrays, state):
-    """The host does not see the launch: the first report was read, and the words were not zeroed."""
+    """The host does not know of the launch: the first report was read, and the words were not zeroed."""
     state(1, 1)
     call(arrays)
     device.synchronize()
@@ -359,7 +361,7 @@ def test_a_capture_without_normed_columns_needs_no_empty_array(device, rng):
 
 
 def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, arrays):
-    """Each stream has its own words, and changes between launches take effect."""
+    """Each stream has its own words, and changed inputs between launches take effect."""
     prepared = df.gemv_partial_norm.prepare(*arrays, n_normed=NORMED, eps=EPS)
     other = df.Stream(device)
     for stream in (None, other, other.handle, "current", None):
@@ -386,7 +388,7 @@ def test_plans_are_of_shapes_and_alignment_and_never_of_addresses(device, rng):
 
 
 def test_host_memory_is_refused_by_name_if_no_driver_is_available(refused, monkeypatch):
-    """With numpy arrays only, no array names a driver."""
+    """All arguments are numpy arrays, so none of them determines a driver."""
 
     def unavailable(spec):
         raise DriverUnavailable("no driver")

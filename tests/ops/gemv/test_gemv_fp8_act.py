@@ -22,7 +22,7 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
         (None, 520, E4M3, "bfloat16", None, "row"),
         (None, 1024, E4M3, E4M3, "row", 64),  # act and its scales stay in registers
         (3, 1040, E5M2, E4M3, "group", 128),
-        (2, 301, E4M3, "float32", None, 64),  # rows of act off the size of a pack
+        (2, 301, E4M3, "float32", None, 64),  # rows of act whose size is no multiple of a pack
         (8, 264, E5M2, "float16", None, "tensor"),
     ],
 )
@@ -47,7 +47,9 @@ def test_without_scales_the_result_is_that_of_scales_of_one(device, rng):
 
 
 def test_scales_of_groups_are_multiplied_by_sums_of_packs():
-    """Applied at any other place, with act or at the end, the scales would change the last bits of these sums."""
+    """Scales applied at any other place, such as to act or to the final sum, would change the last bits of these
+    sums.
+    """
     rng = np.random.default_rng(3)
     act, weight = numbers(rng, (2, 384), E4M3), numbers(rng, (5, 384), "bfloat16")
     scales = rng.uniform(0.5, 2, (2, 3)).astype(np.float32)

@@ -74,7 +74,7 @@ def results(device, of, normed=False):
 
 
 def run(device, of, given=None, **options):
-    """Results by name, of arrays of the call's own where they are not given."""
+    """Run the op. Returns the results by name, in new arrays for those that are not given."""
     given = given or {}
     arrays = on_device(device, of)
     found = df.rmsnorm_fp8(epsilon=EPSILON, weight_offset=OFFSET, **arrays, **given, **of.rest, **options)

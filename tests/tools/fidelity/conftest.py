@@ -32,6 +32,8 @@ def recorded_matrix() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
 
 @pytest.fixture
 def device() -> Iterator[df.Device]:
-    """The device of a fresh emulated machine; few multiprocessors, on which no result depends, make grids small."""
+    """The device of a fresh emulated machine. Its few multiprocessors make grids small; results do not depend on
+    them.
+    """
     with emu.Machine(devices=1, sm_count=8) as machine:
         yield df.device(0, driver=machine)

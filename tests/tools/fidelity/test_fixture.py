@@ -51,7 +51,7 @@ def test_several_differing_words_are_named(tmp_path: Path) -> None:
     kept = stored(tmp_path, Answer(SOURCE, words))
     assert kept.words is None
     changed = words.copy()
-    rows = (5, 37, 41, 1999)  # two in one line, two in one column, all by the same bit
+    rows = (5, 37, 41, 1999)  # two words in one line and two in one column, with the same bit changed
     changed[list(rows)] ^= 1
     found = differing(kept, Answer(SOURCE, changed))
     assert found is not None and not found.sure

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""drvfuse's own kernels give on the emulated driver what a GPU gave, also for NaN, infinities and subnormals."""
+"""On the emulated driver drvfuse's own kernels give the results recorded on a GPU, also for NaN, infinities and
+subnormals.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_the_page_has_the_figures() -> None:
 
 
 def result_of(name: str) -> str:
-    """The type of D, the first of the types in the name of an instruction."""
+    """The type of D, which is the first of the types in the name of an instruction."""
     return next(part for part in name.split(".") if part in ("f16", "f32", "s32"))
 
 

@@ -215,7 +215,7 @@ def half_operation(
         v = [unpack(g, t, h) for h in halves]
         if verb in ("fma", "mad") or (verb == "mul" and t == "bf16"):
             d = [to_double(g, x) for x in v]
-            p = g.op(f"fmul double {d[0]}, {d[1]}")  # exact
+            p = g.op(f"fmul double {d[0]}, {d[1]}")  # the product is exact
             if len(d) == 3:
                 p = g.call(g.helpers.add_odd(), "i64", f"double {p}", f"double {d[2]}")
             else:

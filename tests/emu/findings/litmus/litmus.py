@@ -35,7 +35,8 @@ SEEDS = range(6)
 PROFILES = ("hardware", "strict")
 WORDS = 1 << 14
 PER_MODULE = 12
-DEFAULTS = {"devices": 2, "sm_count": 8, "check_initialised": False}  # racing reads may come first
+# a racing read may come before the write that initialises the memory
+DEFAULTS = {"devices": 2, "sm_count": 8, "check_initialised": False}
 NOBODY = 0xFFFFFFFF
 
 PRELUDE = """
@@ -89,7 +90,7 @@ def pairs(text: str) -> frozenset[Pair]:
 
 
 class Setup(ctypes.Structure):
-    """The kernels' last parameter: which thread has which role, and who is late."""
+    """The kernels' last parameter: which thread has which role, and which roles are late."""
 
     _fields_ = [
         ("role", ctypes.c_uint32 * 8),
@@ -117,8 +118,8 @@ class Case:
     some    pairs of which at least one must be reported, and each may be
     maybe   pairs that follow from the same mistake and may be reported
     edge    a pattern that the missing edge of every required race has to match, in any case of letters
-    detail  what else has to hold of each reported race
-    late    which roles are late, one a seed in turn; None: nobody, then each role
+    detail  a further condition for each reported race
+    late    which roles are late, a different one for each seed in turn; None: first no role, then each one
     values  the kernel's parameters at.a and at.b
     exited  lanes leave their warp before a barrier, which the strict profile reports besides
     """
@@ -187,7 +188,7 @@ class Suite:
 
     @functools.cached_property
     def _modules(self) -> dict[tuple[str, str], Kernel]:
-        """The kernels, PER_MODULE of them compiled together: loading one costs what its whole module does."""
+        """Modules of up to PER_MODULE kernels: to load one kernel costs as much as to load its whole module."""
         kernels = {}
         keys = sorted(self._kernels, key=lambda key: key[0])
         for top in dict.fromkeys(top for top, _ in keys):
@@ -206,9 +207,9 @@ class Suite:
         return kernels
 
     def check(self, case: Case, profile: Any) -> None:
-        """Run a case under its seeds; the test fails with everything that disagrees.
+        """Run a case under its seeds; the test fails with a list of all disagreements.
 
-        The strict profile runs under all of them where its verdict is its own, else under the last two.
+        The strict profile runs under all seeds if it has a verdict of its own, otherwise under the last two.
         """
         seeds = case.seeds if profile == "hardware" or case.strict is not None else case.seeds[-2:]
         found = [text for seed in seeds for text in self.disagreements(case, profile, seed)]
@@ -376,7 +377,7 @@ class Lab:
         ok(self.cuda.cuLaunchKernelEx(config, function, ((*pointers, setup), kinds), 0))
 
     def finish(self) -> None:
-        """Everything queued has ended well."""
+        """Wait for all queued work, which must succeed."""
         for device in range(len(self.contexts)):
             self.use(device)
             ok(self.cuda.cuCtxSynchronize())
@@ -432,7 +433,7 @@ def covers(scope: str, name: str) -> bool:
 
 
 def fill(body: str, **parts: str) -> str:
-    """A body with its $names replaced."""
+    """A kernel body with its $names replaced."""
     for name, text in parts.items():
         body = re.sub(rf"\${name}\b", lambda _, t=text: t, body)
     if "$" in body:

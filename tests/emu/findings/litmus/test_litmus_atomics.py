@@ -160,7 +160,8 @@ for name, again, races in (
 ):
     suite.add(f"own-{name}-after-a-release", fill(OWN, again=again), place("gpu", 2), races=races)
 
-# A reduction reads without acquiring (PTX ISA, note at "Release and Acquire Patterns"); an atomic may acquire.
+# A reduction (red) does not acquire by its read (PTX ISA, note at "Release and Acquire Patterns"); an atomic may
+# acquire.
 SILENT = """
 P(0) {
   ST(weak, x, 1)  // @w
@@ -249,7 +250,7 @@ LASTS: dict[str, tuple[dict[str, str], str, str | None, tuple[str, ...]]] = {
     "all-fence-for-the-block": ({"every": "FENCE(acq_rel.cta)", "after": GPU}, "w~r", None, ()),
     "one-fences-for-the-block": ({"before": "FENCE(acq_rel.cta)", "after": GPU}, "w~r", None, ()),
     "acq-rel-without-the-barrier": ({"sem": "acq_rel.gpu", "meet": ""}, "w~r", None, ()),
-    # Fences of the readers without a read of their own acquire nothing.
+    # A fence of a thread that has read no flag acquires nothing.
     "fences-of-the-readers": ({"before": GPU, "reader": GPU}, "w~r", None, ("strict",)),
 }
 for name, (parts, races, strict, profiles) in LASTS.items():
@@ -489,7 +490,7 @@ P(1) {
 }
 """
 suite.add("sequence-lock-relaxed-data", fill(SEQLOCK, data="relaxed.gpu"), place("gpu", 2))
-# With plain data there is a race if the reader comes before the writer, which is made late here.
+# Plain data race if the reader comes before the writer, so the writer is late here.
 suite.add("sequence-lock-plain-data", fill(SEQLOCK, data="weak"), place("gpu", 2), races="w~r", late=(0,))
 suite.add("sequence-lock-plain-data-read-late", fill(SEQLOCK, data="weak"), place("gpu", 2), late=(1,))
 

@@ -11,7 +11,7 @@ from litmus import Suite, fill, grid
 
 suite = Suite()
 
-# A write and a read of two threads, with something between ------------------------------------------------------------
+# A write by one thread and a read by another, with a barrier or other code between ------------------------------------
 
 BETWEEN = """
 __shared__ u32 s;
@@ -52,7 +52,7 @@ BETWEENS = {
     "arrive-and-sync": ("if (t < 32) ARRIVE(1, 96) else BARRIER(1, 96)", (70,)),
     "sync-and-arrive": ("if (t < 32) BARRIER(1, 96) else ARRIVE(1, 96)", (1,)),
 }
-# bar.arrive lets the lanes of its own warp go on unordered.
+# bar.arrive does not wait, so it orders nothing for the other lanes of its warp.
 for (name, (text, ordered)), (kind, (first, second)), reader in itertools.product(
     BETWEENS.items(), ACCESSES.items(), (1, 70)
 ):

@@ -96,7 +96,7 @@ if (T(9)) { LATE(1) LD(weak, x)  // @r
 """
 add("barrier-learns-nothing-from-an-exit", EXITED, races="w~r")
 
-# Blocks that are there ------------------------------------------------------------------------------------------------
+# Blocks that have started and not ended -------------------------------------------------------------------------------
 
 PRESENT = """
 __shared__ u32 s[32];

@@ -94,7 +94,8 @@ for name, after, count, races in (
 ):
     add(f"partial-{name}", fill(PARTIAL, after=after), grid(1, 32), races=races, values=(count, 0))
 
-# Neighbours of one line of the kernel: the 16 bytes that the detector keeps together hold several copies.
+# The copies lie side by side in memory, so that the 16 bytes for which the detector has one entry hold several of
+# them.
 LOOP = """
 __shared__ alignas(16) u32 s[4];
 if (T(0)) {
@@ -125,7 +126,8 @@ if (t == at.a) { LATE(1) $after  // @r
 }
 """
 WAITED = "no barrier is between the copying thread's wait"
-for name, parts, close, far, edge in (  # whether it orders a thread of the same warp, and of another
+# whether the parts order another thread of the same warp, and a thread of another warp
+for name, parts, close, far, edge in (
     ("wait-and-barrier", ("WAIT(0)", "BAR", "", ""), True, True, None),
     ("wait-all-and-barrier", ("WAIT_ALL", "BAR", "", ""), True, True, None),
     ("wait-and-two-barriers", ("WAIT(0)", "BAR", "", "BAR"), True, True, None),

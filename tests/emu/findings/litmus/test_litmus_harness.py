@@ -85,11 +85,11 @@ def test_marks_have_to_exist_and_names_to_differ() -> None:
 
 @pytest.mark.parametrize("where", ["warp", "block", "gpu", "stream", "peer"])
 def test_either_of_two_accesses_comes_first(where: str) -> None:
-    """The reader copies what it sees: the late role decides which."""
+    """The reader copies the value that it sees, which tells whether it came first."""
     suite = Suite()
     body = "P(0) {\nST(weak, x, 7)  // @w\n}\nP(1) {\nu32 v; GET(v, weak, x)  // @r\nST(weak, y, v)\n}"
     suite.add("one", body, place(where, 2), races="w~r")
-    # A seed may delay a launch, so between launches only seed 0 keeps the given role late.
+    # A seed may delay a launch, so only seed 0 keeps the given role late if the roles are separate launches.
     for late, seen in ((0, 0), (1, 7)):
         for seed in range(1 if where in ("stream", "peer") else 3):
             with lab(suite, suite.cases[0], "hardware", seed, late) as here:
@@ -134,5 +134,5 @@ def test_a_pair_of_places_is_reported_once() -> None:
             case.drive(here)
         here.finish()
         lines = [frozenset((report.line, report.other.line)) for report in here.machine.reports]
-        assert len(lines) <= 4  # each of two orders of a pair of places, and the two writes
+        assert len(lines) <= 4  # two orders of a pair of places, each with two writes
         assert not suite.disagreements(replace(case, late=(NOBODY,)), "hardware", 0)

@@ -69,7 +69,7 @@ for name, parts, races in (
             races=races,
             edge="griddepcontrol|programmatic|PDL|dependent" if races else None,
         )
-# In either order of the two accesses, the missing edge is the dependent's wait.
+# The dependent accesses memory before its wait, so the missing edge is that wait, whichever access comes first.
 suite.add(
     "dependent-reads-what-its-primary-has-yet-to-write",
     fill(PDL, first="", trigger="TRIGGER LATE(0)", before="", wait="", after=LATE, third=""),
@@ -175,7 +175,8 @@ for name, end, races, strict in (
     ("with-a-barrier-at-the-end-that-is-relaxed-on-both-sides", NEITHER, "", "w~r"),
     ("with-a-volatile-barrier-at-the-end", NEITHER.replace("relaxed.sys", "volatile"), "", "w~r"),
     ("with-a-barrier-of-atomics-at-the-end", COUNTED, "", "w~r"),
-    ("with-an-end-that-does-not-acquire", END.replace("acquire", "relaxed"), "", ""),  # the kernel's end does
+    # the end of the kernel acquires instead
+    ("with-an-end-that-does-not-acquire", END.replace("acquire", "relaxed"), "", ""),
     ("with-an-end-before-the-reads-of-others", END.replace("BAR ", ""), "w~r", "w~r"),
     ("with-a-relaxed-end-before-the-reads-of-others", RELAXED.replace("BAR ", ""), "w~r", "w~r"),
 ):
@@ -224,7 +225,7 @@ PROXY = 'asm volatile("fence.proxy.alias;" ::: "memory");'
 
 
 def _aliases(here: Lab) -> tuple[int, int]:
-    """Two addresses of one memory of device 0, open to both devices."""
+    """Two addresses of one range of device 0, which both devices can access."""
     cuda = here.cuda
     prop = types.CUmemAllocationProp()
     prop.type = types.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barrier objects in shared memory: who learns what by them, of threads and of bulk copies."""
+"""Barrier objects in shared memory: what their phases order, for threads and for bulk copies."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ for name, before, first, barrier, second, after, races in (
 EXPECTED_LATE = BULK.replace("ARRIVE_TX(b, 64)", "").replace("$first", "ARRIVE_TX(b, 64)")
 add("bulk-expected-behind-its-issue", fill(EXPECTED_LATE, before="", barrier="", second="AWAIT(b, 0)", after=READ),
     values=(1, 40))  # fmt: skip
-# The completion of a copy orders the copy only, not earlier accesses of its thread.
+# The completion of a bulk copy orders only the copy, not earlier accesses of the thread that issued it.
 TELLS = (
     SHARED
     + """

@@ -54,7 +54,8 @@ for name, (text, roles, races) in SHAPES.items():
         suite.add(
             f"{name}-weak-strong-{where}", _shape(text, "weak", f"relaxed.{s}", ""), where_to, races=races, **common
         )
-        # A fence alone orders a weak access of one thread before the other thread's only as fence.sc does, one way.
+        # A fence alone orders a weak access of one thread before one of another thread only if it is fence.sc, and
+        # then one way.
         suite.add(
             f"{name}-weak-fences-{where}",
             _shape(text, "weak", "weak", f"FENCE(acq_rel.{s})"),
@@ -85,8 +86,9 @@ suite.add(
     place("gpu", 2),
 )
 
-# One location ---------------------------------------------------------------------------------------------------------
-# Two accesses, one of them a write, that nothing orders: no race if both are strong and each scope includes the other.
+# One location -------------------------------------------------------------------------------------------------------
+# Two accesses of one location, one of them a write, that nothing orders: no race if both are strong and each scope
+# includes the other thread.
 
 ACCESSES = ["weak", "relaxed.cta", "relaxed.gpu", "relaxed.sys", "volatile"]
 ATOMICS = ["relaxed.cta", "relaxed.gpu", "relaxed.sys"]
@@ -205,7 +207,8 @@ P(1) {
 }
 """
 suite.add("observed-then-written-again", OBSERVED_THEN_WRITTEN, place("gpu", 2), races="w~r")
-# Observation reaches through a chain of atomics, each of which saw the one before, and no further.
+# A thread that observes an atomic is ordered after the whole chain of atomics that led to the value, and after no
+# more.
 COUNTED = """
 if (T(0) && blockIdx.x < 4) {
   LATE(0)

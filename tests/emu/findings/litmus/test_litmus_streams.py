@@ -36,7 +36,7 @@ def _run(here: Lab, role: int, stream: Any = None, device: int = 0) -> None:
 
 
 def _order(here: Lab, before: Any, after: Any, device: int = 0) -> None:
-    """An event recorded in one stream, waited for in another."""
+    """A function that orders one stream behind an event recorded in another stream."""
     event = here.event(device)
     ok(here.cuda.cuEventRecord(event, before))
     ok(here.cuda.cuStreamWaitEvent(after, event, 0))
@@ -258,7 +258,7 @@ for name, wait in HOST_WAITS.items():
 def _(here: Lab) -> None:
     _run(here, 3, here.stream(2))
     _run(here, 0, here.stream(0))
-    ok(here.cuda.cuStreamSynchronize(here.stream(2)))  # the first kernel has run by then on the emulator too
+    ok(here.cuda.cuStreamSynchronize(here.stream(2)))  # on the emulator too, the first kernel has run when this returns
     _run(here, 1, here.stream(1))
 
 
@@ -281,7 +281,7 @@ def _(here: Lab) -> None:
 
 
 def _let_it_run(here: Lab) -> None:
-    """Everything queued runs, without an order that the program may count on."""
+    """Wait for all queued work, without an order that the program may rely on."""
     _run(here, 3, here.stream(7))
     ok(here.cuda.cuStreamSynchronize(here.stream(7)))
 
@@ -568,7 +568,7 @@ def _(here: Lab) -> None:
     rows.srcPitch = rows.dstPitch = 64
     rows.WidthInBytes, rows.Height = 16, 4
     ok(here.cuda.cuMemcpy2DAsync(rows, here.stream(1)))
-    here.launch({1: At()}, here.stream(0), m=here.m + 132)  # in the third row
+    here.launch({1: At()}, here.stream(0), m=here.m + 132)  # the kernel works in the third row
     here.launch({0: At()}, here.stream(2), m=here.m + 144)  # behind it
 
 
@@ -596,7 +596,7 @@ def _(here: Lab) -> None:
 
 
 def _of_a_pool(here: Lab, in_order: bool) -> None:
-    """Memory that two streams use, freed in the order of the first."""
+    """Allocate memory of a pool, use it in two streams and free it in the order of the first."""
     here.use(0)
     one, other = here.stream(0), here.stream(1)
     pointer = int(ok(here.cuda.cuMemAllocAsync(65536, one)))
@@ -613,7 +613,8 @@ def _(here: Lab) -> None:
     _of_a_pool(here, in_order=True)
 
 
-@case("memory-of-a-pool-freed-beside-its-use", "host~host", seeds=(0,))  # the free may come first, which is a fault
+# under another seed the free may come first, which is a fault and not a race
+@case("memory-of-a-pool-freed-beside-its-use", "host~host", seeds=(0,))
 def _(here: Lab) -> None:
     _of_a_pool(here, in_order=False)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain stores of one value by threads of one block, which hardware keeps and `strict` does not; and elements of lanes.
+"""Threads of one block store the same value to one word: no race in the hardware profile, a race in the strict one. And
+lanes that store different elements.
 
-Lanes share entries of the detector where their elements lie side by side: who conflicts with one lane's element does
-not conflict with those of the others.
+Lanes whose elements lie side by side share entries of the detector: an access that conflicts with one lane's element
+does not conflict with those of the others.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ suite.add(
     "of-two-blocks", fill(ALL, store=STORE, between="", read=""), grid(2, 1), races="w~w", strict="w~w", seeds=range(3)
 )
 
-# A store that does not conflict with later stores of its value does not hide conflicts of these.
+# A store of the same value that does not conflict with a later store must not hide conflicts of that store.
 HIDDEN = """
 u32 t = threadIdx.x;
 if (t == 0) LD(weak, x)  // @r

@@ -221,7 +221,7 @@ for (u32 i = 0; i < 6; i++) {
     races="r~w",
 )
 
-# A reader of one word is ordered after one writer, but not after the other.
+# A reader of one word is ordered after the writer of one half of it, but not after the writer of the other.
 TWO = """
 P(0) {
   ST(weak, x, 1)  // @w0
