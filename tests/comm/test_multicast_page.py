@@ -41,7 +41,7 @@ def test_the_example_of_the_page_is_clean_under_many_schedules(capsys: pytest.Ca
 @pytest.mark.parametrize(
     "old,new,why",
     [
-        ('asm volatile("fence.proxy.alias;" ::: "memory");', "", "no fence.proxy.alias is on the way"),
+        ('asm volatile("fence.proxy.alias;" ::: "memory");', "", "no fence.proxy.alias is between them"),
         ("red.release.sys", "red.relaxed.sys", ""),
         ("ld.acquire.sys", "ld.relaxed.sys", ""),
         ("seen < ranks", "seen < 1", ""),
