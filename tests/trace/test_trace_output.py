@@ -77,7 +77,7 @@ def test_a_block_that_has_not_run_has_no_records():
 def test_more_phases_than_were_expected_are_an_error():
     laps = [lap(LOAD, 1 + n) for n in range(6)]
     assert len(records(block(0, 0, 10, *laps[:5], exit=10))) == 7
-    with pytest.raises(DrvfuseError, match="noted 7 phases or more in a block where 6"):
+    with pytest.raises(DrvfuseError, match="recorded 7 phases or more in a block where 6"):
         records(block(0, 0, 10, *laps, exit=10))
 
 
@@ -269,7 +269,7 @@ def test_tables_of_an_emulated_call_explain_its_times_and_end_with_the_finish_ph
         (0, 0, 1, "finish", -1, 90, 100),
     )
     first, *lines = summary(late, {0: VIRTUAL}).splitlines()
-    assert first.startswith("times by a virtual clock")
+    assert first.startswith("times are by a virtual clock")
     assert [line.split()[0] for line in lines if "%" in line] == ["apply_load", "finish"]
 
 
