@@ -134,9 +134,11 @@ def time_host(arguments: argparse.Namespace) -> Started:
 
 
 def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
-    """The driver. Raises ArgumentError if it has fewer devices than `--gpus` says."""
+    """The driver. Raises Unsupported if it has fewer than `least` devices, and ArgumentError if fewer than `--gpus`."""
     driver = get_driver(arguments.driver)
     most = min(8, int(driver.cuDeviceGetCount()))
+    if most < least:
+        raise Unsupported(f"this benchmark needs at least {least} devices, and the {driver.name} driver has {most}")
     if not least <= arguments.gpus <= most:
         raise ArgumentError("--gpus", arguments.gpus, f"from {least} to {most}, as the {driver.name} driver has them")
     return driver

@@ -19,6 +19,8 @@ from drvfuse.bench import collectives, collectives_report, peers, stored_peers
 from drvfuse.bench.floors import Links, least_wire_bytes
 from drvfuse.bench.peer_worker import NORM, PEERS
 from drvfuse.bench.settings import EMULATED
+from drvfuse.cli import bench_groups
+from drvfuse.runtime.driver import get_driver
 from drvfuse.runtime.multicast_support import VETOES
 
 pytestmark = pytest.mark.emulated
@@ -236,6 +238,16 @@ def test_arguments_are_checked_before_any_work(
     assert main(["bench", "allreduce-rmsnorm-fp8", *arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and not captured.out
+
+
+def test_a_driver_with_too_few_devices_is_refused_with_both_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with df.emu.Machine(devices=1) as machine:
+        monkeypatch.setattr(bench_groups, "get_driver", lambda name: get_driver(machine))
+        assert main(["bench", "fused-forms", "--gpus", "1", "--driver", "emu"]) == 2
+    error = capsys.readouterr().err
+    assert "this benchmark needs at least 2 devices, and the emu driver has 1" in error
 
 
 def test_peers_need_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
