@@ -46,14 +46,14 @@ def _cell(figure: dict[str, Any]) -> str:
 
 
 def peer_us(result: dict[str, Any]) -> float | None:
-    """The time of the fastest peer of the run."""
+    """The time of the fastest other library ("peer") that this run measured."""
     found = result["peers"].items()
     return min((figure["us"] for name, figure in found if name != NORM and "us" in figure), default=None)
 
 
 def stored_us(result: dict[str, Any]) -> float | None:
-    """The time of the fastest stored peer. For the fused op without residual it is the sum of two: the stored
-    all-reduce, and the compiled norm of this run.
+    """The time of the fastest other library in `stored_peers`. For the fused op without residual it is the sum of two
+    times: the stored all-reduce, and the compiled norm that this run measured.
     """
     if result["stored"] is None:
         return None

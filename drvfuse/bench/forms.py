@@ -12,8 +12,10 @@ PLAIN = "row"
 
 @dataclass(frozen=True)
 class Form:
-    """A form. `residual` is the dtype of residuals and residual outputs, None if there are none. `head_columns` is 0 if
-    rows have no heads. `normed` says whether the normed rows are stored too."""
+    """The arguments of a fused op that differ between forms.
+
+    `residual` is the dtype of residuals and residual outputs, None if there are none. `head_columns` is 0 if rows have no
+    heads. `normed` says whether the normed rows are stored too."""
 
     quantisation: Quantisation = Quantisation.per_row()
     residual: str | None = None
@@ -25,7 +27,9 @@ class Form:
 
     @property
     def gathered(self) -> bool:
-        """Whether it is a quantisation alone, and one with scales, which all_gather takes with the codes."""
+        """True if the form is a quantisation with scales and nothing else: `all_gather` can gather such rows, codes and
+        scales.
+        """
         return self == Form(self.quantisation) and self.quantisation.scales is not None
 
     def fits(self, columns: int) -> bool:

@@ -33,8 +33,8 @@ TEXT_COLUMNS = 5
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
     """The bytes that each rank receives: 16-bit inputs, and by two shots also the results that the owners of rows send.
-    The results are the residual output, if there is one, or else codes, scales and normed rows. one_stage, to which a
-    small workspace leads, reads as many bytes as one shot. For all_gather the bytes are codes and scales.
+    The results are the residual output, if there is one, or else codes, scales and normed rows. With a small workspace
+    one_stage runs instead; it reads as many bytes as one shot receives. For all_gather the bytes are codes and scales.
     """
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize

@@ -18,7 +18,7 @@ from .collective_calls import CollectiveCalls, Host, Result
 
 
 def gathers(group: Group, rows: int, columns: int, sets: int, made: Quantisation) -> CollectiveCalls:
-    """Calls that gather random codes and scales of so many rows in all, which the ranks own as equally as possible."""
+    """Calls that gather random codes and scales of `rows` rows in all, divided among the ranks as equally as can be."""
     of_codes, of_scales = made.dtype, made.scales
     assert of_codes is not None and of_scales is not None
     counts = split_rows(rows, group.size)

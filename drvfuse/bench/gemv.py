@@ -38,7 +38,7 @@ OURS = ("none", "normed", "all", "ON", "EARLY", "traced", "FP8 weight", "FP8 act
 PEERS = ("cublas", "cublas + norm", "compiled")
 HEAD, TEXT_COLUMNS = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS], 1
 _ROTATED_BYTES = 256 << 20
-CALLS = 64  # fewest calls of a graph
+CALLS = 64  # the minimum number of calls per graph
 _FP8 = "float8_e4m3fn"
 _READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
 
@@ -61,7 +61,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) read(const uint4* from, lo
 
 
 class Bench:
-    """A device with one allocation of random weights, of `rotated_bytes` (None: 256 MiB), which calls use in turn."""
+    """A device with random weights in one allocation of `rotated_bytes` (None: 256 MiB). Successive calls use different
+    parts of the allocation.
+    """
 
     def __init__(self, device: Device, with_torch: bool = False, rotated_bytes: int | None = None) -> None:
         self._device, self._torch, self._random = device, with_torch, np.random.default_rng(0)
@@ -73,7 +75,7 @@ class Bench:
         return self._device.array(bits & np.uint16(0xBFF7))  # all values are finite, also as FP8
 
     def measure(self, n: int, k: int, n_normed: int, rows: int = 1) -> dict[str, Any]:
-        """All figures of one shape and that many rows of act, in microseconds per call. Torch's are of one row."""
+        """All times of one shape with `rows` rows of act, in microseconds per call. Torch's times are for one row."""
 
         def ours(n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, **dtypes: str) -> float:
             return self._time(self.calls(n, k, n_normed, level, trace, rows=rows, **dtypes))

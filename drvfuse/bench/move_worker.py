@@ -37,7 +37,7 @@ def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, 
 
 
 def _screen(op: str, call: Callable[[Any, Any], None], x: Any, output: Any, rank: int, ranks: int) -> None:
-    """Raise if the peer's output bytes are wrong; such a peer is not timed."""
+    """Raise an error, so that the peer is not timed, if its output bytes are wrong."""
     call(x.fill_(rank + 1), output)
     if op == "broadcast":
         right = bool((x == 1).all())

@@ -102,7 +102,7 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
 
 
 def _screen(reduce: Reduce, x: Any, rank: int, ranks: int, reduces: bool) -> None:
-    """Raise if the peer's sums are wrong; such a peer is not timed."""
+    """Raise an error, so that the peer is not timed, if its sums are wrong."""
     if reduces:
         got = reduce(x.fill_(rank + 1))
         if not bool((got == ranks * (ranks + 1) // 2).all()):

@@ -25,7 +25,7 @@ from .settings import Settings
 from .sum_worker import EPSILON
 
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.peer_worker"]
-_GRACE = 5.0  # seconds that the other processes of a peer get when one has failed
+_GRACE = 5.0  # seconds after the failure of one process of a peer until its other processes are killed
 _POLL = 0.05
 
 Key = tuple[int, int, bool]

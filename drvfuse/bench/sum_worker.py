@@ -49,7 +49,7 @@ def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, 
 
 
 def _screen(op: str, call: Callable[[Any, Any], Any], x: Any, output: Any, rank: int, ranks: int) -> None:
-    """Raise if the peer's sums are wrong; such a peer is not timed."""
+    """Raise an error, so that the peer is not timed, if its sums are wrong."""
     call(x.fill_(rank + 1), output)
     total = ranks * (ranks + 1) // 2
     if not bool(((x if op == "allreduce_many" else output) == total).all()):

@@ -56,7 +56,9 @@ def _calls(over: CollectiveCalls, algo: str, trace: Trace | None) -> Calls:
 
 
 def _calls_per_graph(rows: int, cols: int) -> int:
-    """The number of calls of a graph. Long calls are fewer, since a trace has room for the records of all calls."""
+    """The number of calls per graph. It is smaller for large inputs, since the trace must hold the records of all
+    calls, and a longer call has more of them.
+    """
     nbytes = 2 * rows * cols
     return 50 if nbytes <= 1 << 20 else 20 if nbytes <= 8 << 20 else 10
 

@@ -68,7 +68,8 @@ class Board:
         return values
 
     def vote(self, what: str, failure: str | None, timeout: float | None = None) -> None:
-        """Succeed on all ranks if `failure` is None on all, else raise GroupError with that of the lowest rank."""
+        """Succeed on all ranks if `failure` is None on all, else raise GroupError with the failure of the lowest
+        rank that has one."""
         text = "" if failure is None else f"!{failure}"[:4096]
         for rank, vote in enumerate(self.gather(what, text.encode(errors="replace"), timeout)):
             if vote:

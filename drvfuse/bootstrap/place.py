@@ -117,7 +117,7 @@ def find_place(rank: int | None = None, size: int | None = None, environment: Ma
         rank = _number(variables, rank_name, f"a rank, 0 to {size - 1}", 0)
     rank = require_integer(rank_name, rank, f"a rank, 0 to {size - 1}", 0, size - 1)
     if given and launcher and _of(variables, launcher) != (rank, size):
-        launcher = None  # the ranks are those of a job inside the launcher's job, which the variables do not describe
+        launcher = None  # a job inside the launcher's job: the launcher's variables describe only the outer job
     local_rank, local_size = _on_this_host(variables, launcher, size) if launcher else (None, None)
     of_job = (*launcher.job, *_MASTER) if launcher else _MASTER
     job = {name: variables[name] for name in of_job if variables.get(name)}

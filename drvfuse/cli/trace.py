@@ -35,7 +35,7 @@ _GEMV_SHAPE = "2112x7168x1536"
 def run_trace(arguments: argparse.Namespace) -> int:
     """Run the op `--warm` times, then once with a trace, and show the phases of its blocks. Returns 0."""
     if arguments.png is not None:
-        check_image("--png", arguments.png)  # before the run
+        check_image("--png", arguments.png)  # checked before the run, which may take long
     setup = {"gemv": _gemv, "rmsnorm_fp8": _norm}.get(arguments.op, _collective)(arguments)
     driver = get_driver(arguments.driver)
     with setup(driver) as (trace, launch, title):

@@ -7,7 +7,7 @@ further kernel start, so a whole chain of kernels may be resident behind a call 
 since the kernels may belong to any library. The chain cannot stop the call in front of it, whose blocks are all placed,
 but it can stop a call of another group: on one device the chain of group A may leave no room for a call of group B,
 while on another device the chain of B leaves no room for a call of A, and each call waits for the other. Likewise a
-push launch of a group that was opened without a budget fills all multiprocessors, if it has work for so many blocks.
+push launch of a group that was opened without a budget fills all multiprocessors, if it has work for enough blocks.
 
 So a launch triggers early or fills its device only while its group is the only one open on its devices. While other
 groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then all

@@ -53,7 +53,7 @@ class CallState:
         return False
 
     def check(self, calls: ComparedCalls | None) -> None:
-        """Raise the error of a report of a kernel since the last reset, or that of the link between the nodes.
+        """Raise the error that a kernel has reported since the last reset, or the error of the link between the nodes.
 
         `calls` has the names of compared calls. Reads host memory only.
         """

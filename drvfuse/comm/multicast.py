@@ -196,7 +196,9 @@ def create(team: Team, nbytes: int, undo: Undo) -> Multicast | None:
 def export(
     team: Team, parts: Mapping[int, MappedMemory], made: Multicast | None, opened: contextlib.ExitStack
 ) -> list[int]:
-    """Descriptors of the memory of this process's rank, and of the object if it has made that. `opened` closes them."""
+    """Descriptors of the memory of this process's rank and, if this process has made it, of the multicast
+    object. `opened` closes them.
+    """
     exported: list[int] = []
     if len(team.places) < team.size:
         (rank,) = team.places

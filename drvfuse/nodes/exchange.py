@@ -61,9 +61,9 @@ class Piece(NamedTuple):
 class Pieces:
     """What the local rank `member` sends to its peers of other nodes, and what it receives from them.
 
-    Of each pair of ranks the first piece that one sends goes to the first piece that the other one receives, and so on;
-    these are equally large. Pieces that are received overlap no other piece. The work is queued on `stream`, or is
-    complete when the method returns.
+    The first piece that a rank sends to a peer goes to the first piece that the peer receives from this rank, and so
+    on; both pieces of a pair have the same size. A received piece overlaps no other piece. The work is
+    queued on `stream`, or is complete when the method returns.
     """
 
     member: Member
@@ -73,10 +73,11 @@ class Pieces:
 
 
 class Exchange(Protocol):
-    """An engine. One object serves one group; its methods are called by one thread at a time, but for `abort`.
+    """The methods that an engine must have. One object serves one group. One thread at a time calls its methods; only
+    `abort` may be called while another method runs.
 
-    `name` appears in messages. `watched` says whether its work on a stream may last for ever. Then the group watches
-    the work and calls `abort` when it has taken longer than the setting `spin_timeout`.
+    `name` appears in messages. If `watched` is true, the engine's work on a stream may last for ever. Then the group
+    watches the work and calls `abort` when it has taken longer than the setting `spin_timeout`.
     """
 
     name: str

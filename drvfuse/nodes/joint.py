@@ -24,7 +24,7 @@ class NodesWanted:
     domain: str = ""
 
     def check(self) -> None:
-        """Raise ArgumentError for a value that is wrong for any group."""
+        """Raise ArgumentError for a value that no group accepts."""
         if self.nodes != "auto":
             require_integer("nodes", self.nodes, '"auto" or a number of nodes', 1)
         find_order(self.node_order, 1)

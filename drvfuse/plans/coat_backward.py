@@ -14,15 +14,15 @@ from .scratch import SUMS_AT
 MAX_COLUMNS = 32768
 MAX_GRADIENTS = 3
 DW_SEGMENTS = 132
-FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # up to these limits rows are read twice, and blocks exchange no sums
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # up to these sizes a kernel reads rows twice, and its blocks exchange no sums
 _SLICE = 32  # columns of a block in the kernel of few rows, whose blocks divide the columns
 _MAX_RING = 8
-_LONG = 12  # with so many rows per team, two rows are loaded ahead, and dx of the last two is stored after the sums
+_LONG = 12  # rows per team from which on two rows are loaded ahead, and dx of the last two is stored after the sums
 _RING_CAPABILITY = (9, 0)
 
 
 def workspace_bytes(columns: int) -> int:
-    """Bytes of the workspace that any call with that many columns needs."""
+    """The number of bytes of workspace that suffices for every call with this number of columns."""
     return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 

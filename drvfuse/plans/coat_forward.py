@@ -17,7 +17,7 @@ _MEETINGS_BYTES = 32
 _ALONE = 8192
 _FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # rows per multiprocessor
 _LAYER_ROWS = 512  # with fewer rows the three grid barriers of LayerNorm cost more than they gain
-_EXCHANGE = 16  # the exchange of a team's sums takes as long as so many rows of a segment
+_EXCHANGE = 16  # the number of rows of a segment that take as long as the exchange of a team's sums
 _CLUSTERS = (9, 0)  # the least compute capability with clusters
 _PORTABLE_CLUSTER = 8  # blocks of a cluster that every device with clusters can run
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
@@ -188,7 +188,7 @@ class FewRows(_Plan):
         self.part_columns = columns
         self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        for self.warps, shape, most in (  # the smallest tiles such that no warp has more than that many
+        for self.warps, shape, most in (  # the smallest tiles in which no warp has more than `most`
             (16 if rows <= 2 else 8, (4, 4, lanes), 1 if rows >= 64 else inf),
             (8, (8, 4, 4), 1),
             (8, (8, 8, 4), 1),

@@ -75,7 +75,7 @@ class Work:
 
 
 def ragged(elements: int, itemsize: int) -> bool:
-    """Whether that many elements are no whole number of packs."""
+    """Whether the last pack of `elements` elements is incomplete."""
     return elements * itemsize % PACK_BYTES != 0
 
 
@@ -168,7 +168,7 @@ def _multimem_slot(work: Work, columns: int) -> int:
     """Bytes of multicast staging that a row takes: the row or, in its place, its results; and its scales."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # residual_out takes the place of the staged row, unless it is larger
+    if work.residual:  # residual_out overwrites the staged row, unless it is larger
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16
@@ -192,7 +192,7 @@ def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
 def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
     """The most bytes of each rank's input in a chunk of a naive call, a multiple of `unit`.
 
-    The payload has a slot of so many bytes for every other rank, which begins at a multiple of 16 bytes. Raises
+    The payload has a slot of this size for every other rank, which begins at a multiple of 16 bytes. Raises
     ArgumentError if a slot has no room for one unit.
     """
     available = payload_bytes // max(ranks - 1, 1) // 16 * 16

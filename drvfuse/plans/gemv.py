@@ -13,25 +13,27 @@ from .limits import Limits
 MAX_ROWS = 8
 PACK_BYTES = 16
 GROUP = 32
-SCALE_GROUP = 128  # columns of a scale of the weight for a group
-ACT_SCALE_GROUPS = (128, 64)  # columns of a scale of act for a group
+SCALE_GROUP = 128  # columns of the weight that share a group scale
+ACT_SCALE_GROUPS = (128, 64)  # columns of act that share a group scale: one of these numbers
 GROUP_BYTES = PACK_BYTES * GROUP
-PRODUCT_WARPS = 16  # most warps that multiply
-TEAM_WARPS = 8  # most warps that share a copied row: two teams hide more of each other's latencies
-RESIDENT = 32  # most values of act that a lane keeps in registers
-NORM_WARPS = 8  # most warps that compute the norms, of all rows of act
-ROUND_COLUMNS = 4096  # most normed columns that the last block waits for in one round
-STAGES = 4  # most stages in flight
+PRODUCT_WARPS = 16  # the maximum number of warps that multiply
+TEAM_WARPS = 8  # the maximum number of warps that share a copied row: two teams hide each other's latencies
+RESIDENT = 32  # the maximum number of values of act that a lane keeps in registers
+NORM_WARPS = 8  # the maximum number of warps that compute norms, over all rows of act
+ROUND_COLUMNS = 4096  # the maximum number of normed columns that the last block waits for in one round
+STAGES = 4  # the maximum number of stages in flight
 
 # The limits from which on copies are faster than loads, and the sizes of copies and loads, as timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
-COPIED_BYTES = 96 << 10  # most bytes of copies in flight: more would delay the other data that the block reads
+COPIED_BYTES = 96 << 10  # the maximum number of bytes of copies in flight: more would delay other reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 COPY_CAPABILITY = (9, 0)
-KERNEL_SHARED_BYTES = 4 << 10  # most static shared memory of the kernel
-DIRECT_ROWS = 32  # most rows of a block where a warp has whole rows: with more, loads by many warps are faster
+KERNEL_SHARED_BYTES = 4 << 10  # the maximum static shared memory of the kernel
+# The maximum number of rows per block for which each warp computes whole rows by itself. With more rows per block it
+# is faster if many warps load a row.
+DIRECT_ROWS = 32
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
@@ -51,7 +53,7 @@ class Shape:
     """The shape of a block; a stage is a part of the weight that is loaded at a time. The fields, in their order: warps
     that share a row; teams of such warps; 16-byte packs of a row held per lane; rows per stage; stages per row; whether
     stages are copied to shared memory (otherwise to registers); stages in flight; warps that add the products (0: each
-    warp has whole rows and adds its products itself); slots for stages."""
+    warp computes whole rows and adds its products itself); slots for stages."""
 
     warps_a_row: int
     teams: int
@@ -114,7 +116,7 @@ class Shape:
 
     @staticmethod
     def _direct(groups: int, rows: int) -> Shape:
-        """A shape in which each warp has whole rows, adds their products and publishes the sums itself."""
+        """A shape in which each warp computes whole rows, adds their products and publishes the sums itself."""
         packs = _power_of_two(2 * groups - 1)
         step = min(LOADED_PACKS // packs, -(-rows // PRODUCT_WARPS))
         return Shape(1, min(PRODUCT_WARPS, -(-rows // step)), packs, step, 1, False, 1, 0, 1)

@@ -23,7 +23,7 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least so many blocks: move.cu
+_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks: move.cu
 _MOST_ARRANGED = 2**29 - 4  # rows: kernels count the bytes of a column in 32 bits
 _KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
@@ -91,8 +91,8 @@ class Arrangement:
 
 
 def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: int) -> tuple[Moves, Arrangement]:
-    """The moves of scales: those of rank i's `rows[i]` rows of so many columns go to every output. The targets of these
-    moves are not used, as the scales of a rank do not stay together.
+    """The moves of scales: rank i sends the scales of its `rows[i]` rows of `columns` columns to every output. The
+    targets of these moves are not used, as the scales of a rank do not stay together in an output.
 
     Raises ArgumentError where there are more rows than the kernels can count.
     """

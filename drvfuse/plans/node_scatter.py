@@ -64,7 +64,7 @@ class ScatterChunk:
         return self.area + node * self.stride
 
     def sent(self, step: int) -> int:
-        """The offset at which the sums begin that are sent to the node `step` >= 1 nodes further on."""
+        """The offset of the sums that are sent to the node `step` >= 1 nodes further on."""
         return self.area + (self.nodes + step - 1) * self.stride
 
     def skew(self, rank: int) -> int:
@@ -123,7 +123,7 @@ def _packs_that_fit(width: int, nodes: int, area: int, payload_bytes: int, least
 
 
 def traffic(algo: str, nodes: int, inside: int, elements: int, itemsize: int, staged: bool) -> Traffic:
-    """Traffic of summing inputs of so many elements over the ranks of all nodes.
+    """The traffic of a sum over the ranks of all nodes.
 
     Every node writes partial sums of the whole tensor. Those of the other nodes' parts are read and sent.
     """

@@ -9,7 +9,7 @@ from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
 from .limits import Limits, ceil_div
 
-MAX_THREADS = 512  # most threads of a block of cu/norm/rmsnorm_fp8.cu
+MAX_THREADS = 512  # the maximum number of threads per block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128
 # Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).

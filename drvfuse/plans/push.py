@@ -22,7 +22,7 @@ _EXTRA = 256  # bytes that a half has beyond half of the workspace, for greeting
 
 
 def half_bytes(workspace_bytes: int) -> int:
-    """The bytes of each half of the slots that belong to a workspace of that many bytes."""
+    """The number of bytes in each half of the slots of a workspace with `workspace_bytes` bytes."""
     return min(workspace_bytes // 256 * 128 + _EXTRA, _MAX_HALF)
 
 
@@ -135,7 +135,7 @@ def trace_phases(shape: PushShape, blocks: int) -> int:
 
 
 def threads_of_unit(packs: int) -> int:
-    """The number of threads of a block in a call of that many packs; each thread has one pack of a unit."""
+    """The number of threads per block for a call of `packs` packs. Each thread has one pack of a unit."""
     return 256 if packs > 1 << 16 else 64
 
 

@@ -217,7 +217,7 @@ class Quantisation:
 
 
 def _name(dtype: DType | None) -> str | None:
-    """The dtype's name. For any other value, such as a string, "", which is no dtype's name."""
+    """The name of a dtype; "" for a value that is no dtype object, such as a string."""
     return None if dtype is None else dtype.name if isinstance(dtype, DType) else ""
 
 

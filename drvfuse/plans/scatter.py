@@ -79,7 +79,7 @@ def pulls(costs: Costs, received: int, half_bytes: int) -> bool:
 
 
 def naive_chunks(parts: Parts, rank: int, packs: int, chunks: int) -> list[tuple[int, int]]:
-    """The elements [begin, end) of a rank's part in each of that many chunks of `packs` packs; the last ones may be
+    """The elements [begin, end) of a rank's part in each of its chunks of `packs` packs; the last chunks may be
     empty.
     """
     begin, end = parts.starts[rank], parts.starts[rank + 1]

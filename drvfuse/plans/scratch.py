@@ -5,7 +5,7 @@ from __future__ import annotations
 
 STATE_BYTES = 16  # `struct ScratchState` of scratch.cuh
 GRID_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of grid_barrier.cuh
-MAX_GRID = 512  # blocks that such a barrier joins
+MAX_GRID = 512  # the maximum number of blocks that a grid barrier joins
 
 MAX_WORD_BLOCKS = 256
 MAX_WORD_ROWS = 2048

@@ -20,7 +20,7 @@ class Cost(NamedTuple):
     bytes_per_us: float
 
     def microseconds(self, received: float) -> float:
-        """The time of a call in which each rank receives that many bytes."""
+        """The time of a call in which each rank receives `received` bytes."""
         return self.base_us + received / self.bytes_per_us
 
 

@@ -65,7 +65,8 @@ class Array:
         return self.shape[0]
 
     def __getitem__(self, index: SupportsIndex | slice) -> Array:
-        """A view of one index of the first dimension, which it lacks then, or of a slice of it with step 1.
+        """A view of the elements at one index of the first dimension, or at a slice of it with step 1. For one index
+        the view lacks the first dimension.
 
         Raises IndexError for an int outside the first dimension, and ArgumentError for any other index.
         """

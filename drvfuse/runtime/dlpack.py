@@ -192,7 +192,7 @@ class Description:
 
 
 def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
-    """The description of a capsule that has not been consumed, for errors that of `argument`.
+    """The description of a capsule that has not been consumed. Errors name it `argument`.
 
     The memory lives as long as the capsule object does.
     """

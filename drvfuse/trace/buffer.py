@@ -36,7 +36,7 @@ class Section:
     launch: int
     kernel: str
     blocks: int
-    phases: int  # the most phases of a block
+    phases: int  # the maximum number of phases of a block
     rounds: int  # rounds of waits of a block
     peers: int  # peers that a block waits for in a round
     offset: int  # offset of the section in the buffer, in bytes

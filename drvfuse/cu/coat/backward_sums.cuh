@@ -14,7 +14,7 @@
 constexpr int STRANDS = DRVFUSE_STRANDS;
 constexpr int ROW_QUADS = PACKS * SPAN / 4;
 constexpr int QUADS = THREADS / STRANDS;  // quads that a block adds at the same time
-constexpr int MOST = DRVFUSE_MOST;        // segments of a strand
+constexpr int MOST = DRVFUSE_MOST;        // the maximum number of segments of a strand
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 
 // The first column of a quad of a row.

@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float* means = rstds + (KNOWN ? count : 0);
     u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));  // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);               // [all segments, chunk_rows]
-    // with LayerNorm's guess, sums of squares use the place of the products
+    // with LayerNorm's guess, sums of squares are stored in place of the products
     float* guesses = reinterpret_cast<float*>(products);
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                         load_weight_pack(raw, p, at);
                         load_weight_pack(bias, p.bias, p.columns, at);
                         held = from.across;
-                        // Rows that do not exist come last: of a warp that has no others `best` stays 0.
+                        // Rows behind the end of the tensor come last. In a warp without an existing row `best` stays 0.
                         const bool exists = WHOLE || rows.global(from.down) < p.rows;
                         if (exists) grow_to(largest_weight, raw), grow_to(largest_bias, bias);
                     }

@@ -43,7 +43,8 @@ static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// Called by a whole warp. Sends the pair of the row that this lane shares.
+// Called by a whole warp. Sends the pair (first, second) of a row to all blocks of the cluster. The ROW_SHARE lanes that
+// have the sum of the row divide the blocks among themselves.
 __device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u32 first, u32 second) {
     const int share = threadIdx.x % ROW_SHARE;
     if constexpr (CLUSTER > 1) {
@@ -65,8 +66,8 @@ __device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
     }
 }
 
-// Selects from the values of a warp's rows that of the row which this lane shares. It halves the set in each step,
-// since an index would need memory.
+// Returns the element of `value` for the row whose sum this lane has. Each step halves the number of candidates, since
+// an index would place the array in local memory.
 __device__ __forceinline__ u32 own_share(const u32 (&value)[BATCH]) {
     u32 left[BATCH];
     int mask = 16;

@@ -3,7 +3,7 @@
 //
 // Each lane has TR rows by TC columns, and ROW_LANES lanes lie over one another. A lane passes four rows at a time,
 // which are stored in rows and also transposed in registers; after the last rows TR bytes of each column are stored. To
-// write whole sectors of 32 bytes, ROW_LANES * TR is at least 32 if there are that many rows.
+// write whole sectors of 32 bytes, ROW_LANES * TR is at least 32 unless the tensor has fewer rows.
 #pragma once
 #include "common/fp8_rows.cuh"
 

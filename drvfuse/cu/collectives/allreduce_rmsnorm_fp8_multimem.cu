@@ -96,7 +96,8 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
             } else {
                 float x[PACKS][W];
                 rows.sum(x, load);
-                if constexpr (STAGED && HEAD != 0) __syncthreads();  // results take the place of packs of other warps
+                // The results overwrite packs in the slot, which other warps may still be loading.
+                if constexpr (STAGED && HEAD != 0) __syncthreads();
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
                     [&](int group, float scale, u32) { broadcast_scale(slot + scale_offset + 4 * group, scale); },

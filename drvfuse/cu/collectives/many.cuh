@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several tensors that one call reduces, as one sequence of packs.
 //
-// Tensor t has packs [first[t], first[t + 1]) of the sequence, and its last pack may be partial. So a pack has elements of
-// one tensor alone, and each element is summed as by a call of that tensor. Tensors without elements are left out.
-// DRVFUSE_MANY is the most tensors of a call, a power of two.
+// Tensor t has packs [first[t], first[t + 1]) of the sequence, and its last pack may be partial. So no pack has
+// elements of two tensors, and each element is summed as in a call for its tensor alone. Tensors without elements are
+// left out. DRVFUSE_MANY is the maximum number of tensors in a call, a power of two.
 #pragma once
 #include "collectives/allreduce_packs.cuh"
 

@@ -81,7 +81,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 
 #else
 
-// The staged pack j of the chunk that goes from this rank to the rank at that distance, in the payload of one of them.
+// The place of pack j of a chunk in the payload of `workspace`, for the bytes that a rank sends to its peer at `distance`.
 __device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
     const i64 slot = ONE_COPY ? 0 : distance - 1;
     return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, 16};

@@ -30,7 +30,7 @@ struct Moved {
 struct MoveParams {
     Call call;
     Moved rows, scales;
-    i64 most;         // the most packs of a pair of ranks
+    i64 most;         // the number of packs of the pair of ranks with the most
     i64 chunk_packs;  // packs of each pair that one round sends, or that are staged at a time
     Arrangement arrangement;
 };

@@ -10,7 +10,7 @@
 struct MultimemCall {
     const char* inputs;  // multicast address of the inputs; unused with STAGED
     char* outputs;       // multicast address of the outputs; unused without TO_OUTPUTS
-    char* staging;       // this rank's own staging memory
+    char* staging;       // address of this rank's staging memory
     char* all_staging;   // multicast address of all ranks' staging memory
 };
 

@@ -6,7 +6,7 @@
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
 //   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm). With DRVFUSE_BETA beta is added after it.
 //   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
-//   DRVFUSE_HEAD            if not 0, a row consists of heads of so many columns, and each head is normed and quantised by
+//   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and quantised by
 //                           itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
 //   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
 #pragma once
@@ -81,7 +81,7 @@ __device__ __forceinline__ int groups_of_row(const FusedParams& p) {
 // The number of heads of a row; 1 without heads.
 __device__ __forceinline__ int heads_of_row(const FusedParams& p) { return HEAD != 0 ? p.columns / (HEAD + !HEAD) : 1; }
 
-// The address of the scale of row `begin` + `row` and of a group.
+// The address of the scale of group `group` in row `begin` + `row`.
 __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int row, int group) {
     Scale* const scales = static_cast<Scale*>(p.scales);
     if constexpr (!GROUPED) {

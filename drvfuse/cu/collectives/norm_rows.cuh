@@ -48,7 +48,7 @@ public:
         }
     }
 
-    // x = x + residual, rounded to the residual's type; store(index, pack) gets residual_out.
+    // Adds the residual to x and rounds x to the residual's type. Calls store(index, pack) with each pack of residual_out.
     template <bool FETCHED = false, typename Store>
     __device__ __forceinline__ void add_residual(float (&x)[PACKS][W], int row, const Store& store) {
         refresh();

@@ -41,7 +41,7 @@ __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// One thread's pack of a unit: its number in the round, and its number in every part that has so many packs.
+// One thread's pack of a unit: its number in the round, and its number in every part that is large enough.
 struct Place {
     i64 in_round;
     i64 index;

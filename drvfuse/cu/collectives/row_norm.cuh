@@ -26,8 +26,8 @@ public:
     // Called once before each normalise(): prepares the exchange of a row's sums between the blocks of a cluster.
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
-    // Normalises and quantises x. store(index, pack) gets the output, and with NORMED store_normed(index, pack) the normed
-    // row. One thread calls store_scale(group, scale, marks) for each scale; with MARKS bit l of `marks` is set if the pack
+    // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack) with
+    // the normed row. One thread calls store_scale(group, scale, marks) for each scale; with MARKS bit l of `marks` is set if the pack
     // in lane l of the group has the bits of ABSENT. Called by all threads.
     template <bool MARKS = false, typename Store, typename StoreScale, typename StoreNormed>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,

@@ -43,7 +43,7 @@ struct ScaleRule {
     }
 };
 
-// The exponent of limit / 1.75, rounded up: one more than the limit's where its mantissa is above that of 1.75.
+// The exponent of limit / 1.75, rounded up: the exponent of the limit, plus one if its mantissa exceeds that of 1.75.
 template <typename Q>
 struct ScaleRule<Q, ue8m0> {
     static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_elements(void* address, const Pack<e2m1x2,
     }
 }
 
-// The number of bytes of that many elements of T.
+// The number of bytes of `elements` elements of T.
 template <typename T>
 struct Bytes {
     static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements * i64(sizeof(T)); }
@@ -135,7 +135,8 @@ struct Bytes<e2m1x2> {
     static __device__ __forceinline__ constexpr i64 of(i64 elements) { return elements / 2; }
 };
 
-// The index among the scales of a row and group, out of that many of each; also for padding.
+// The index of the scale of a row's group in an array with the scales of `rows` rows and `groups` groups. `row` and
+// `group` may also be in the padding of the array.
 template <ScaleLayout LAYOUT>
 __device__ __forceinline__ i64 scale_index(int row, int group, int rows, int groups) {
     if constexpr (LAYOUT == ScaleLayout::row) {

@@ -48,7 +48,7 @@ struct BlockScratch {
     static __device__ __forceinline__ u32 block() { return 0; }
 };
 
-// The reduce_row of reduce.cuh for a block of so many warps.
+// The reduce_row of reduce.cuh for a block of `Warps` warps.
 template <int Warps, int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch, u32 row,
                                                     const float (&squares)[PACKS], u32 maximum) {

@@ -17,13 +17,13 @@
 // has the order of reduce.cuh over packs of four columns; out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded
 // once.
 //
-// Grid. One-dimensional. Each block has every gridDim.x-th row, so the normed rows come first, and the finish below
-// takes place while the other rows are read. WARPS_A_ROW warps form a team, which multiplies a row; each lane has the
-// same PACKS places of every row, so that act stays in registers if M is 1. TEAMS teams take turns. SUM_WARPS warps
-// begin the stages and add the group sums of the teams (pipeline.cuh); no barrier stops all warps at once. With DIRECT,
-// for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes its rows itself. The remaining
-// warps do the finish, in the last block. In other blocks they end at once, but with DIRECT one of them reads the
-// epoch.
+// Grid. One-dimensional. Block b computes rows b, b + gridDim.x, ... of the weight, so the normed rows come first, and the
+// last block can norm them (the finish, below) while other rows are read. WARPS_A_ROW warps form a team, which multiplies
+// a row; each lane has the same PACKS places of every row, so that act stays in registers if M is 1. TEAMS teams take
+// turns. SUM_WARPS warps start the loads of the stages and add the group sums of the teams (pipeline.cuh); no barrier stops
+// all warps at once. With DIRECT, for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes
+// its rows itself. The remaining warps of the last block do the finish. Those of other blocks end at once, except that
+// with DIRECT one of them reads the epoch.
 //
 // Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu. The word
 // is its own flag, so no fence and no counter is needed. The tag is the workspace's next epoch. Every publisher has
@@ -42,18 +42,19 @@
 // stores 0 at its end. If it does not find 0, two launches share the counter, or it was never zeroed; that is reported.
 // Without normed rows no block does a finish, and neither counter nor workspace is accessed.
 //
-// PDL. gamma, and the weights of the first stages with their scales for 1 x 128, are read before the wait, all else
-// after it. Every block triggers: at entry with early_trigger, else when one of its warps has stored its last sums.
+// PDL. Before the wait for the producer a block reads only gamma, the weights of the first stages, and their scales if
+// these are group scales. Every block triggers: at entry with early_trigger, else when one of its warps has stored its
+// last sums.
 //
-// Trace. The last block records the finish, the other blocks the first warp that adds, which with DIRECT also
-// multiplies.
+// Trace. The last block records its finish. Every other block records its first warp that adds group sums; with DIRECT,
+// that warp also multiplies.
 #include "gemv/norm.cuh"
 #include "gemv/products.cuh"
 #include "gemv/sums.cuh"
 #include "sync/pdl.cuh"
 
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the first thread of the warps that add writes the trace
-constexpr u32 COUNTER_HELD = 4;                              // a reason, like those in scratch.cuh
+constexpr u32 COUNTER_HELD = 4;                              // a reason for a report, beside those in scratch.cuh
 
 // Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
 // polling.

@@ -21,7 +21,7 @@ constexpr int ACCESS = DRVFUSE_ACCESS;          // the bytes of an access to whi
 constexpr int STAGES = DRVFUSE_STAGES;          // stages in flight
 constexpr int SLOTS = DRVFUSE_SLOTS;            // slots for stages in flight, being multiplied or being added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;    // warp s % SUM_WARPS of these adds stage s
-constexpr bool DIRECT = SUM_WARPS == 0;         // a warp has whole rows, and adds its group sums itself
+constexpr bool DIRECT = SUM_WARPS == 0;         // each warp computes whole rows, and adds its group sums itself
 constexpr bool COPIED = DRVFUSE_COPIED;         // the copy engine copies weights to shared memory
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;       // a row has several stages
 constexpr bool WHOLE = DRVFUSE_WHOLE;           // every lane has a pack of the row at each of its places
@@ -46,7 +46,7 @@ constexpr int FIRST_NORM_THREAD = FIRST_SUM_THREAD + 32 * SUM_WARPS;
 constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
 constexpr int GROUPS = WARPS_A_ROW * PACKS;  // groups of a row in a stage
 constexpr int SLICE = GROUPS * 512;          // bytes of a row in a stage
-constexpr int PARTS = STEP * M * GROUPS;     // group sums of a stage
+constexpr int PARTS = STEP * M * GROUPS;     // group sums per stage
 constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
 static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
               "pipeline.cuh");
@@ -74,7 +74,7 @@ struct GemvParams {
     Out* unnormed;
     u64* words;
     const Gamma* gamma;
-    u32* finish_counter;  // that of the caller or of the workspace
+    u32* finish_counter;  // the caller's counter or the workspace's
     Scratch scratch;
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds the values that are normalised

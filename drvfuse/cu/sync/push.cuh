@@ -64,7 +64,7 @@
 
 constexpr u32 ABSENT = 0xffffffffu;
 constexpr u32 FOR_ABSENT = 0x7fff7fffu;
-constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: a 4-byte word every 16 bytes by distance
+constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: for each distance a 4-byte word, 16 bytes apart
 
 // The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {

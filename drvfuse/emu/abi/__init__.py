@@ -166,7 +166,7 @@ class MatrixMethod(IntEnum):
     INTEGER, SATURATED = 3, 4
 
 
-EXCHANGE_WORDS = 20  # size of the area in a lane's frame for its registers of a matrix instruction
+EXCHANGE_WORDS = 20  # words in a lane's frame for the registers of a matrix instruction
 
 
 class Clock(IntEnum):

@@ -123,7 +123,7 @@ class List(Structure):
 @layout(
     "u64 shared_base",
     "u32 ctaid[3], index, cluster_rank, smid",
-    "u64 cluster_shared_base",  # the address of the shared memory of rank 0, which that of the other ranks follows
+    "u64 cluster_shared_base",  # the address of the shared memory of rank 0, behind which that of the other ranks lies
     "RaceBlock* race",
     "u32 reserved[2]",
     "u32 active, live, woken, triggered",
@@ -257,7 +257,9 @@ class Teams(Structure):
     # For the last check before a deadlock is reported: a hash of the saved states of all threads, and the hash with
     # which it is compared, which is renewed after 1, 2, 4, ... rounds, so that every cycle is found.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
-    "u64 strain",  # the weighted number of resumes since a thread exited or a block started
+    # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
+    # counts STRAIN times. Above a limit the launch fails as endless.
+    "u64 strain",
     "u32 watching, undecided",  # watching: the last check is under way; undecided: a limit has ended it
     "void* clock_thread",
     "u64 clock_run, clock_read",
@@ -347,7 +349,9 @@ class Race(Structure):
     # By scope (block, cluster, GPU, system). fenced: the clock at the last fence of at least that scope. held: the
     # clock that relaxed reads have seen, which the thread learns at its next fence of at least that scope.
     "Ref fenced[4], held[4]",
-    "Ref late",  # the reads published by relaxed flags that it has seen, which its block knows at its end
+    # The reads that other threads have published by relaxed flags which this thread has seen. They count as known when
+    # its block ends.
+    "Ref late",
     "u32 aliased",  # a fence.proxy.alias has followed its accesses before this time, which is not in its clock
 )
 class RaceThread(Structure):

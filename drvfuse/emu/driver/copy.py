@@ -17,7 +17,7 @@ from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS
 
-_NOW = object()  # in place of a stream: the copy is on the legacy stream, and the call waits for it
+_NOW = object()  # given in place of a stream: the copy is on the legacy stream, and the call waits for it
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # the end of a program's address space
 

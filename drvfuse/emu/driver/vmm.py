@@ -22,7 +22,7 @@ _DESCRIPTOR = _T.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
-    """The handle of physical memory, and the memory."""
+    """The handle with the value `value`, and its physical memory. Failure if it is no handle of physical memory."""
     handle = proc.get(value, Handle, R.CUDA_ERROR_INVALID_VALUE)
     check(isinstance(handle.item, Memory))
     return handle, cast(Memory, handle.item)

@@ -67,7 +67,7 @@ _EDGES = {
 """By Edge: the reason why two accesses are not ordered."""
 
 
-_APART = 6  # the most lines of PTX between the load and the store of a counter
+_APART = 6  # the maximum number of lines of PTX between the load and the store of a counter
 _COUNTER = (
     "each of the threads reads this word and writes it back, as for a counter; an atomic (atomicAdd, atomicMax, ...) "
     "does that in one step, without a race"

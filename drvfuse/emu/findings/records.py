@@ -14,7 +14,7 @@ from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
-_PLACES = 3  # the most lines that a hint names
+_PLACES = 3  # the maximum number of lines that a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 

@@ -99,7 +99,7 @@ class Node(Object):
 
     @property
     def kind(self) -> Any:
-        """Its CUgraphNodeType."""
+        """The CUgraphNodeType of the node."""
         if self.command is None:
             return _N.CU_GRAPH_NODE_TYPE_EMPTY if self.child is None else _N.CU_GRAPH_NODE_TYPE_GRAPH
         return _KINDS[type(self.command)]
@@ -166,7 +166,7 @@ class Graph(Object):
         return sum((graph.user_objects for graph in graphs), Counter())
 
     def of_memory(self) -> bool:
-        """Whether it, or a child graph, has allocation or free nodes; many calls refuse such a graph."""
+        """Whether the graph, or a child graph, has allocation or free nodes. Many driver calls refuse such a graph."""
         return any(isinstance(item, Node) and isinstance(item.command, Allocate | Free) for item in self.everything())
 
     def order(self) -> list[Node]:
@@ -186,8 +186,8 @@ class Graph(Object):
         return found
 
     def clone(self, parent: Node | None = None) -> Graph:
-        """A graph with the same nodes and edges, including child graphs. `origin` of its nodes are those of this
-        graph.
+        """A graph with the same nodes and edges, including child graphs. The `origin` of a new node is the node of this
+        graph that it copies.
         """
         graph = Graph(parent)
         graph.user_objects.update(self.user_objects)

@@ -118,7 +118,7 @@ class Stream(Object):
 
     @property
     def blocking(self) -> bool:
-        """Whether it is ordered with the legacy default stream of its context."""
+        """Whether the stream is ordered with the legacy default stream of its context."""
         return not self.flags & 1
 
     @property

@@ -171,7 +171,7 @@ class Replayer:
             number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number
             words = process.name, str(number), *what
             if self._usual or self._line.kind not in ("call", "back"):
-                raise self._fail(f"{_Line(0, kind, words)}, and a choice was to come before")
+                raise self._fail(f"{_Line(0, kind, words)}, where the record has a choice of the machine")
             if (self._line.kind, self._line.words) == (kind, words):
                 if process.threads.number is None:
                     process.threads.number, self._known[process.name] = number, number + 1

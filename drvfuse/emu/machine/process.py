@@ -88,7 +88,7 @@ class Process:
 
     @property
     def title(self) -> str | None:
-        """Its name in reports. None on a machine that never had a second process."""
+        """The name of the process in reports. None on a machine that never had a second process."""
         return self.name if self.machine.several else None
 
     @property

@@ -86,7 +86,7 @@ class Command:
 
     @property
     def title(self) -> str:
-        """Its name in reports."""
+        """The name of the command in reports."""
         return type(self).__name__.lower()
 
     def run(self, machine: Machine) -> None:

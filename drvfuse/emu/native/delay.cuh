@@ -182,7 +182,8 @@ FN u32 is_freed(Launch* l, u64 addr) {
     return (*(u32*)(l->access_base + (addr - l->window_base >> 16) * 4) >> 24 & 0x3F) == K_FREED;
 }
 
-// Passes an entry on from the device to everybody. The view of no other device is in memory.
+// Makes an entry, which its device sees already, visible to all devices. Memory has the view of the entry's device, or
+// that of no device.
 FAR void to_all(Delay* d, u32 i) {
     Pending* p = &d->pool[i];
     if (d->device != p->device + 1 && !is_freed(p->launch, p->addr)) exchange(p);

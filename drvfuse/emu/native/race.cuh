@@ -126,7 +126,7 @@ const u32 POLLED = 0x80000000u;      // bit of a cell: accesses to some bytes of
 // Values of Entry::size: mbarrier.init or .inval; any other operation on an mbarrier; a plain write of bytes that its
 // thread has read at the same time.
 const u32 MADE = 6, OF_MBARRIER = 7, AFTER_READ = 1;
-const u32 READERS_LOOKED_AT = 4;  // reads in front of a list that a read usually checks
+const u32 READERS_LOOKED_AT = 4;  // the number of reads at the front of a list that a read usually checks
 const u32 POOL_CHUNK = 16;        // entries
 
 // The access that is being checked: of a thread, or of a copy or fill (then `rt` is null).

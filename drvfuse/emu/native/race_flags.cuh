@@ -194,9 +194,9 @@ FAR u32 observed(Who* w, Ref* cell, Entry* e) {
 
 const u32 SEEN_KEPT = 16, WRITES_LEFT = 8, SEEN_TABLE = 64;
 
-// Shortens the list of Seen of a location. It matters only for writes of the location that still have an entry, of
-// which `oldest` has the lowest serial: a Seen of no such write is dropped, and Seens of a warp that agree for all of
-// them are merged. It is called rarely enough to cost little.
+// Shortens the list of Seen of a location. Only writes of the location that still have an entry matter; `oldest`
+// is the lowest of their serials. A Seen that covers none of these writes is dropped, and Seens of a warp that agree for
+// all of these writes are merged. It is called rarely enough to cost little.
 FAR void tidy_seen(Race* r, Ref* cell, Location* v, u32 oldest) {
     u32 left[WRITES_LEFT], n = 0, kept = 0;
     Ref table[SEEN_TABLE];

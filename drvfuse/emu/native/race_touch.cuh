@@ -169,7 +169,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             if ((e->kind & N_STRONG) && (s32)(e->serial - oldest) < 0) oldest = e->serial;
         }
     }
-    if (write && locations) {  // the write ends other locations with these bytes: their last write was another one
+    if (write && locations) {  // other locations with these bytes have an older last write: drop them
         LOOP for (link = cell; *link;) {
             Entry* e = (Entry*)at(r, *link);
             if ((e->kind & N_LOCATION) && e->bytes & mask && e != location) drop(r, pool, link);

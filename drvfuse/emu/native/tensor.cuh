@@ -19,7 +19,7 @@ FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
 const s32 ZERO = -(1 << 14);  // the exponent of a zero; products with a zero are near it, below all other exponents
 const u32 FRACTION = 23;
-const u32 FACTOR = 10;  // fraction bits of a factor's significand; no type of a factor has more
+const u32 FACTOR = 10;  // the maximum number of fraction bits of a factor's significand, over all types of factors
 
 struct Number {
     s32 significand, exponent;

@@ -18,7 +18,7 @@ _COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # how man
 
 
 def lower(module: Module) -> None:
-    """Replace these instructions by arithmetic in all functions of a module, in place."""
+    """Replace `alloca`, `stacksave` and `stackrestore` by arithmetic in all functions of a module, in place."""
     for fn in module.functions.values():
         if any(isinstance(item, Instruction) and item.base in _COUNTS for item in fn.body or ()):
             _lower(fn)

@@ -94,7 +94,7 @@ def output_of(p: Parameter) -> outputs.Output:
 
 
 class Coder:
-    """Reads the arguments of one function, and writes and reads its calls."""
+    """Checks the arguments of one driver function, and converts its calls and results to messages and back."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature

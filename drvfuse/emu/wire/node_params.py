@@ -23,7 +23,7 @@ from .rows import set_address, side_of
 from .structs import STRUCTS, Structure
 
 _N = T.CUgraphNodeType
-_ROOM = 1 << 16  # the most elements of an array; drivers accept fewer
+_ROOM = 1 << 16  # the maximum number of elements of an array; drivers accept fewer
 
 
 def elements(c: str, address: int | None, count: int) -> list[Any] | None:

@@ -32,7 +32,7 @@ class Parameter:
 
     @property
     def c(self) -> str:
-        """Its type in C."""
+        """The C type of the parameter."""
         return f"{'const ' * self.const}{self.type}{'*' * self.stars}"
 
     @property

@@ -32,7 +32,16 @@ from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
-_PLAIN = {bool, int, str, type(None), PDLLevel, DType, Quantisation, type}  # equal values mean the same call
+_PLAIN = {
+    bool,
+    int,
+    str,
+    type(None),
+    PDLLevel,
+    DType,
+    Quantisation,
+    type,
+}  # types whose equal values describe the same call
 
 
 class Repeats(PlanCache):

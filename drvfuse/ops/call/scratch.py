@@ -30,7 +30,7 @@ from .operands import Operand, whole
 
 _ALIGNMENT = 16
 _SLOTS = 64
-_STREAMS = 32  # most streams for which drvfuse keeps a workspace of each kind
+_STREAMS = 32  # the maximum number of streams for which drvfuse keeps a workspace of each kind
 _REPORT = np.dtype(
     {
         "names": ["reason", "block", "peer", "expected", "seen", "state", "magic"],

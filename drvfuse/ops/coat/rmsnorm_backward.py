@@ -52,7 +52,7 @@ class BackwardParams(Fp8Params):
 
 
 def fp8_workspace_bytes(columns: int) -> int:
-    """The bytes that `workspace=` needs for calls with so many columns; they must be zero before the first use."""
+    """The bytes that `workspace=` needs for calls with this number of columns, all zero before the first use."""
     return workspace_bytes(require_integer("columns", columns, "an integer, at least 1", 1))
 
 

@@ -77,8 +77,8 @@ def allreduce_rmsnorm_fp8(
     `norm="layer"`: LayerNorm. x is replaced by x - mean(x) before f is computed, and `betas`, if there are any, are
     added to y: one array per rank, like the gammas. `drvfuse.reference.norms` has the order of all operations.
 
-    `head_columns`: the last dimension is split into heads of so many columns, a number that divides it, and each head
-    is a row of its own. Gammas and betas then have the shape [head_columns], and scales [..., heads]. The bits are
+    `head_columns`: the last dimension is split into heads of that number of columns, which must divide it, and each
+    head is a row of its own. Gammas and betas then have the shape [head_columns], and scales [..., heads]. The bits are
     those of the call on arrays of the shape [..., heads, head_columns].
 
     `quantisation`: a `drvfuse.Quantisation`, which describes how y becomes the output and which shapes outputs and

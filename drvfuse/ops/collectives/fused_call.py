@@ -199,7 +199,7 @@ class FusedCall:
         )
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """Everything that the plan for so many rows depends on besides the group."""
+        """Everything that the plan for this number of rows depends on, except the group."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
         common = self.options
         options = (self.staged, self.residual, common.blocks, common.alone, self.multimem is not None)

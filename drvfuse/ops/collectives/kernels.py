@@ -49,8 +49,8 @@ class CollectiveKernel:
     written. That kernel is two_stage too, and may be staged; its `out_dtype` is its input's.
 
     `compares`: the kernel tells its peers which call it belongs to, and compares theirs (`cu/sync/calls.cuh`).
-    `traced`: if not 0, the kernel has a last argument `TraceParams`, and a block records up to so many words. `fault`:
-    the fault that is planted in the kernel (`ops.call.faults`).
+    `traced`: if not 0, the kernel has a last argument `TraceParams`, and a block records up to that number of words.
+    `fault`: the fault that is planted in the kernel (`ops.call.faults`).
     """
 
     op: str
@@ -207,6 +207,6 @@ def _check(argument: str, got: object, allowed: tuple[object, ...] | range) -> N
 
 
 def check_call(ranks: int) -> Specialisation:
-    """How the kernel that compares calls of so many ranks is compiled."""
+    """How the kernel that compares the calls of `ranks` ranks is compiled."""
     fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks, "DRVFUSE_COMPARES": 1}).items())
     return Specialisation("collectives", "check_call", fixed)

@@ -161,7 +161,7 @@ class NodeMoveCall:
         return replace(call, algo="put" if puts else "push")  # a staged "put" would use the payload itself
 
     def _has_slots(self, call: MoveCall) -> bool:
-        """Whether the workspace is large enough for the kernel by "push"."""
+        """Whether the slots of the workspace are large enough for the algorithm "push"."""
         try:
             moves.push_shape(call.work, self.common.group.workspace.payload_bytes)
         except ArgumentError:

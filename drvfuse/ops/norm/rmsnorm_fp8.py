@@ -86,7 +86,7 @@ def rmsnorm_fp8(
 
     `inputs` [..., columns], bfloat16, float16 or float32, rows of 1 to 16384 columns. `gamma` and `beta` [columns], and
     `residual` in the inputs' shape: each of the inputs' dtype or float32. With `head_columns` the last dimension is
-    split into heads of so many columns. Then each head is a row of its own, and gamma and beta are [head_columns].
+    split into heads of that number of columns. Each head is then a row, and gamma and beta are [head_columns].
 
     For each row, in float32 and in this order: x = +0 + inputs; with a residual, x + residual rounded to the residual's
     dtype, which is also stored in `residual_output`. With `norm` "rms": f = 1 / sqrt(mean(x^2) + epsilon) and
