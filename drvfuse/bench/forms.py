@@ -14,8 +14,9 @@ PLAIN = "row"
 class Form:
     """The arguments of a fused op that differ between forms.
 
-    `residual` is the dtype of residuals and residual outputs, None if there are none. `head_columns` is 0 if rows have no
-    heads. `normed` says whether the normed rows are stored too."""
+    `residual` is the dtype of residuals and residual outputs, None if there are none. `head_columns` is 0 if rows have
+    no heads. `normed` says whether the normed rows are stored too.
+    """
 
     quantisation: Quantisation = Quantisation.per_row()
     residual: str | None = None

@@ -44,7 +44,7 @@ def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], p
 
 
 def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """One product in each step."""
+    """Calls of the GEMV with two rows of bfloat16 act, one call in each step."""
     steps(run, _solved, _launch, pdl, sm_count=4)
 
 

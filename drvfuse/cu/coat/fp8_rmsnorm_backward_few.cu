@@ -5,15 +5,15 @@
 //
 // Layout: that of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
 // slice is 32 columns, 4 packs of 8. A block has slices b, b + B, ... (counted from the last block). Thread t has pack
-// t % 4 of a slice, and row t / 4 of each SLOTS rows. Global bytes: those of fp8_rmsnorm_backward.cu without words; x,
-// its scales, g and rstd are read twice.
+// t % 4 of a slice, and row t / 4 of each SLOTS rows. Global bytes: those of fp8_rmsnorm_backward.cu without the words
+// by which its blocks exchange sums; x, its scales, g and rstd are read twice.
 //
 // Order of dw: slot s adds the rows s, s + SLOTS, ... in order (fma), strand i of WARPS adds the slots i, i + WARPS,
-// ..., and the strands are added in order; one rounding. c1 and dx are computed as in fp8_rmsnorm_backward.cu. All
+// ..., and the strands are added in order; the result is rounded once. c1 and dx are computed as in fp8_rmsnorm_backward.cu. All
 // operations are IEEE.
 //
-// PDL. With WEIGHTS_FIRST, for early triggers, w is read before the wait, all else after it. The trigger is right after
-// the wait (early_trigger) or after the last store. The launch is not cooperative.
+// PDL. With WEIGHTS_FIRST, which is for early triggers, w is read before the wait for the producer; everything else is
+// read after it. A block triggers right after the wait (early_trigger) or after its last store. The launch is not cooperative.
 #include "coat/backward_dx.cuh"
 
 constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;

@@ -27,8 +27,8 @@
 // Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
 // lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
 //
-// PDL. The weights are read before the wait, all else after it. The trigger is right after the wait (early_trigger) or
-// after the last store.
+// PDL. The weights are read before the wait for the producer, everything else after it. A block triggers right after the
+// wait (early_trigger) or after its last store.
 #include "coat/forward.cuh"
 #include "common/cluster_exchange.cuh"
 

@@ -37,7 +37,8 @@ constexpr bool EXACT = DRVFUSE_EXACT;
 constexpr int DEPTH = DRVFUSE_DEPTH;
 using Pushing = Push<RANKS, false, false, DRVFUSE_RELAYS>;
 
-// The field `first` of the base is 0, and `chunk_packs` are the packs of a round: with push_two_shot a multiple of ranks * threads.
+// In the inherited parameters `first` is 0, and `chunk_packs` is the number of packs of a round: with push_two_shot a
+// multiple of ranks * threads.
 struct AllreducePushParams : AllreduceParams {
     PushCall push;
 };

@@ -40,7 +40,7 @@
 constexpr int DEPTH = DRVFUSE_DEPTH;
 using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), DRVFUSE_RELAYS>;
 
-// `chunk_rows` of the base are the rows of a round: with push_two_shot a multiple of the ranks.
+// The inherited `chunk_rows` is the number of rows of a round: with push_two_shot a multiple of the number of ranks.
 struct FusedPushParams : FusedParams {
     PushCall push;
 };

@@ -171,7 +171,7 @@ __device__ __forceinline__ void load_shared_v4(u32* word, u32 from) {
                  : "memory");
 }
 
-// The same; without `wanted` the words stay as they are.
+// ld.shared.v4.u32 if `wanted`; otherwise the words stay unchanged.
 __device__ __forceinline__ void load_shared_v4_if(bool wanted, u32* word, u32 from) {
     asm volatile(
         "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"

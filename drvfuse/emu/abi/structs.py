@@ -301,7 +301,7 @@ class Joined(Structure):
 
 @layout("Ref clock", "u32 op")
 class Certain(Structure):
-    """An entry of a cache: the clock knows the operation as a whole."""
+    """An entry of a cache: the clock includes all accesses of the operation."""
 
 
 @layout(

@@ -168,5 +168,5 @@ class Planned:
 
 
 def resident(kernel: Kernel, device: Device, threads: int, smem: int = 0) -> int:
-    """The number of blocks of `threads` threads and `smem` bytes of dynamic shared memory that a device can run at once."""
+    """The number of blocks of `threads` threads and `smem` bytes of dynamic shared memory that fit on a device."""
     return kernel.occupancy(device, threads, smem) * device.sm_count
