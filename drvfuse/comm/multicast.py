@@ -50,7 +50,8 @@ _log = logging.getLogger("drvfuse.comm")
 
 
 class Team(Protocol):
-    """The `size` ranks of a set-up, each with a device. `places` has the devices of this process by rank."""
+    """The `size` ranks that set up a multicast object, each with a device. `places` has the devices of this process by
+    rank."""
 
     size: int
     places: Mapping[int, Device]

@@ -43,7 +43,7 @@ def split(
 
 
 def _of_devices(group: Group, colors: Sequence[int | None], keys: Sequence[int], sizes: Sizes) -> list[Group | None]:
-    """The new group of each rank, or None, if all ranks are in this process."""
+    """The split of a group whose ranks are all in this process: each rank's new group, None for a rank without one."""
     groups: dict[int | None, Group | None] = {None: None}
     with Undo() as undo:
         for color in dict.fromkeys(one for one in colors if one is not None):

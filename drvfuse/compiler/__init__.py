@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA C++ to PTX and cubins by NVRTC: which library, its options, the headers of a source, and the disk cache.
 
-It imports `ptx` and the ground floor. It needs no GPU. (It is not named `compile`, which is a public function.)
+This package needs no GPU. Besides `ptx` it imports only errors, config, dtypes, lazy and tables. (It is not named
+`compile`, which is a public function.)
 """

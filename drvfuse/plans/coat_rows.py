@@ -84,7 +84,7 @@ class Division:
 
     @staticmethod
     def tile_rows(itemsize: int) -> int:
-        """Rows that a lane has, for elements of that size."""
+        """The number of rows that a lane holds, by the size of an element."""
         return 32 // itemsize
 
     @property

@@ -143,9 +143,9 @@ class Quantisation:
         return self.scale if self.kind == "static" or self.dtype == FP4 else self.upper_bound
 
     def check(self, columns: int, in_dtype: DType) -> None:
-        """Raise ArgumentError unless rows of so many columns of inputs of that dtype can be quantised like this.
+        """Raise ArgumentError unless this quantisation applies to rows of `columns` columns and inputs of `in_dtype`.
 
-        Columns that are no multiple of a group are refused: nothing is padded. So no FP4 row has odd columns.
+        The number of columns must be a multiple of the group, as rows are not padded. So it is even for FP4 codes.
         """
         if in_dtype.name not in ("bfloat16", "float16", "float32"):
             raise ArgumentError("quantisation", f"of {in_dtype}", "of bfloat16, float16 or float32 values")
@@ -180,7 +180,7 @@ class Quantisation:
         return in_dtype if self.dtype is None else self.dtype
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the output for inputs of that shape: an element of FP4 stands for two columns."""
+        """The shape of the output for inputs of `shape`. An element of FP4 stands for two columns."""
         lanes = 1 if self.dtype is None else self.dtype.lanes
         return (*shape[:-1], shape[-1] // lanes)
 

@@ -11,7 +11,7 @@
 // What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
 // is not used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several
 // rounds, each of them sends chunk_packs packs to every peer, with zeros beyond the end of a part. That costs the call
-// no time, as the rank with the largest part receives so many packs anyway.
+// no time, as the rank with the largest part receives this number of packs anyway.
 //
 // Grid. One dimension, the same on every rank, no more blocks than the first round of the largest part has units: every
 // block joins.

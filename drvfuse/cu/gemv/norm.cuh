@@ -9,8 +9,8 @@
 
 constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs for which a lane waits at the same time: a power of two
 constexpr bool HELD = DRVFUSE_NORM_HELD;   // a lane waits only once, and keeps the values that it normalises
-constexpr int BUCKETS =
-    HELD ? BATCH * NORM_WARPS : 32;  // for sums of groups of packs, one for each lane of the last butterfly
+// Shared words for the sums of groups of packs, one for each lane of the last butterfly.
+constexpr int BUCKETS = HELD ? BATCH * NORM_WARPS : 32;
 static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
 
 struct Words {

@@ -52,12 +52,13 @@ struct Bulk {
     u64 source, target, mbarrier;
     u64 bits[2];  // for an st.async, which has no source: the value to store
     u32 size, site, thread, moment;
-    u32 how;            // for a reduction: the Reduce and the Element; else 0
-    u32 until, number;  // for an arrival: it waits for its thread's copies before `until`; the race detector's number
-    u32 from;           // the slot of the block whose `thread` has issued it
-    u32 known;          // the clock that its mbarrier will publish (a reference)
-    u32 turns;          // turns of its block since its issue
-    u32 next;           // link in its block's list, oldest first, or in the free list
+    u32 how;  // for a reduction: the Reduce and the Element; else 0
+    // For an arrival: it waits for its thread's copies with numbers below `until`; `number` is for the race detector.
+    u32 until, number;
+    u32 from;   // the slot of the block whose `thread` has issued it
+    u32 known;  // the clock that its mbarrier will publish (a reference)
+    u32 turns;  // turns of its block since its issue
+    u32 next;   // link in its block's list, oldest first, or in the free list
 };
 
 const u32 BULKS = 1 << 16;

@@ -29,8 +29,8 @@
 
 #include "mbarrier.cuh"
 
-// Copy::moment of a piece: to be written when it is read; to be written later than it is read; it has been read. A
-// piece that has been written has M_MADE.
+// Values of Copy::moment for a piece. S_AT_ONCE: it will be written when it is read. S_APART: it will be written some
+// time after it is read. S_READ: it has been read. A piece that has been written has M_MADE.
 enum { S_AT_ONCE, S_APART, S_READ };
 
 static_assert(S_READ < M_MADE, "");

@@ -37,7 +37,7 @@ class PlanCache:
         return len(self._plans)
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan of that key, made by `make()` if there is none. The key holds everything that the plan depends
+        """The plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan depends
         on."""
         found: Plan | None = self._plans.get(key)
         if found is not None and len(self._plans) < _KEPT // 2:  # no plan is dropped soon
