@@ -4,8 +4,8 @@
 //
 // Layout. Tensors are [rows, columns], contiguous. A team of threads holds a row in registers. A team is a block of
 // DRVFUSE_THREADS threads, or the DRVFUSE_CLUSTER blocks of a cluster, whose threads are numbered block by block, or, where
-// DRVFUSE_LANES is not 0, DRVFUSE_LANES lanes of a warp. Pack i * threads + t, 16 bytes of the input, belongs to thread t of the
-// team, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple
+// DRVFUSE_LANES is not 0, DRVFUSE_LANES lanes of a warp. Pack i * threads + t, 16 bytes of the input, belongs to thread t
+// of the team, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple
 // of the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
 // DRVFUSE_PACKS packs of a row.
 //

@@ -37,8 +37,8 @@ class PlanCache:
         return len(self._plans)
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan depends
-        on."""
+        """The plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan
+        depends on."""
         found: Plan | None = self._plans.get(key)
         if found is not None and len(self._plans) < _KEPT // 2:  # no plan is dropped soon
             return found
