@@ -45,7 +45,7 @@ class CallNote(NamedTuple):
 
 
 class Noted(Protocol):
-    """What a group needs to know of a call: any object with a note."""
+    """The interface of a call that a group records: it has a note."""
 
     @property
     def note(self) -> CallNote: ...

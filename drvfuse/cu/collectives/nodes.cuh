@@ -21,7 +21,7 @@ using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
 constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
 
-// total = +0.0f + node 0 + node 1 + ...; load(pack, address) loads the pack of a node, that of node 0 at `from`.
+// total = +0.0f + node 0 + node 1 + ... load(pack, address) loads the pack of one node; the pack of node 0 is at `from`.
 template <typename Load>
 __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, const char* from, const Load& load) {
     float sum[W];

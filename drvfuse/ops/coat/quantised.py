@@ -79,7 +79,7 @@ def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[
 
 
 def quantised_outputs(shape: tuple[int, ...], fp8: DType, turned: tuple[int, ...]) -> dict[str, Wanted]:
-    """A quantised tensor, its scale and its transpose, by the parameters that have their addresses."""
+    """A quantised tensor, its scale and its transpose. The keys are the kernel parameters that get their addresses."""
     return {"qy": ("qy", shape, fp8), "scale": ("s_y", (), dtypes.get("bfloat16")), "qy_t": ("qy_t", turned, fp8)}
 
 
