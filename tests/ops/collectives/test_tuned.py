@@ -46,7 +46,7 @@ def test_stored_constants_decide_until_they_are_removed(file, capsys):
 
 
 @pytest.mark.emulated
-def test_stored_constants_decide_between_push_and_what_loads_or_stores_directly(file):
+def test_stored_constants_decide_between_push_and_algorithms_with_barriers(file):
     slow = Cost(100.0, 300e3)
     with df.emu.Machine(devices=2) as machine:
         name = tuned.key([df.device(index, driver=machine) for index in range(2)])
