@@ -72,8 +72,8 @@ class _Worker:
 
 
 class Job:
-    """The ranks of one run. `kill(rank)` sends a signal. `outcomes()` waits for all ranks and gives for each of them what
-    the function returned, the exception that it raised (with its traceback as a note), or `Died`. `environments` has
+    """The ranks of one run. `kill(rank)` sends a signal. `outcomes()` waits for all ranks and gives for each what the
+    function returned, the exception that it raised (with its traceback as a note), or `Died`. `environments` has
     the environment variables of each rank.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled modules on disk: used, checked, published whole, optional."""
+"""The disk cache of compiled modules: entries are used, checked, written atomically, and may be missing."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device,
 def test_rings_of_buffers_that_wrap_around_have_the_bits_of_the_reference(
     monkeypatch, rng, columns, teams, count, kept
 ):
-    """Each slot of the ring is filled several times, for teams of one warp and of two, under the race detector. Sums are
+    """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. Sums are
     written before dx of the last row, or of the last two.
     """
     for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):

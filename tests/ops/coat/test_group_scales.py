@@ -111,7 +111,7 @@ def special(name: str, a: np.ndarray, w: np.ndarray) -> None:
     elif name == "infinity":
         a[5, 9] = -np.inf
     elif name == "overflow":
-        with np.errstate(over="ignore"):  # an addend above 3.4 is already infinite
+        with np.errstate(over="ignore"):  # the product overflows for values above 3.4
             a[5] *= 1e38
     elif name == "tiny":
         a[5] *= 1e-38

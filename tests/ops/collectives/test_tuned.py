@@ -72,7 +72,7 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
-def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
+def test_tune_refuses_to_measure_an_algorithm_with_wrong_results(monkeypatch, wrong):
     """One bit of the expected results is changed."""
     plain, norm = reference.allreduce, reference.allreduce_rmsnorm_fp8
 
