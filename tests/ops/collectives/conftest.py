@@ -10,17 +10,29 @@ import pytest
 
 import drvfuse as df
 
+_SHARED_BLOCKS = 80
+"""The budgets of shared groups sum to at most this many multiprocessors. An emulated GPU has 132, and groups that a
+test opens for itself need the rest."""
+
 
 @pytest.fixture(scope="session")
 def open_group(driver: str) -> Iterator[Callable[..., df.Group]]:
-    """`open_group(n, **options)`: a group of n ranks, kept open and shared by all tests that ask for the same."""
+    """`open_group(n, **options)`: a group of n ranks, kept open and shared by tests that ask for the same options.
+
+    If all budgets together would exceed `_SHARED_BLOCKS`, the groups that were not asked for the longest are closed.
+    """
     groups: dict[Any, df.Group] = {}
 
     def find(n: int, **options: Any) -> df.Group:
+        options = {"max_blocks": 4, "workspace_bytes": 1 << 20, **options}
         key = (n, tuple(sorted(options.items())))
-        if key not in groups:
-            groups[key] = df.Group.local(n, driver=driver, **{"max_blocks": 4, "workspace_bytes": 1 << 20, **options})
-        return groups[key]
+        group = groups.pop(key, None)
+        if group is None:
+            while groups and options["max_blocks"] + sum(dict(at)["max_blocks"] for _, at in groups) > _SHARED_BLOCKS:
+                groups.pop(next(iter(groups))).close()
+            group = df.Group.local(n, driver=driver, **options)
+        groups[key] = group  # at the end: the group that was asked for last
+        return group
 
     yield find
     for group in groups.values():

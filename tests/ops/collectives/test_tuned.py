@@ -63,7 +63,7 @@ def test_stored_constants_decide_between_push_and_algorithms_with_barriers(file)
 def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(file, capsys):
     assert main(["tune", "--driver", "emu"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "mean nothing" in lines[0]
+    assert "have no meaning" in lines[0]
     assert [line.split(": ")[1].split()[0] for line in lines[1:]] == [
         name for name in HOPPER._fields if name != "move_relay"
     ]
