@@ -72,8 +72,9 @@ class _Worker:
 
 
 class Job:
-    """Ranks that run. `kill(rank)` sends a signal; `outcomes()` waits for all and gives, by rank, what the function
-    returned, the exception that it raised (with its traceback as a note), or `Died`. `environments` are theirs.
+    """The ranks of one run. `kill(rank)` sends a signal. `outcomes()` waits for all ranks and gives for each what the
+    function returned, the exception that it raised (with its traceback as a note), or `Died`. `environments` has
+    the environment variables of each rank.
     """
 
     def __init__(self, workers: list[_Worker], message: tuple[Any, ...], environments: list[dict[str, str]]) -> None:
@@ -86,7 +87,7 @@ class Job:
         self.workers[rank].process.send_signal(number)
 
     def outcomes(self, timeout: float = 60) -> list[Any]:
-        """Raises TimeoutError with the ranks that have not ended, whose processes are then killed."""
+        """Wait for all ranks. After `timeout` seconds, kill the ranks that have not ended and raise TimeoutError."""
         deadline = time.monotonic() + timeout
         found: dict[int, Any] = {}
         while len(found) < len(self.workers):
@@ -108,7 +109,7 @@ class Job:
 
 
 class ProcessPool:
-    """A pool of interpreters; they start when they are first needed. `machine` is that of the last run."""
+    """A pool of interpreters, which start when they are first needed. `machine` is the machine of the last run."""
 
     def __init__(self) -> None:
         self._idle: list[_Worker] = []
@@ -226,7 +227,7 @@ def serve_pool(fd: int) -> None:
 
 
 def _detach() -> None:
-    """Detach from the machine, as the end of a process would."""
+    """Detach from the machine, as happens when a process ends."""
     from drvfuse.emu.machine import machine
 
     if machine._default is not None:

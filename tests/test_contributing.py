@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op that CONTRIBUTING adds as an example works as written, and fits in the rooms."""
+"""The example op and the example opcode of CONTRIBUTING.md work as written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as a whole: what importing it costs, that dependencies point down, that settings and dtypes hold."""
+"""The package as a whole: the cost of importing it, the directions of its imports, settings and dtypes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from drvfuse import config, dtypes, errors
 ROOT = Path(df.__file__).parent
 
 GROUND = {"errors", "config", "dtypes", "lazy", "tables"}
-DOORS = {("runtime.driver", "emu")}  # besides the table: the one place where the runtime opens the emulated driver
+DOORS = {("runtime.driver", "emu")}  # not in the table: the one import by which the runtime opens the emulated driver
 
 
 def _allowed() -> dict[str, set[str]]:
-    """Room -> the rooms that it may import: the table of docs/architecture.md."""
+    """For each folder (a "room") the rooms that it may import, from the table of docs/architecture.md."""
     rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|$", (ROOT.parent / "docs/architecture.md").read_text(), re.M)
     return {room: set(re.findall(r"`([\w.]+)`", others)) for room, others in rows}
 

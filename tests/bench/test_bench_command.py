@@ -100,7 +100,7 @@ def test_an_op_on_one_device_is_measured(
     assert len(printed.splitlines()) == 3
 
 
-def test_the_siblings_are_measured(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_fp8_ops_are_measured(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     every = fp8_siblings._calls
     monkeypatch.setattr(fp8_siblings, "OPS", fp8_siblings.OPS[:1])
     monkeypatch.setattr(fp8_siblings, "_calls", lambda *shape: list(every(*shape))[:1])

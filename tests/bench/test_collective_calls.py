@@ -54,7 +54,7 @@ def test_one_wrong_bit_on_one_rank_is_named(group, op):
 
 
 @pytest.mark.parametrize("op", ["allreduce_rmsnorm_fp8", "broadcast"])
-def test_what_an_earlier_call_has_left_is_no_result(group, op):
+def test_a_call_that_writes_nothing_does_not_pass_by_earlier_results(group, op):
     calls = ops.calls_of(group, op, ROWS, 64, sets=1)
     calls.check("auto")
     (made,) = calls.prepared("auto")
@@ -63,12 +63,12 @@ def test_what_an_earlier_call_has_left_is_no_result(group, op):
         calls.check("auto")
 
 
-def test_each_form_fits_the_columns_that_its_groups_and_heads_divide():
+def test_forms_are_measured_where_their_groups_and_heads_divide_the_columns():
     assert all(form.fits(8192) for form in FORMS.values())
     assert {name for name, form in FORMS.items() if not form.fits(64)} == {name for name in FORMS if "128" in name}
 
 
-def test_every_quantisation_and_option_of_a_norm_is_a_form():
+def test_the_measured_forms_cover_every_quantisation_and_option_of_a_norm():
     made = [form.quantisation for form in FORMS.values()]
     assert {(q.kind, q.group) for q in made} == {
         ("row", 0), ("static", 0), ("group", 64), ("group", 128), ("group", 32), ("group", 16)
@@ -83,7 +83,7 @@ def test_every_quantisation_and_option_of_a_norm_is_a_form():
     assert any(form.gamma == "float32" for form in every)
 
 
-def test_a_tensor_repeats_the_rows_of_its_bank():
+def test_rows_of_large_inputs_are_repeated_from_a_bank_of_random_rows():
     values = bank(1, 1000, 8)
     assert values.shape == (BANK, 8) and not np.array_equal(values, bank(2, 1000, 8))
     tensor = repeated(values, 1000)
@@ -91,7 +91,7 @@ def test_a_tensor_repeats_the_rows_of_its_bank():
 
 
 @pytest.mark.parametrize("op", ["allreduce_many", "reduce_scatter_rmsnorm_fp8"])
-def test_an_op_is_measured_beside_the_wire(monkeypatch, group, op):
+def test_an_op_is_measured_beside_its_wire_time(monkeypatch, group, op):
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     results = list(moves.measure(group, op, [1], ["auto"], EMULATED, with_peers=False))
     (result,) = results

@@ -46,7 +46,7 @@ def test_the_copy_moves_every_byte(device: df.Device) -> None:
     assert (target.numpy() == host).all()
 
 
-def test_a_shape_gives_every_figure_and_its_floor_is_its_bytes_at_copy_speed(device: df.Device) -> None:
+def test_every_time_is_measured_and_the_floor_is_the_time_to_copy_as_many_bytes(device: df.Device) -> None:
     result = fp8_rmsnorm.measure(device, 2, 64, bandwidth=2.0)
     assert result["forward_floor_us"] == (3 * 128 + 2 * 8 + 4 * 2) / 2
     assert result["backward_floor_us"] == (5 * 128 + 2 * 8 + 4 * 2 + 4 * 64) / 2
@@ -108,7 +108,7 @@ def test_row_counts_that_are_not_positive_are_refused() -> None:
         _fp8_shape("4x24")
 
 
-def test_a_plot_is_written_even_if_a_peer_has_no_figure(tmp_path: Path) -> None:
+def test_a_plot_is_written_even_if_another_library_has_no_time(tmp_path: Path) -> None:
     results = [
         {"rows": 4, "columns": 32, **{f"{way}_{what}": 2.0 for way in fp8_rmsnorm.WAYS for what in ("us", "floor_us")}}
     ]

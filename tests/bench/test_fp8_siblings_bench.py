@@ -22,7 +22,7 @@ def device() -> df.Device:
     return df.device(0, driver=df.emu.Machine(devices=1))
 
 
-def test_each_op_runs_and_its_floor_is_its_bytes_at_copy_speed(device: df.Device) -> None:
+def test_each_op_runs_and_its_floor_is_the_time_to_copy_as_many_bytes(device: df.Device) -> None:
     rows, columns = 64, 512
     for name, (call, arrays), expected in zip(
         fp8_siblings.OPS, fp8_siblings._calls(device, rows, columns), ELEMENT, strict=True
@@ -35,7 +35,7 @@ def test_each_op_runs_and_its_floor_is_its_bytes_at_copy_speed(device: df.Device
     device.stream.synchronize()
 
 
-def test_a_shape_gives_every_figure(device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_time_is_measured_for_a_shape(device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(fp8_siblings, "_ROTATED_BYTES", 4)
     chosen = [i for i, op in enumerate(fp8_siblings.OPS) if op in ("division, s_y given", "add")]

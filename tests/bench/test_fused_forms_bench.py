@@ -56,7 +56,7 @@ def test_a_form_is_timed_beside_the_plain_one_and_its_own_wire_time(
         ("residual-float32", 4096),
     ],
 )
-def test_by_two_shots_a_rank_receives_sums_and_what_owners_send_of_a_row(form: str, sent: int) -> None:
+def test_received_bytes_of_two_shots_are_inputs_of_owned_rows_and_results_of_other_rows(form: str, sent: int) -> None:
     assert received_bytes(ALLREDUCE, "push_two_shot", 4, 8, 1024, FORMS[form]) == 0.75 * 8 * (2048 + sent)
     for algo in ("push_one_shot", "one_stage"):
         assert received_bytes(ALLREDUCE, algo, 4, 8, 1024, FORMS[form]) == 3 * 8 * 2048

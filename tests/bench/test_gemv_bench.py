@@ -16,7 +16,7 @@ from drvfuse.errors import ArgumentError
 pytestmark = pytest.mark.emulated
 
 
-def test_a_shape_gives_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_time_is_measured_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemv, "_ROTATED_BYTES", 3 * 2 * 8 * 64 + 16)
     monkeypatch.setattr(gemv, "_READERS", gemv._READERS[:2])
     monkeypatch.setattr(gemv, "CALLS", 3)

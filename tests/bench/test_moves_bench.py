@@ -34,11 +34,11 @@ def test_every_algorithm_is_timed_beside_the_wire_time(
     ]
 
 
-def test_bytes_that_a_rank_must_receive() -> None:
+def test_the_wire_time_counts_the_bytes_that_a_rank_must_receive() -> None:
     assert moves.wire_bytes("all_gather", 4, 4096) == moves.wire_bytes("all_to_all", 4, 4096) == 3072
     assert moves.wire_bytes("broadcast", 4, 4096) == 4096
 
 
-def test_a_peer_without_chained_times_has_no_figures_of_chains() -> None:
+def test_a_library_without_times_of_chained_calls_has_no_figures_for_them() -> None:
     records = [{"us": [3.0, 9.0, 5.0]}, {"us": [4.0, 8.0, 5.0]}]
     assert peers._figures(records, "") == {"us": 5.0, "spread": 5.0}

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.emulated
 ELEMENT = {"row": 3, "row, residual": 7, "group": 3 + 4 / 128, "MXFP8": 3 + 1 / 32, "NVFP4": 2.5 + 1 / 16}
 
 
-def test_a_shape_gives_every_figure_and_floors_are_bytes_at_copy_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_time_is_measured_and_floors_are_the_times_to_copy_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(rmsnorm_fp8, "_ROTATED_BYTES", 4)
     monkeypatch.setattr(rmsnorm_fp8, "FORMS", {name: rmsnorm_fp8.FORMS[name] for name in ("row", "NVFP4")})

@@ -25,7 +25,7 @@ from drvfuse.emu.wire.parameters import Layout
 
 
 class Loopback:
-    """The services that calls need of the client and of the server, both in this process."""
+    """Stands for the client and for the server of a machine in one process: the services of both that calls use."""
 
     def __init__(self, machine: Machine | None) -> None:
         self.machine = machine

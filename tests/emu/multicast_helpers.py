@@ -117,7 +117,7 @@ __device__ void meet(Team t, u32 flag, u32 value) {
 
 
 class _Team(ctypes.Structure):
-    """The parameters of kernels that `launch` runs."""
+    """The parameter of the kernels that `launch` runs: multicast address, own addresses and outputs of all ranks."""
 
     _fields_ = [
         ("mc", ctypes.c_uint64),
@@ -131,7 +131,9 @@ class _Team(ctypes.Structure):
 def launch(
     cuda: Any, made: Shared, body: str, *, threads: int = 32, out: list[int] | None = None, arch: str = "compute_90a"
 ) -> list[Any]:
-    """Run a kernel of this body on every device at once; what their contexts say. `out`: memory for each device."""
+    """Run a kernel of this body on every device at once. Returns the CUresult of each context. `out` is memory for each
+    device.
+    """
     source = f'{PRELUDE}\nextern "C" __global__ void kernel(Team t) {{\n{body}\n}}\n'
     ranks = len(made.own)
     for rank in range(ranks):

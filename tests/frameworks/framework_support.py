@@ -22,7 +22,7 @@ Hosts = list[np.ndarray]
 
 
 def framework(name: str) -> Any:
-    """The module of a framework; where it is missing, the tests of the file are skipped."""
+    """Import the module of a framework. If it is missing, skip the tests of the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name)

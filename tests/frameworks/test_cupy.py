@@ -98,7 +98,9 @@ def test_a_collective_reads_and_writes_arrays(connect: Any, ranks: int, dtype: s
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_moves_of_arrays(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_all_gather_and_reduce_scatter_read_arrays_and_their_results_are_read_back(
+    connect: Any, ranks: int, rng: np.random.Generator
+) -> None:
     hosts = randoms(rng, ranks, (8, 520))
     with connect(ranks) as group:
         inputs = arrays(group, hosts)
@@ -110,7 +112,7 @@ def test_moves_of_arrays(connect: Any, ranks: int, rng: np.random.Generator) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "uint8", "int64"])
-def test_both_ways_share_the_memory(group: df.Group, dtype: str) -> None:
+def test_arrays_passed_in_either_direction_share_their_memory(group: df.Group, dtype: str) -> None:
     (rank,) = group
     kind = dtypes.get(dtype).numpy
     (theirs,) = zeros(group, (4, 6), kind)
@@ -244,7 +246,7 @@ def test_cupys_graphs_replay_calls(connect: Any, ranks: int, non_blocking: bool,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_our_graphs_replay_cupys_kernels(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_graphs_of_drvfuse_replay_cupys_kernels(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     two = np.float32(2)
     with connect(ranks) as group:
         x, total, out = (zeros(group, (16, 1024)) for _ in range(3))
@@ -306,7 +308,7 @@ def test_an_array_keeps_the_memory_of_a_dropped_result(group: df.Group, rng: np.
 
 
 @pytest.mark.gpu
-def test_what_does_not_fit_is_named(group: df.Group, refused: Any) -> None:
+def test_arrays_that_an_op_cannot_use_are_refused_by_argument_name(group: df.Group, refused: Any) -> None:
     x = cupy.zeros((8, 512), cupy.float32)
     refused(lambda: df.allreduce(group, x.T), "inputs", "with strides (1, 512)")
     refused(lambda: df.allreduce(group, x[:, ::2]), "inputs", "with strides (512, 2)")

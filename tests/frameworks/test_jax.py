@@ -89,7 +89,9 @@ def test_a_collective_reads_arrays(connect: Any, ranks: int, dtype: str, rng: np
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_moves_of_arrays(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_all_gather_and_reduce_scatter_read_arrays_and_their_results_are_read_back(
+    connect: Any, ranks: int, rng: np.random.Generator
+) -> None:
     hosts = randoms(rng, ranks, (8, 520), BF16)
     with connect(ranks) as group:
         inputs = put(group, hosts)
@@ -101,7 +103,7 @@ def test_moves_of_arrays(connect: Any, ranks: int, rng: np.random.Generator) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint8", "int32", "float8_e4m3fn", "float8_e5m2"])
-def test_both_ways_share_the_memory(group: df.Group, dtype: str, refused: Any) -> None:
+def test_arrays_passed_in_either_direction_share_their_memory(group: df.Group, dtype: str, refused: Any) -> None:
     (rank,) = group
     host = np.arange(24, dtype=np.uint8).repeat(dtypes.get(dtype).itemsize).view(dtypes.get(dtype).numpy).reshape(4, 6)
     (theirs,) = put(group, [host])
@@ -122,7 +124,7 @@ def test_both_ways_share_the_memory(group: df.Group, dtype: str, refused: Any) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_fused_fp8_rows_in_jax(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_jax_reads_fused_fp8_rows_as_bytes(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     hosts = randoms(rng, ranks, (17, 1024), BF16)
     gamma = rng.uniform(0.5, 1.5, 1024).astype(BF16)
     expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, epsilon=1e-6)
@@ -173,7 +175,7 @@ def test_jax_waits_for_results(connect: Any, ranks: int, rng: np.random.Generato
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_our_graphs_replay_calls_on_jaxs_arrays(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_graphs_of_drvfuse_replay_calls_on_jaxs_arrays(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     hosts = randoms(rng, ranks, (16, 1024))
     with connect(ranks) as group:
         outputs = [rank.zeros((16, 1024), "float32") for rank in group]
@@ -220,7 +222,7 @@ def test_an_array_keeps_the_memory_of_a_dropped_result(group: df.Group, rng: np.
 
 
 @pytest.mark.gpu
-def test_what_does_not_fit_is_named(group: df.Group, refused: Any) -> None:
+def test_arrays_that_an_op_cannot_use_are_refused_by_argument_name(group: df.Group, refused: Any) -> None:
     (x,) = put(group, [np.zeros((8, 512), np.float32)])
     refused(lambda: df.allreduce(group, x, x), "outputs", "read-only")
     refused(lambda: df.allreduce(group, x.astype(jnp.complex64)), "inputs.dtype", "(5, 64, 1)")

@@ -97,7 +97,9 @@ def test_a_collective_reads_and_writes_tensors(connect: Any, ranks: int, dtype: 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_moves_of_tensors(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_all_gather_and_reduce_scatter_read_tensors_and_their_results_are_read_back(
+    connect: Any, ranks: int, rng: np.random.Generator
+) -> None:
     hosts = randoms(rng, ranks, (8, 520), BF16)
     with connect(ranks) as group:
         inputs = tensors(group, hosts)
@@ -111,7 +113,7 @@ def test_moves_of_tensors(connect: Any, ranks: int, rng: np.random.Generator) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint8", "int64"])
-def test_both_ways_share_the_memory(group: df.Group, dtype: str) -> None:
+def test_tensors_passed_in_either_direction_share_their_memory(group: df.Group, dtype: str) -> None:
     (rank,) = group
     theirs = torch.zeros((4, 6), dtype=getattr(torch, dtype), device=places(group)[0])
     array, stream = as_array(theirs, driver=rank.device.driver, argument="x")
@@ -244,7 +246,7 @@ def test_torchs_graphs_replay_calls(connect: Any, ranks: int, rng: np.random.Gen
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
-def test_our_graphs_replay_torchs_kernels(connect: Any, ranks: int, rng: np.random.Generator) -> None:
+def test_graphs_of_drvfuse_replay_torchs_kernels(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     with connect(ranks) as group:
         x, total, out = (empty(group, (16, 1024), "float32") for _ in range(3))
         streams = [torch.cuda.Stream(place) for place in places(group)]
@@ -301,7 +303,7 @@ def test_a_tensor_keeps_the_memory_of_a_dropped_result(group: df.Group, rng: np.
 
 
 @pytest.mark.gpu
-def test_what_does_not_fit_is_named(group: df.Group, refused: Any) -> None:
+def test_tensors_that_an_op_cannot_use_are_refused_by_argument_name(group: df.Group, refused: Any) -> None:
     (place,) = places(group)
     x = torch.zeros((8, 512), device=place)
     refused(lambda: df.allreduce(group, x.T), "inputs", "with strides (1, 512)")

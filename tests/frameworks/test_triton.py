@@ -89,7 +89,9 @@ def test_rows_are_reduced_by_shuffles_and_shared_memory(driver: str, kept: str, 
 
 @images
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.gpus(4))])
-def test_a_kernel_between_two_collectives(driver: str, kept: str, ranks: int, rng: np.random.Generator) -> None:
+def test_a_triton_kernel_runs_between_two_collectives(
+    driver: str, kept: str, ranks: int, rng: np.random.Generator
+) -> None:
     hosts = [rng.standard_normal((5, 1000)).astype(BF16) for _ in range(ranks)]
     others = [rng.standard_normal((5, 1000)).astype(BF16) for _ in range(ranks)]
     with df.Group.local(ranks, driver=driver, max_blocks=4) as group:

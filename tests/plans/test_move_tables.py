@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of moves fill every output, and their plans hold all of them, for any rows, ranks and workspace."""
+"""Tables of copies between ranks fill every output, and plans cover all copies, for any rows, ranks and workspace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 
 @st.composite
 def tables(draw):
-    """A call's work, and the bytes of each rank's output."""
+    """Draw the work of a call, and the bytes of each output of each rank."""
     n, row_bytes = draw(RANKS), draw(st.integers(1, 70) | st.integers(1, 1 << 22))
     few = st.integers(0, 40)
     kind = draw(st.sampled_from(["all_gather", "broadcast", "all_to_all"]))

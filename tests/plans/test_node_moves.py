@@ -52,7 +52,7 @@ def random_bytes(rng, sizes):
 
 
 @pytest.mark.parametrize("of", LAYOUTS)
-def test_all_gather_of_two_parts(of, rng):
+def test_the_steps_of_an_all_gather_bring_every_byte_of_two_arrays(of, rng):
     rows = rng.integers(0, 4, len(of)).tolist()
     tables = [moves.all_gather(rows, nbytes) for nbytes in (24, 4)]
     inputs = [random_bytes(rng, [count * nbytes for count in rows]) for nbytes in (24, 4)]
@@ -64,7 +64,7 @@ def test_all_gather_of_two_parts(of, rng):
 
 @pytest.mark.parametrize("of", LAYOUTS)
 @pytest.mark.parametrize("nbytes", [1, 40, 1000])
-def test_broadcast_from_every_root(of, nbytes, rng):
+def test_the_steps_of_a_broadcast_bring_every_byte_from_any_root(of, nbytes, rng):
     for root in range(len(of)):
         inputs, outputs = random_bytes(rng, [nbytes] * len(of)), [np.zeros(nbytes, np.uint8) for _ in of]
         run(node_moves.broadcast(nbytes, root, NodeRanks(of)), of, [inputs], [outputs])
@@ -74,7 +74,7 @@ def test_broadcast_from_every_root(of, nbytes, rng):
 @pytest.mark.parametrize("of", LAYOUTS)
 @pytest.mark.parametrize("payload_bytes", [192, 4096])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_all_to_all_by_any_payload(of, payload_bytes, in_place, rng):
+def test_the_steps_of_an_all_to_all_bring_every_byte_with_any_payload_size(of, payload_bytes, in_place, rng):
     n = len(of)
     splits = rng.integers(0, 5, (n, n)) * (rng.random((n, n)) < 0.8)
     if in_place:
@@ -103,7 +103,7 @@ def test_steps_without_bytes_are_left_out():
 
 
 @given(of=st.sampled_from(LAYOUTS), data=st.data())
-def test_a_kernel_is_planned_for_what_every_node_moves(of, data):
+def test_a_kernel_is_planned_for_the_largest_work_of_any_node(of, data):
     ranks = NodeRanks(of)
     n = len(of)
     splits = data.draw(st.lists(st.lists(st.integers(0, 40), min_size=n, max_size=n), min_size=n, max_size=n))

@@ -26,13 +26,13 @@ def covered(chunks, starts, payload_bytes, area):
 
 
 @given(COUNTS, st.integers(1, 20), st.integers(2, 5), st.sampled_from([0, 2048]), st.integers(4096, 1 << 15))
-def test_chunks_of_packs(counts, columns, nodes, area, payload_bytes):
+def test_chunks_of_packs_cover_all_parts(counts, columns, nodes, area, payload_bytes):
     parts = scatter.Parts.of(counts, columns, 8)
     covered(node_scatter.pack_chunks(parts, nodes, area, payload_bytes), parts.starts, payload_bytes, area)
 
 
 @given(COUNTS, st.integers(1, 100), st.integers(2, 4), st.sampled_from([0, 2048]), st.integers(8192, 1 << 15))
-def test_chunks_of_rows(counts, columns, nodes, area, payload_bytes):
+def test_chunks_of_rows_cover_all_parts(counts, columns, nodes, area, payload_bytes):
     starts = scatter.Parts.of(counts, columns, 8).starts
     found = node_scatter.row_chunks(counts, columns, 8, nodes, area, payload_bytes)
     covered([chunk for _, chunk in found], starts, payload_bytes, area)
@@ -42,7 +42,7 @@ def test_chunks_of_rows(counts, columns, nodes, area, payload_bytes):
 
 
 @given(st.integers(1, 100), st.integers(2, 5), st.integers(0, 4096))
-def test_a_payload_that_is_refused_is_told_what_is_enough(columns, nodes, payload_bytes):
+def test_the_error_for_a_small_payload_says_what_is_enough(columns, nodes, payload_bytes):
     try:
         node_scatter.row_chunks([3, 0, 5], columns, 8, nodes, 0, payload_bytes)
     except ValueError as error:

@@ -48,7 +48,9 @@ def norms(draw):
 
 
 def planned(find, workspace_bytes):
-    """`find(workspace_bytes)`; if that is refused, the plan with the least workspace, which the error names."""
+    """A plan made by `find`, and its bytes of workspace: `workspace_bytes`, or if these are too few, the least number,
+    which the error names.
+    """
     try:
         return find(workspace_bytes), workspace_bytes
     except ArgumentError as error:
@@ -176,7 +178,7 @@ def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
 @pytest.mark.parametrize("workspace_bytes", [4096, 1 << 21, LARGE, 10 << 30])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
-def test_two_to_31_rows_and_more_are_refused(algo, ranks, workspace_bytes):
+def test_tensors_of_two_to_the_31_rows_or_more_are_refused(algo, ranks, workspace_bytes):
     """The limit includes the last round, which is as long as the others, and the step behind it."""
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
@@ -206,7 +208,7 @@ def test_blocks_are_counted_by_cluster():
 
 
 def test_half_a_workspace_can_be_addressed_with_32_bits():
-    """Half of the given workspace, up to that limit, holds slots, with the greetings beside them."""
+    """A half of the slots has half of the workspace and GREETINGS_BYTES more, but is always smaller than 4 GiB."""
     for nbytes in (4096, 4351, 64 << 20, 8 << 30, 1 << 40):
         half = half_bytes(nbytes)
         assert half % 128 == 0 and half < 1 << 32

@@ -43,7 +43,7 @@ def test_bytes_of_scales_are_those_of_a_row_without_padding():
     assert [Q.mxfp8(layout="tiles").row_scale_bytes(96), Q.static(1.0).row_scale_bytes(96)] == [3, 0]
 
 
-def test_equal_descriptions_compare_equal():
+def test_quantisations_with_equal_fields_compare_equal():
     assert Q.per_group(128, upper_bound=2) == Q.per_group(upper_bound=2.0) != Q.per_group()
     assert len({Q.nvfp4(0.5), Q.nvfp4(0.5), Q.nvfp4(0.25)}) == 2
     assert str(Q.per_group(layout="column")) != str(Q.per_group()) != str(Q.per_group(64))
@@ -51,7 +51,7 @@ def test_equal_descriptions_compare_equal():
     assert math.copysign(1, Q.mxfp8().upper_bound) == 1 == math.copysign(1, Q.per_group(upper_bound=-0.0).upper_bound)
 
 
-def test_kernels_are_compiled_for_the_description():
+def test_kernels_are_compiled_for_the_kind_of_quantisation():
     found = dict(Q.nvfp4(0.5, "tiles").definitions(BF16))
     wanted = {"QUANT": 3, "GROUP": 16, "OUT_DTYPE": "e2m1x2", "SCALES_DTYPE": "e4m3", "SCALES_LAYOUT": 2}
     assert found == {f"DRVFUSE_{name}": value for name, value in wanted.items()}
@@ -86,7 +86,7 @@ def test_a_given_scale_is_a_positive_finite_number(refused, scale):
         (lambda: Q.per_row().check(33, dtypes.get("int32")), "quantisation", "bfloat16, float16 or float32"),
     ],
 )
-def test_bad_descriptions_are_refused(refused, make, argument, text):
+def test_wrong_arguments_of_a_quantisation_are_refused(refused, make, argument, text):
     refused(make, argument, text)
 
 
@@ -104,7 +104,7 @@ def test_bad_descriptions_are_refused(refused, make, argument, text):
         lambda: dataclasses.replace(Q.mxfp8(), layout="rows"),
     ],
 )
-def test_only_descriptions_that_the_class_methods_make_exist(refused, make):
+def test_only_quantisations_that_the_class_methods_can_make_are_allowed(refused, make):
     refused(make, "quantisation", "made by Quantisation.per_row, static, per_group, mxfp8, nvfp4 or none")
 
 
@@ -125,5 +125,5 @@ def test_fields_can_be_replaced_if_the_result_is_valid(made):
         (Q.none(), "none"),
     ],
 )
-def test_descriptions_have_a_readable_form(made, text):
+def test_quantisations_have_a_readable_repr(made, text):
     assert str(made) == text

@@ -36,7 +36,7 @@ def test_layer_norm_of_centred_rows_is_the_rms_norm(rng):
     assert (bits(rms.y) == bits(layer.y)).all() and (bits(rms.maxima) == bits(layer.maxima)).all()
 
 
-def test_the_scale_is_that_of_the_result_with_and_without_beta(rows, rng):
+def test_the_scale_follows_from_the_result_with_and_without_beta(rows, rng):
     gamma, beta = rng.standard_normal((2, 264)).astype(np.float32)
     for options in ({}, {"norm": "layer"}, {"norm": "layer", "beta": beta}):
         found = reference.normalise(rows, "float16", gamma, 1e-5, **options)

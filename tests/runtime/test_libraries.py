@@ -73,7 +73,7 @@ def group(driver: str) -> Iterator[df.Group]:
         yield group
 
 
-def test_memory_of_a_library_that_tells_no_stream_lives_until_the_launch_is_complete(
+def test_memory_of_a_library_without_a_stream_api_lives_until_the_launch_is_complete(
     group: df.Group, rng: np.random.Generator
 ) -> None:
     (rank,) = group
@@ -173,7 +173,7 @@ def test_objects_that_are_kept_after_a_fault_are_dropped() -> None:
         assert gone() is None
 
 
-def test_a_library_that_tells_no_stream_is_not_asked_during_a_capture(group: df.Group) -> None:
+def test_arrays_of_a_library_without_a_stream_api_are_not_exported_during_a_capture(group: df.Group) -> None:
     (rank,) = group
     foreign, output = Immutable(rank.array(np.full((2, 256), 3, np.float32))), rank.zeros((2, 256), "float32")
     prepared = df.allreduce.prepare(group, foreign, output)
@@ -247,7 +247,7 @@ def test_another_library_captures_each_ranks_part_in_a_graph_of_its_own(
         assert all((bits(array.numpy()) == bits(reference.allreduce(hosts))).all() for array in y)
 
 
-def test_arrays_of_jax_are_no_outputs(group: df.Group, refused: Any) -> None:
+def test_arrays_of_jax_are_refused_as_outputs(group: df.Group, refused: Any) -> None:
     class ArrayImpl(Immutable):
         __module__ = "jaxlib._jax"
 

@@ -62,10 +62,12 @@ def test_a_picture_is_drawn_without_a_background_or_a_date(tmp_path: Path, monke
     ("cell", "first", "in_brackets"),
     [("15.56 (25.63)", 15.56, 25.63), ("2.13", 2.13, None), ("", None, None), ("11.3 (3.63) *", 11.3, 3.63)],
 )
-def test_numbers_of_cells(cell: str, first: float | None, in_brackets: float | None) -> None:
+def test_the_number_and_the_number_in_brackets_of_a_table_cell_are_read(
+    cell: str, first: float | None, in_brackets: float | None
+) -> None:
     assert (performance_tables.number(cell), performance_tables.number(cell, True)) == (first, in_brackets)
 
 
-def test_columns_of_one_name_are_told_apart() -> None:
+def test_columns_of_the_same_name_are_numbered() -> None:
     (row, *_) = performance_tables.table("FP8 RMSNorm", "forward us")
     assert (row["COAT"], row["COAT (2)"]) == ("6.1", "6.6")

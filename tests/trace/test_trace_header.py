@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cu/trace/trace.cuh: nothing when off, and the same layout as the host's when on."""
+"""cu/trace/trace.cuh: a kernel without tracing has no trace code, and records have the layout that the host reads."""
 
 from __future__ import annotations
 

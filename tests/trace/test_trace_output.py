@@ -113,7 +113,7 @@ def test_an_offset_lies_between_the_narrowest_bounds():
 
 @pytest.mark.gpus(2)
 def test_the_kernels_that_measure_clocks_compile(group):
-    """The emulated driver has one clock, so that nothing else of these tests runs them there."""
+    """The emulated driver has a single clock, so no other test runs these kernels on it."""
     module = clocks.kernels(group[0].device)
     assert module["trace_ticks"].info.name == "trace_ticks" and module["trace_meet"].info.name == "trace_meet"
 

@@ -24,7 +24,7 @@ ROLES = {
 
 @pytest.fixture(scope="module")
 def wide(group):
-    """With `put`, there are so many blocks that some only copy a rank's own bytes."""
+    """A group with so many blocks that, with `put`, some blocks only copy a rank's own bytes."""
     with df.Group.local(group.size, driver=group.driver, max_blocks=8) as found:
         yield found
 

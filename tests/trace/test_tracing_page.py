@@ -68,14 +68,14 @@ def test_the_command_shows_tables_and_writes_files(tmp_path):
         ("rmsnorm_fp8", "auto", "rmsnorm_fp8"),
     ],
 )
-def test_a_collective_or_norm_is_traced_by_the_algorithm_asked_for(op, algo, kernel, capsys):
+def test_a_collective_or_norm_is_traced_with_the_requested_algorithm(op, algo, kernel, capsys):
     """An op may be named with hyphens, as its benchmark is."""
     devices = () if op == "rmsnorm_fp8" else ("--devices", "2")
     assert main(["trace", op, "--driver", "emu", *devices, "--shape", "3x264", "--warm", "0", "--algo", algo]) == 0
     assert f"{kernel}: 1 launch" in capsys.readouterr().out
 
 
-def test_every_op_that_takes_a_trace_can_be_asked_for(capsys):
+def test_every_op_that_takes_a_trace_can_be_traced_by_the_command(capsys):
     """The help lists the ops; those of COAT cannot be traced."""
     with pytest.raises(SystemExit):
         main(["trace", "--help"])

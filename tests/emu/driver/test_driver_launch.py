@@ -977,7 +977,7 @@ def test_the_machine_counts_the_accesses_of_its_launches(machine: Machine, cuda:
     assert (total.local_read, total.local_written, total.remote_read) == (800, 400, 0)
 
 
-def test_a_dropped_machine_returns_its_addresses() -> None:
+def test_a_garbage_collected_machine_returns_its_addresses() -> None:
     machine = Machine(devices=1)
     window = weakref.ref(machine.window)
     ok(machine.driver.cuInit(0))

@@ -199,7 +199,7 @@ def test_pointer_attributes_name_the_device_and_kind_of_memory(cuda: Any) -> Non
     assert code(cuda.cuMemFreeHost(host)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_an_unknown_pointer_is_refused_alone_and_has_empty_attributes_in_a_list(cuda: Any) -> None:
+def test_one_attribute_of_an_unknown_pointer_is_refused_and_several_are_empty(cuda: Any) -> None:
     primary(cuda)
     local = np.zeros(16, np.uint8).ctypes.data
     wanted = [P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL]

@@ -79,7 +79,9 @@ def test_the_minimum_granularity_divides_the_recommended_one(cuda: Any) -> None:
         ({"handleTypes": 2}, R.CUDA_ERROR_NOT_SUPPORTED),
     ],
 )
-def test_properties_that_do_not_fit_are_refused(cuda: Any, machine: Machine, change: Any, expected: Any) -> None:
+def test_an_object_with_wrong_or_unsupported_properties_is_refused(
+    cuda: Any, machine: Machine, change: Any, expected: Any
+) -> None:
     prop = object_prop(2)
     for name, value in change.items():
         setattr(prop, name, value)
@@ -100,7 +102,9 @@ def test_properties_that_do_not_fit_are_refused(cuda: Any, machine: Machine, cha
         (0, 2 * PIECE, 2 * PIECE),
     ],
 )
-def test_binds_off_the_granularity_or_out_of_range_are_refused(cuda: Any, offset: int, at: int, size: int) -> None:
+def test_binds_that_are_not_aligned_to_the_granularity_or_out_of_range_are_refused(
+    cuda: Any, offset: int, at: int, size: int
+) -> None:
     handle, memory = team(cuda, 2, 2 * PIECE), _memory(cuda, 0, 3 * PIECE)
     assert code(cuda.cuMulticastBindMem(handle, offset, memory, at, size, 0)) == INVALID
     assert code(cuda.cuMulticastBindMem(handle, 0, memory, 0, PIECE, 1)) == INVALID
@@ -188,7 +192,7 @@ def test_memory_freed_while_a_bind_waits_is_not_bound(cuda: Any, machine: Machin
     assert machine.held()["binds"] == 0
 
 
-def test_threads_that_all_wait_are_a_deadlock_of_each(cuda: Any, machine: Machine) -> None:
+def test_if_all_threads_wait_each_of_them_reports_a_deadlock(cuda: Any, machine: Machine) -> None:
     handle, memory, at = _ready(cuda)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(CALLS["cuMemMap"](cuda, handle, memory, at)))
@@ -218,7 +222,7 @@ def test_binds_of_one_device_must_not_overlap(cuda: Any, machine: Machine) -> No
     ok(cuda.cuMulticastBindMem(handle, PIECE, _memory(cuda, 1, 2 * PIECE), 0, 2 * PIECE, 0))
 
 
-def test_a_range_is_unbound_as_it_was_bound(cuda: Any, machine: Machine) -> None:
+def test_only_the_whole_range_of_a_bind_can_be_unbound(cuda: Any, machine: Machine) -> None:
     handle, memory = team(cuda, 2, 4 * PIECE), _memory(cuda, 0, 4 * PIECE)
     ok(cuda.cuMulticastBindMem(handle, 0, memory, 0, 2 * PIECE, 0))
     for offset, size in ((0, PIECE), (PIECE, PIECE), (0, 4 * PIECE), (2 * PIECE, 2 * PIECE)):

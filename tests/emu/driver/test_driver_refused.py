@@ -102,7 +102,7 @@ def test_cuGetProcAddress_finds_no_function(cuda: Any) -> None:
     ]
 
 
-def test_time_passes_between_events_around_work(cuda: Any) -> None:
+def test_virtual_time_passes_between_events_recorded_before_and_after_work(cuda: Any) -> None:
     primary(cuda)
     stream, events = ok(cuda.cuStreamCreate(0)), [ok(cuda.cuEventCreate(0)) for _ in range(3)]
     pointer = ok(cuda.cuMemAlloc(64))

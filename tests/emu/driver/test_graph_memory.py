@@ -257,4 +257,4 @@ def test_captured_allocations_become_memory_nodes(cuda: Any) -> None:
     g.run(times=2)
     assert g.read() == 3
     out = np.zeros(WORDS, np.uint32)
-    assert code(cuda.cuMemcpyDtoH(out, address, BYTES)) != R.CUDA_SUCCESS  # freed
+    assert code(cuda.cuMemcpyDtoH(out, address, BYTES)) != R.CUDA_SUCCESS  # the graph has freed the memory

@@ -213,7 +213,7 @@ def test_memory_of_a_pool_is_imported_by_the_pool(two: Two, rng: np.random.Gener
     assert len(two.machine.reports) == 2  # reports of the two refused calls
 
 
-def test_imported_memory_may_go_before_a_free_that_is_queued(two: Two) -> None:
+def test_the_owner_may_free_pool_memory_before_the_queued_free_of_an_importer_runs(two: Two) -> None:
     pool = _pool(two.a)
     pointer = ok(two.a.cuMemAllocFromPoolAsync(64, pool, 0))
     descriptor = ok(two.a.cuMemPoolExportToShareableHandle(pool, DESCRIPTOR, 0))

@@ -208,7 +208,7 @@ def test_freeing_memory_that_a_stream_waits_on_is_reported() -> None:
         assert "a queued stream wait reads 4 bytes" in machine.reports[0].message
 
 
-def test_a_batch_is_done_in_order(cuda: Any) -> None:
+def test_operations_of_a_batch_run_in_order(cuda: Any) -> None:
     words, (first, second) = _words(cuda), _two_streams(cuda)
     a, b, c = (int(words) + 8 * i for i in range(3))
     barrier = types.CUstreamBatchMemOpParams()

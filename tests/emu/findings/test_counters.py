@@ -72,7 +72,7 @@ def test_counts_are_summed_by_kernel_and_line(counted: Machine) -> None:
     assert gather.total == one.total + one.total and gather.warp_ops == 2 * one.warp_ops
 
 
-def test_the_json_is_the_counts(counted: Machine) -> None:
+def test_the_json_has_the_counts(counted: Machine) -> None:
     summary = counted.counters()
     data = json.loads(json.dumps(summary.json()))
     assert [k["kernel"] for k in data["kernels"]] == ["gather", "bump"]

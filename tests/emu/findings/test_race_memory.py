@@ -70,7 +70,9 @@ def test_memory_of_the_detector_does_not_grow_with_ordered_launches(
 
 @pytest.mark.parametrize(("kernel", "most"), [("histogram", 8), ("columns", 640)])
 def test_memory_of_the_detector_does_not_grow_with_the_accesses_of_a_thread(kernel: str, most: int) -> None:
-    """`most`: KiB. A warp leaves an entry of 32 bytes for 16 bytes that it reads; atomics leave two for each place."""
+    """`most` is a bound in KiB. The detector keeps one entry of 32 bytes for 16 bytes that a warp reads, and two for
+    16 bytes with atomics.
+    """
     with Machine(devices=1, race=True) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

@@ -111,7 +111,7 @@ def test_only_the_last_rows_are_shown_and_freed_memory_is_marked(window: Window,
     assert text.endswith("which was freed")
 
 
-def test_equal_polls_of_a_place_are_one_row_with_a_count(window: Window, flags: int) -> None:
+def test_equal_polls_of_one_source_line_are_one_row_with_a_count(window: Window, flags: int) -> None:
     def poll(block: int, thread: int, word: int, value: int) -> tuple[int, ...]:
         fields = {"address": flags + 8 * word, "value": value, "clock": next(clock)}
         return record("load", 1, block, thread, LOAD, **fields)

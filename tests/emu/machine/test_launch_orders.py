@@ -18,8 +18,8 @@ STREAMS, EACH = 3, 3
 
 
 def _log(seed: int, chained: bool = False) -> tuple[int, ...]:
-    """`most` is a bound in KiB. A warp leaves one entry of 32 bytes for each 16 bytes that it reads; an atomic leaves
-    two.
+    """The numbers of the launches in the order in which they ran: tens for the stream, ones for its launches. With
+    `chained`, each stream waits for an event at the end of the one before.
     """
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver

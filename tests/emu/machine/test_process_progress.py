@@ -261,7 +261,7 @@ def test_there_is_no_deadlock_while_a_process_may_still_call(machine: Machine, p
     mine, theirs = shared_word(a, b)
     a.launch("wait", mine, 1)
     waiting = beside(a.synchronise)
-    time.sleep(1.3)  # longer than the patience of a machine of one process
+    time.sleep(1.3)  # a machine of one process would report a deadlock sooner
     ok(b.cuda.cuCtxSetCurrent(b.context))
     b.launch("set", theirs, 1)
     assert b.synchronise() == waiting() == R.CUDA_SUCCESS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled modules on disk: used, checked, published whole, optional."""
+"""The disk cache of compiled modules: entries are used, checked, written atomically, and may be missing."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
     assert len(list((tmp_path / "cache").glob("*/module.o-*"))) == 1
 
 
-def test_of_processes_that_miss_a_module_at_once_one_builds_it(tmp_path, monkeypatch):
+def test_one_of_several_processes_that_need_an_uncached_module_builds_it(tmp_path, monkeypatch):
     """Threads stand for the processes: a lock on a file keeps them apart in the same way."""
     loader.runtime()
     monkeypatch.setenv("DRVFUSE_CACHE_DIR", str(tmp_path))

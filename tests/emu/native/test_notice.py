@@ -26,7 +26,7 @@ class Stderr(io.StringIO):
         self.written.set()
 
 
-def test_a_terminal_is_told_once_it_has_taken_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_message_when_the_compilation_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Stderr(terminal=True)
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(notice, "PATIENCE", 0.0)
@@ -38,7 +38,9 @@ def test_a_terminal_is_told_once_it_has_taken_a_while(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_is_printed_if_it_is_quick_or_nobody_reads_it(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_printed_if_the_compilation_is_quick_or_stderr_is_no_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stderr = Stderr(terminal)
     monkeypatch.setattr(sys, "stderr", stderr)
     if not terminal:

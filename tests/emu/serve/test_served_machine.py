@@ -276,7 +276,9 @@ def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
 
 
 def run_a_graph(rank: int, size: int) -> Any:
-    """Captured graphs and graphs of nodes have pageable memory at both ends, a host function and memory nodes."""
+    """Run a graph made of nodes and a captured graph. Both copy pageable memory to the device and back; the first also
+    has a host function and memory nodes.
+    """
     g = Graphs(attached())
     cuda, rng = g.cuda, np.random.default_rng(rank)
     source, result = np.zeros(WORDS, np.uint32), np.zeros((2, WORDS), np.uint32)

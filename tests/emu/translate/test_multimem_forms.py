@@ -62,7 +62,7 @@ def module(verb: str, parts: str, vector: str, type_: str, arch: str) -> str:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_the_forms_are_those_of_the_assembler(arch: str) -> None:
+def test_multimem_is_translated_in_exactly_the_forms_that_ptxas_accepts(arch: str) -> None:
     count = 0
     for type_, vector, verb in itertools.product(REGISTERS, ("", "v2", "v4", "v8"), ("ld_reduce", "red", "st")):
         precisions = ("", "acc::f32", "acc::f16") if verb == "ld_reduce" else ("",)

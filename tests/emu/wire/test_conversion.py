@@ -112,7 +112,7 @@ def neutral(item: inputs.Input) -> Any:
 
 
 def outcome(call: Any) -> tuple[type, str] | None:
-    """(type, words) of what is raised; None if the arguments were taken."""
+    """The type and message of the exception that the call raises; None if it accepts its arguments."""
     try:
         call()
     except Invalid:
@@ -139,8 +139,8 @@ def cases(made: Coder, at: int, values: tuple[Any, ...]) -> Iterator[tuple[Any, 
 
 
 def compare(made: Coder, at: int, values: tuple[Any, ...]) -> int:
-    """How many values the bindings and we have read alike. Where the bindings raise before the value is converted, or
-    their releases differ in the words, only that is compared which is the same in all.
+    """Check that the bindings and drvfuse accept the same values and raise the same errors. Return their number.
+    Messages, and for some kinds of arguments types, of errors are not compared, as releases of the bindings differ.
     """
     function, item = getattr(real, made.signature.name), made.inputs[at]
     wordless = isinstance(item.scalar, Enumeration) or isinstance(item, WORDLESS)

@@ -37,7 +37,7 @@ def place(device: df.Device, values: Case) -> tuple[df.Array, ...]:
 
 
 def same(actual: Any, expected: np.ndarray, what: str = "") -> None:
-    """`actual` has the bits, shape and dtype of `expected`."""
+    """Assert that `actual` has the bits, shape and dtype of `expected`."""
     host = actual if isinstance(actual, np.ndarray) else actual.numpy()
     assert (host.shape, host.dtype) == (expected.shape, expected.dtype), what
     wrong = np.flatnonzero(bits(host).reshape(-1) != bits(expected).reshape(-1))
@@ -94,7 +94,7 @@ def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> 
 
 
 def check_backward(values: Case, v: np.ndarray, results: Any, QB=16) -> None:
-    """dx and dw bit for bit."""
+    """Compare dx and dw bit for bit."""
     dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(values.x, values.s_x, values.g, values.w, v, QB)
     same(results[0], dx, "dx")
     same(results[1], dw, "dw")

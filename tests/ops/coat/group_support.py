@@ -22,7 +22,7 @@ extern "C" __global__ void reciprocal(const float* a, float* out, unsigned n) {
 
 
 def arithmetic(device: df.Device) -> Arithmetic:
-    """`div.full` and `rcp.approx` of a GPU; the emulator's are correctly rounded."""
+    """Models of `div.full` and `rcp.approx` as the driver under test rounds them; the emulator rounds correctly."""
     if device.driver.name == "emu":
         return EXACT
     module = df.compile(_SOURCE, driver=device.driver)

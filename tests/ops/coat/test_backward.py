@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient alone: sums of gradients, shapes that its plan tells apart, the bytes that it moves."""
+"""The backward of RMSNorm: sums of gradients, the shapes that its plans distinguish, and the bytes that it moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW, MANY = "few", "many"
 
 @pytest.fixture
 def few(request, monkeypatch):
-    """Whether the test's rows go to the kernel for few rows or to the one for many."""
+    """Make every launch of the test use the kernel for few rows, or the kernel for many rows."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", {FEW: 1 << 20, MANY: 0}[request.param])
 
 
@@ -146,7 +146,7 @@ def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, colum
     rows, blocks = 150, 16
     total, polls = counted(rng, rows, columns, count, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
-    state = 2 * 4 + 4  # the sums of gradients: `users` goes up and down, and the epoch is read
+    state = 2 * 4 + 4  # `users` is incremented and decremented, and the epoch is written
     assert total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
     scale_per = 16 if columns % 128 == 0 else 8  # otherwise a thread reads the scale of each of its packs of 8
     of_rows = rows * 4 * shape.team_warps + elements * (1 + 2 * count) + elements // scale_per * 2
@@ -157,7 +157,7 @@ def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, colum
 
 @pytest.mark.emulated
 def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
-    """Rows are read once for dx, and once for dw; there are no words."""
+    """Rows are read once for dx and once for dw. Blocks exchange no words of partial sums."""
     rows, columns, blocks = 20, 640, 16
     total, polls = counted(rng, rows, columns, 1, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
@@ -167,7 +167,7 @@ def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
 
 
 def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device, rng):
-    """A launch clears its words before another launch, with any number of words, needs their place."""
+    """A launch clears the words that it used, so that a launch with another number of words can use the same memory."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
     space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
     for rows in (150, 20, 150, 20, 20, 150):
@@ -182,8 +182,9 @@ def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device,
 def test_rings_of_buffers_that_wrap_around_have_the_bits_of_the_reference(
     monkeypatch, rng, columns, teams, count, kept
 ):
-    """Each slot is filled several times, for teams of a warp and of two, under the race detector; the sums leave before
-    dx of the last row, or of the last two."""
+    """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. Sums are
+    written before dx of the last row, or of the last two.
+    """
     for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
         monkeypatch.setattr(coat_backward, name, value)
     values = case(rng, (6 * teams * 4 + 7, columns))

@@ -27,7 +27,7 @@ def many_rows(device: df.Device) -> int:
 
 
 def altered(monkeypatch, **changes):
-    """Use plans for many rows with `changes`; results do not depend on them."""
+    """Set the attributes `changes` in all plans for many rows. Results do not depend on these attributes."""
     whole = ManyRows.__init__
 
     def init(self, *arguments):

@@ -26,7 +26,7 @@ def of_kinds(*kinds):
 
 @pytest.fixture(params=KINDS, ids=str)
 def kind(monkeypatch, request):
-    """All plans are tiles of this kind."""
+    """Every plan of the test has tiles with these rows per lane and blocks per segment."""
     monkeypatch.setattr(
         rmsnorm_forward, "forward_plan", lambda limits, r, c, QB: HeldTiles(limits, r, c, *request.param)
     )

@@ -49,7 +49,7 @@ def check_add(device, a, b, fp8, results, QB=16) -> None:
 
 
 def check_both(one, add, norm) -> None:
-    """The single launch has the results of the two launches."""
+    """Check that the fused launch has the same results as the add and the norm in two launches."""
     total, (x, s_x), (qy, s_y, (_, rstd, _)) = one
     pairs = ((total, add[0]), (x, add[1][0]), (s_x, add[1][1]), (qy, norm[0]), (s_y, norm[1]), (rstd, norm[2][1]))
     for name, (found, expected) in zip(("sum", "x", "s_x", "qy", "s_y", "rstd"), pairs, strict=True):
@@ -89,7 +89,7 @@ def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
     x, s_x, _, g = place(device, wide)
     b, w = device.array(other), device.array(wide.w[48:144])
     with df.config.override(driver=device.driver):
-        for first in (48, 40):  # 40 elements of bfloat16 are a multiple of 16 bytes, and of FP8 are not
+        for first in (48, 40):  # 40 elements are a multiple of 16 bytes in bfloat16 but not in FP8
             columns = slice(first, first + 96)
             cut = [Strided(a, (33, 96), (192, 1), first) for a in (x, g, b)]
             scales = Strided(s_x, (33, 6), (12, 1), 3)
@@ -111,7 +111,7 @@ def special(name: str, a: np.ndarray, w: np.ndarray) -> None:
     elif name == "infinity":
         a[5, 9] = -np.inf
     elif name == "overflow":
-        with np.errstate(over="ignore"):  # an addend above 3.4 is already infinite
+        with np.errstate(over="ignore"):  # the product overflows for values above 3.4
             a[5] *= 1e38
     elif name == "tiny":
         a[5] *= 1e-38

@@ -29,7 +29,7 @@ def backward(device, values: Case, affine: bool, saves, QB=16, g=None, arrays=No
 
 
 def check(values: Case, affine: bool, saves, found, QB=16, g=None) -> None:
-    """dx, and dw and db, bit for bit."""
+    """Compare dx, dw and db bit for bit."""
     g = values.g if g is None else g
     w = values.w if affine else None
     expected = coat_layernorm.fp8_layernorm_backward(values.x, values.s_x, g, w, *saves, QB)

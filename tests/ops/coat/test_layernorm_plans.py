@@ -142,7 +142,7 @@ def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarra
     rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, EPSILON, mean)
     normed = (coat_rmsnorm.dequantise(values.x, values.s_x, 16) - mean[:, None]) * rstd[:, None]
     row, column = np.unravel_index(np.abs(normed).argmax(), normed.shape)
-    border = np.float32(448 * (1 + 2.0**-8))  # between two scales of bfloat16
+    border = np.float32(448 * (1 + 2.0**-8))  # halfway between two scales of bfloat16
     weights[column] = np.float32(factor) * border / normed[row, column]
     bias[column] = border * np.float32(1 + by) - normed[row, column] * weights[column]
     return values._replace(w=weights), bias

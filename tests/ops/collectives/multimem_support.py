@@ -84,7 +84,7 @@ def assert_equal_on_ranks(arrays: Sequence[df.Array]) -> None:
 
 
 def assert_room(trace: df.Trace) -> None:
-    """Every block has recorded phases. Its section has room for all of them, and for at most about twice as many."""
+    """Check that every block has recorded phases, for which its section has room, but at most about twice as much."""
     for section in trace._sections:
         table = decode._words(section, section.array.numpy())
         counts = 1 + (table[:, layout.HEADER_WORDS + section.rounds * section.peers :] != 0).sum(axis=1)

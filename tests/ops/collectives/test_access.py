@@ -165,12 +165,14 @@ def counted():
 
 
 def close_to(counted: int, expected: int, slack: int) -> bool:
-    """Whether a count is close to `traffic`, which leaves out barrier words and gamma."""
+    """Whether a count is `expected`, or up to `slack` bytes more: `traffic` leaves out barrier words and gamma."""
     return expected <= counted <= expected + slack
 
 
 def is_expected(counts: tuple[int, int], prepared, slack: int) -> bool:
-    """(Local, remote) bytes. Polls of push algorithms are not counted, as they read until their words arrive."""
+    """Whether counted (local, remote) bytes agree with `prepared.traffic`. Push algorithms poll an unknown number of
+    times, so any number of local bytes above the expected one is accepted for them.
+    """
     local, remote = prepared.traffic
     slack = slack if prepared.algo in PULL else counts[0]
     return close_to(counts[0], local, slack) and close_to(counts[1], remote, 2_000)

@@ -121,7 +121,7 @@ def test_every_call_of_the_host_raises_until_the_group_is_reset(compared_group, 
 
 
 @pytest.mark.gpus(2)
-def test_the_call_is_numbered_since_the_reset_also_by_replays_of_graphs(compared_group, rng):
+def test_call_numbers_count_from_the_reset_and_include_replays_of_graphs(compared_group, rng):
     group = compared_group(2)
     xs = place(group, random_inputs(rng, 2, 64, "float32"))
     with group.capture() as graphs:

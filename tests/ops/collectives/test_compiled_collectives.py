@@ -2,12 +2,12 @@
 """The collectives as ptxas compiles them for sm_90a: registers, no stack, no spill, and accesses of 128 bits.
 
 A push launch has as many blocks as the multiprocessors of its budget hold, so registers decide how much of the work is
-in flight at once. RESIDENT pins that: with the default budget of 64 multiprocessors
-    64 K packs of a plain call on up to 4 ranks are the 1024 blocks of 64 threads that 16 in each make;
-    32 rows of 8192 columns are 256 blocks of 128 threads in clusters of 8, of which 5 in each leave room for late ones;
-    many rows by two shots are blocks of 512 threads, of which two on a multiprocessor take turns in waiting;
-and the blocks of 256 threads for large messages are those of the kernels' launch bounds. A pull launch has one block on
-each multiprocessor, whatever its registers.
+in flight at once. RESIDENT has the least number of resident blocks, with the default budget of 64 multiprocessors:
+    64 K packs of a plain call on up to 4 ranks take 1024 blocks of 64 threads, 16 on each multiprocessor;
+    32 rows of 8192 columns take 256 blocks of 128 threads in clusters of 8, so 5 on a multiprocessor leave some room;
+    many rows by two shots take blocks of 512 threads, two on each multiprocessor, so that one runs while one waits;
+    large messages take blocks of 256 threads, as many as the launch bounds of the kernels allow.
+A pull launch has one block on each multiprocessor, whatever its registers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ FORMS = [
 # (op, algorithm, threads of a block): the least number of resident blocks per multiprocessor on 2, 4 and 8 ranks.
 RESIDENT = {
     ("allreduce", "push_one_shot", 64): (16, 16, 12),
-    ("allreduce", "push_two_shot", 64): (16, 16, 10),  # 20 warps in four parts of 5, with 88 to 96 registers
+    ("allreduce", "push_two_shot", 64): (
+        16,
+        16,
+        10,
+    ),  # 5 warps in each quarter of a multiprocessor, with 88 to 96 registers a thread
     ("allreduce", "push_one_shot", 256): (5, 4, 2),
     ("allreduce", "push_two_shot", 256): (4, 3, 2),
     (FUSED, "push_one_shot", 64): (10, 10, 10),

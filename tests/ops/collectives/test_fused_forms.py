@@ -27,7 +27,8 @@ FORMS = {
     "residual": {"residual": "float32", "gamma": "float32", "normed": True},
 }
 
-# Algorithms in which one rank sends a row's results to all ranks are tested with both forms, the others with one.
+# Algorithms in which one rank sends a row's results to all ranks are tested with both FORMS. For the others one form is
+# enough.
 PAIRS = [(algo, form) for algo in ("two_stage", "push_two_shot") for form in FORMS]
 PAIRS += [("one_stage", "residual"), ("push_one_shot", "layer"), ("naive", "layer")]
 

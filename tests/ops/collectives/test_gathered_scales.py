@@ -73,7 +73,7 @@ def test_gathered_scales_have_the_layout_of_all_rows(open_group, rng, algo, layo
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_scales_larger_than_the_workspace(new_group, rng, algo):
+def test_scales_larger_than_the_workspace_are_gathered_in_chunks(new_group, rng, algo):
     """Scales travel in chunks, most of which begin within a tile; rows have two leading dimensions."""
     group = new_group(SEVERAL, workspace_bytes=1 << 12)
     made, counts = Q.nvfp4(2.0, layout="tiles"), [3, 50, 7][:SEVERAL]
@@ -89,7 +89,7 @@ def test_scales_larger_than_the_workspace(new_group, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["auto", "naive"])
-def test_halves_of_the_fused_all_reduce_give_its_scales(open_group, rng, algo):
+def test_a_fused_reduce_scatter_and_an_all_gather_give_the_scales_of_the_all_reduce(open_group, rng, algo):
     """The scales gathered after the reduce-scatter are those of the all-reduce."""
     group, columns = open_group(SEVERAL), 256
     made = Q.per_group(128, scales="float8_e8m0fnu", layout="tiles")
@@ -105,7 +105,7 @@ def test_halves_of_the_fused_all_reduce_give_its_scales(open_group, rng, algo):
     assert_bits(scales, whole.scales[0].numpy())
 
 
-def test_one_rank_and_no_rows(open_group, rng):
+def test_one_rank_and_arrays_without_rows_are_accepted(open_group, rng):
     group, made = open_group(1), Q.mxfp8(layout="tiles")
     codes, scales = quantised(rng, [9], 64, made)
     x, factors = on_ranks(group, codes, made.dtype)[0], on_ranks(group, scales, made.scales)[0]
@@ -119,7 +119,7 @@ def test_one_rank_and_no_rows(open_group, rng):
 
 
 @pytest.mark.emulated
-def test_ranks_in_processes_of_their_own(rng):
+def test_ranks_in_separate_processes_gather_the_scales_of_the_reference(rng):
     made = Q.per_group(64, layout="column")
     codes, scales = quantised(rng, [5, 6], 128, made)
     want = reference.all_gather(codes, scales, made)
@@ -137,7 +137,7 @@ def test_ranks_in_processes_of_their_own(rng):
             assert_bits([factors], want[1])
 
 
-def test_what_is_returned(open_group):
+def test_a_list_is_returned_without_scales_and_a_named_pair_with_scales(open_group):
     """Without scales, or with a quantisation that has none, a list; with scales, a named pair."""
     group = open_group(1)
     codes = [group[0].zeros((4, 64), "float8_e4m3fn")]
@@ -151,7 +151,7 @@ def test_what_is_returned(open_group):
 
 
 @pytest.mark.gpus(2)
-def test_bad_input(open_group, refused):
+def test_bad_input_is_an_argument_error(open_group, refused):
     group, made = open_group(2), Q.mxfp8(layout="tiles")
     codes = [rank.zeros((3, 64), "float8_e4m3fn") for rank in group]
     scales = [rank.zeros(512, made.scales) for rank in group]

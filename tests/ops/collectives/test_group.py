@@ -207,7 +207,7 @@ def test_a_workspace_that_cannot_be_drained_is_not_unmapped(monkeypatch):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("what", ["group", "symmetric", "pinned", "graph", "array"])
-def test_the_collector_frees_nothing_between_the_launches_of_two_ranks(rng, what):
+def test_the_garbage_collector_frees_nothing_between_the_launches_of_two_ranks(rng, what):
     with df.emu.Machine(devices=2) as machine:
         group = df.Group.local(2, driver=machine, max_blocks=4)
         hosts = random_inputs(rng, 2, 640, "bfloat16")

@@ -174,7 +174,7 @@ def test_remote_bytes_agree_with_the_formula(algo):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALGOS)
-def test_bytes_at_odd_addresses_take_few_accesses_more_and_none_of_other_bytes(algo, rng):
+def test_bytes_at_odd_addresses_take_few_more_accesses_and_no_other_bytes_are_accessed(algo, rng):
     """A warp's 512 bytes take 31 accesses of 16 bytes and 16 single ones, not 512; in place, no thread accesses a byte
     that another warp is to write."""
     with df.emu.Machine(devices=3, race="strict") as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:

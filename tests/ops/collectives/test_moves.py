@@ -79,7 +79,7 @@ def test_any_number_of_bytes_arrives_at_any_address(several, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_ragged_splits_arrive(several, rng, algo):
+def test_rows_arrive_for_uneven_splits(several, rng, algo):
     """Some ranks have no rows, or no rows for some of the other ranks."""
     group, n = several, SEVERAL
     for columns in (1, 6, 8, 600):
@@ -115,7 +115,7 @@ def test_scales_travel_with_their_rows(several, rng, algo):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
-def test_one_array_of_a_call_is_off_16_bytes(several, rng, algo):
+def test_bytes_arrive_if_one_array_is_not_aligned_to_16_bytes(several, rng, algo):
     """All sizes, and all addresses but one, are multiples of 16 bytes."""
     group, n = several, SEVERAL
     hosts, scales = ([words(rng, (2, 16 * count)) for _ in range(n)] for count in (33, 1))
@@ -236,9 +236,9 @@ def test_every_byte_arrives_on_eight_ranks(open_group, rng):
 
 
 @pytest.mark.gpus(SEVERAL)
-def test_words_that_match_all_keys_but_one_arrive(open_group, rng):
-    """The 128 words of a warp have the bits of the keys' complements for 0 to 127, or for 0 to 128 without 70; in any
-    order.
+def test_words_that_allow_only_one_of_their_possible_keys_arrive(open_group, rng):
+    """Push calls XOR the words of a warp with a key that is the complement of none of them. Of the keys 0 to 128, these
+    words leave only 128, or only 70, or all but 0.
     """
     group = open_group(SEVERAL, workspace_bytes=1 << 16)
     every = ~np.arange(128, dtype=np.uint32)
@@ -251,7 +251,7 @@ def test_words_that_match_all_keys_but_one_arrive(open_group, rng):
 
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["put", "pull"])
-def test_blocks_that_copy_a_ranks_own_bytes_work_beside_the_others(new_group, rng, algo):
+def test_some_blocks_copy_a_ranks_own_bytes_while_others_exchange_bytes(new_group, rng, algo):
     """In place no bytes are copied on a rank, and all its blocks exchange bytes with peers."""
     group = new_group(SEVERAL, max_blocks=17)
     hosts = [words(rng, (SEVERAL, 40_000)) for _ in range(SEVERAL)]

@@ -47,7 +47,7 @@ def open_group() -> Iterator[Callable[..., df.Group]]:
 
 
 def run(group, hosts, algo, where, **options) -> list[df.Array]:
-    """The outputs of the call; inputs are as before."""
+    """Run the call, check that it leaves its inputs unchanged, and return its outputs."""
     arrays = Arrays(group, hosts, where)
     outputs = df.allreduce(group, arrays.inputs, arrays.outputs, algo=algo, use_multimem=True, **options)
     assert outputs == arrays.outputs

@@ -252,7 +252,9 @@ def test_requested_bytes_of_allreduce_agree_with_the_formulas(machine, rng, n, d
 
 
 def assert_traffic(prepared, found, gamma: int = 0) -> None:
-    """`traffic` leaves out barrier words, at most 10_000 bytes of each kind, and gamma."""
+    """Check counted bytes against `traffic`, which leaves out gamma and barrier words (at most 10_000 bytes, local and
+    remote).
+    """
     local = sum(count.local_read + count.local_written for count in found)
     remote = sum(count.remote_read + count.remote_written for count in found)
     assert prepared.traffic[0] <= local <= prepared.traffic[0] + 10_000 + gamma

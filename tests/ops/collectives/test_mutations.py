@@ -89,7 +89,7 @@ def test_a_planted_fault_fails_its_scenario(name):
 
 
 @pytest.mark.parametrize(("op", "algo"), KERNELS)
-def test_a_missing_trigger_at_the_end_fails_its_scenario(op, algo):
+def test_a_kernel_without_its_late_trigger_fails_its_scenario(op, algo):
     """The schedules tried end with the first in which the dependent of a correct kernel starts before the kernel's
     end."""
     seeds = scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON)

@@ -32,7 +32,7 @@ def assert_sums(found, hosts, nodes):
 
 
 @pytest.mark.parametrize("n,nodes", [(4, 2), (3, 3)])
-def test_every_form_of_nodes_has_two_launches_and_one_exchange(machine, rng, n, nodes):
+def test_a_call_over_nodes_has_two_launches_and_one_exchange(machine, rng, n, nodes):
     with open_nodes(machine, n, nodes) as group:
         hosts = hosts_of(rng, n, SHAPES)
         call = df.allreduce_many.prepare(group, placed(group, hosts))
@@ -50,7 +50,7 @@ def test_a_small_workspace_takes_chunks_that_begin_within_a_tensor(machine, rng)
         assert_sums(call.launch(), hosts, 2)
 
 
-def test_other_calls_of_one_layout_are_not_planned_again(machine, rng, monkeypatch):
+def test_plain_calls_of_one_layout_are_planned_once(machine, rng, monkeypatch):
     with open_nodes(machine) as group:
         for number in range(4):
             if number == 2:
@@ -59,7 +59,7 @@ def test_other_calls_of_one_layout_are_not_planned_again(machine, rng, monkeypat
             assert_sums(df.allreduce_many(group, placed(group, hosts)), hosts, 2)
 
 
-def test_a_graph_replays_it_and_no_peer_needs_access_to_inputs(machine, rng):
+def test_a_graph_replays_a_call_with_inputs_that_peers_cannot_access(machine, rng):
     with open_nodes(machine) as group:
         (hosts,) = hosts_of(rng, 4, [(40, 5)])
         pairs = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
@@ -73,7 +73,7 @@ def test_a_graph_replays_it_and_no_peer_needs_access_to_inputs(machine, rng):
             assert_sums(ys, [hosts], 2)
 
 
-def test_what_one_node_alone_can_do_is_refused(machine, rng, refused):
+def test_options_supported_within_one_node_only_are_refused(machine, rng, refused):
     with open_nodes(machine) as group:
         xs = [[x] for x in place(group, hosts_of(rng, 4, [(5,)])[0])]
         for algo in ("push_one_shot", "naive"):
@@ -84,7 +84,7 @@ def test_what_one_node_alone_can_do_is_refused(machine, rng, refused):
             df.allreduce_many.prepare(group, xs).launch(rank=0)
 
 
-def test_bytes_of_the_kernels_are_what_prepared_says(machine):
+def test_kernels_move_the_bytes_that_prepared_reports(machine):
     with open_nodes(machine, workspace_bytes=1 << 20) as group:
         xs = [[rank.zeros(8000, "bfloat16"), rank.zeros(16_000, "bfloat16")] for rank in group]
         prepared = df.allreduce_many.prepare(group, xs)

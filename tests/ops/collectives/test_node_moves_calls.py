@@ -66,7 +66,7 @@ def check_broadcast(group, rng, root, shape, **options):
 
 
 @pytest.mark.parametrize("n,nodes", FORMS)
-def test_every_form_of_nodes(open_nodes, rng, n, nodes):
+def test_bytes_arrive_for_several_numbers_of_ranks_and_nodes(open_nodes, rng, n, nodes):
     group = open_nodes(n, nodes)
     check_gather(group, rng, [4] * n)
     check_gather(group, rng, rng.integers(0, 5, n).tolist(), (5,))
@@ -77,7 +77,7 @@ def test_every_form_of_nodes(open_nodes, rng, n, nodes):
 
 
 @pytest.mark.parametrize("algo", ["push", "put", "pull"])
-def test_every_algorithm_inside_the_nodes(open_nodes, rng, algo):
+def test_bytes_arrive_by_every_algorithm_within_the_nodes(open_nodes, rng, algo):
     group = open_nodes()
     for row in ((3, 16), (5,)):
         check_gather(group, rng, [7, 0, 3, 11], row, algo=algo)
@@ -85,7 +85,7 @@ def test_every_algorithm_inside_the_nodes(open_nodes, rng, algo):
         check_broadcast(group, rng, 2, (70, *row), algo=algo)
 
 
-def test_a_broadcast_with_relays(open_nodes, rng):
+def test_a_broadcast_by_relays_arrives(open_nodes, rng):
     group = open_nodes(6, 2)
     for nbytes in (16, 5000):
         check_broadcast(group, rng, 4, (nbytes,), algo="relay")
@@ -108,7 +108,7 @@ def test_calls_larger_than_the_workspace_take_rounds_and_chunks(open_nodes, rng)
         check_broadcast(group, rng, 3, (31, *row))
 
 
-def test_calls_in_place(open_nodes, rng):
+def test_in_place_calls_keep_the_bytes(open_nodes, rng):
     group = open_nodes(workspace_bytes=4096)
     hosts = [words(rng, (8, 600)) for _ in range(4)]
     xs = place(group, hosts)
@@ -124,7 +124,7 @@ def test_calls_in_place(open_nodes, rng):
     df.broadcast(group, outputs, outputs, root=1)
 
 
-def test_any_address_and_memory_that_peers_cannot_access(open_nodes, rng):
+def test_bytes_arrive_at_any_address_and_in_memory_that_peers_cannot_access(open_nodes, rng):
     group, hosts = open_nodes(), [words(rng, (6, 37)) for _ in range(4)]
     xs = [off(rank, host, 3) for rank, host in zip(group, hosts, strict=True)]
     pairs = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
@@ -138,7 +138,7 @@ def test_any_address_and_memory_that_peers_cannot_access(open_nodes, rng):
         group.synchronize()
 
 
-def test_arrays_without_rows(open_nodes):
+def test_arrays_without_rows_are_accepted(open_nodes):
     group = open_nodes()
     xs = [rank.zeros((0, 8), "uint8") for rank in group]
     for found in (df.all_gather(group, xs), df.all_to_all(group, xs), df.broadcast(group, xs)):
@@ -172,7 +172,7 @@ def test_a_graph_replays_calls_of_a_watched_engine(open_nodes, rng, level):
     assert group.link.words["sending"].tolist() == [6] * 4
 
 
-def test_what_cannot_be_done_says_what_to_use(open_nodes, refused):
+def test_the_error_for_an_unsupported_call_names_what_to_use(open_nodes, refused):
     group = open_nodes()
     xs = [rank.zeros(4, "uint8") for rank in group]
     for op in (df.all_gather, df.broadcast, df.all_to_all):
@@ -199,7 +199,7 @@ def test_a_workspace_without_room_for_a_pack_of_every_pair_is_refused(open_nodes
     refused(lambda: df.all_to_all(group, xs), "workspace_bytes", "at least 32")
 
 
-def test_a_workspace_without_room_for_the_slots_of_push_calls_is_used_behind_barriers(open_nodes, rng, monkeypatch):
+def test_a_workspace_too_small_for_push_slots_is_used_by_algorithms_with_barriers(open_nodes, rng, monkeypatch):
     group = open_nodes()
     monkeypatch.setattr(group.workspace, "payload_bytes", 1024)
     check_gather(group, rng, [7, 0, 3, 11], (16,))
@@ -207,14 +207,13 @@ def test_a_workspace_without_room_for_the_slots_of_push_calls_is_used_behind_bar
     check_broadcast(group, rng, 2, (70, 16))
 
 
-def test_traffic_counts_kernels_and_exchanges(open_nodes):
+def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
     group = open_nodes()
     xs = [rank.zeros((4, 1024), "uint8") for rank in group]
     gathered, exchanged = df.all_gather.prepare(group, xs), df.all_to_all.prepare(group, xs)
     assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows once to each other rank
-    assert exchanged.traffic[1] == 4 * 1024 * (
-        1 + 2 + 1
-    )  # inside a node, between nodes, and inside a node on the way to another place
+    # rows within a node, rows between nodes, and rows that are first passed on within a node
+    assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)
 
 
 def test_scales_by_column_or_tile_are_refused(open_nodes):

@@ -90,7 +90,7 @@ def check_fused(group, rng, rows, columns, dtype="bfloat16", splits=None, residu
 
 
 @pytest.mark.parametrize("n,nodes", FORMS)
-def test_every_form_of_nodes(open_nodes, rng, n, nodes):
+def test_results_have_the_bits_of_the_reference_for_several_numbers_of_ranks_and_nodes(open_nodes, rng, n, nodes):
     group = open_nodes(n, nodes)
     check(group, rng, (7, 7), splits=UNEVEN[n])
     for shape in ((37,), (3, 1045), (1, 5), (n, 16), (0, 4)):
@@ -99,13 +99,13 @@ def test_every_form_of_nodes(open_nodes, rng, n, nodes):
 
 
 @pytest.mark.parametrize(("algo", "dtype"), [("push", "float32"), ("pull", "bfloat16")])
-def test_every_algorithm_inside_the_nodes(open_nodes, rng, algo, dtype):
+def test_results_have_the_bits_of_the_reference_by_every_algorithm_within_the_nodes(open_nodes, rng, algo, dtype):
     group = open_nodes()
     check(group, rng, (5, 33), dtype, algo=algo)
     check(group, rng, (8, 64), dtype, algo=algo)
 
 
-def test_nodes_are_added_in_their_order_whatever_the_order_of_the_engine_is(open_nodes):
+def test_sums_of_nodes_are_added_in_node_order_for_both_settings_of_node_order(open_nodes):
     hosts = [np.full(100, v, np.float32) for v in (2.0**24, 1, 1, -(2.0**24))]
     for order in ("fixed", "engine"):
         group = open_nodes(node_order=order)
@@ -114,7 +114,7 @@ def test_nodes_are_added_in_their_order_whatever_the_order_of_the_engine_is(open
         assert_parts(df.reduce_scatter(group, place(group, hosts)), expected)
 
 
-def test_a_small_workspace_takes_chunks_also_where_some_ranks_have_no_part_left(open_nodes, rng):
+def test_a_small_workspace_takes_chunks_even_if_some_ranks_have_no_rows_left(open_nodes, rng):
     group = open_nodes(workspace_bytes=4096)
     for count, splits in ((2999, None), (901, [901, 0, 0, 0]), (2701, [0, 700, 2000, 1])):
         check(group, rng, (count,), splits=splits)
@@ -123,7 +123,7 @@ def test_a_small_workspace_takes_chunks_also_where_some_ranks_have_no_part_left(
 
 
 @pytest.mark.parametrize("workspace_bytes", [8192, 1 << 16])
-def test_inputs_that_peers_cannot_access(open_nodes, rng, workspace_bytes):
+def test_inputs_that_peers_cannot_access_are_staged(open_nodes, rng, workspace_bytes):
     group = open_nodes(workspace_bytes=workspace_bytes)
     hosts = random_inputs(rng, 4, (11, 75), "bfloat16")
     pairs = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
@@ -137,7 +137,7 @@ def test_inputs_that_peers_cannot_access(open_nodes, rng, workspace_bytes):
     group.synchronize()
 
 
-def test_outputs_may_be_the_own_rows_of_the_input(open_nodes, rng):
+def test_outputs_may_be_the_ranks_own_rows_of_the_inputs(open_nodes, rng):
     group = open_nodes(workspace_bytes=4096)
     hosts = random_inputs(rng, 4, (4001,), "bfloat16")
     xs, splits = place(group, hosts), [1001, 999, 1, 2000]
@@ -170,7 +170,7 @@ FUSED = {
 
 
 @pytest.mark.parametrize("form", FUSED)
-def test_forms_of_the_fused_op(open_nodes, rng, form):
+def test_every_form_of_the_fused_op_has_the_bits_of_the_reference(open_nodes, rng, form):
     for workspace_bytes in (1 << 16, 8192):
         check_fused(open_nodes(workspace_bytes=workspace_bytes), rng, 11, 128, splits=[4, 0, 6, 1], **FUSED[form])
 
@@ -211,7 +211,7 @@ def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch
         check(group, rng, (8, 16))
 
 
-def test_what_cannot_be_done_says_what_to_use(open_nodes, rng, refused):
+def test_the_error_for_an_unsupported_call_names_what_to_use(open_nodes, rng, refused):
     group = open_nodes()
     xs = place(group, random_inputs(rng, 4, (4, 8), "bfloat16"))
     weights = [rank.zeros(8, "bfloat16") for rank in group]
@@ -233,7 +233,7 @@ def test_what_cannot_be_done_says_what_to_use(open_nodes, rng, refused):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged):
+def test_kernels_move_the_bytes_that_prepared_reports(machine, open_nodes, staged):
     """The bytes of the exchange are not counted, as no kernel copies them."""
     group, elements = open_nodes(workspace_bytes=1 << 20), 24_000
     xs, memory = [rank.zeros(elements, "bfloat16") for rank in group], []
@@ -255,7 +255,7 @@ def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged
 
 
 @pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
-def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
+def test_calls_over_nodes_have_no_race_by_the_model_of_ptx(rng, model):
     """All ops are called repeatedly, under the strict profile of the race detector or with stores that arrive late."""
     with (
         df.emu.Machine(devices=4, **model) as machine,
@@ -294,7 +294,7 @@ def test_sums_are_stored_when_no_peer_reads_the_payload_for_the_call_in_front(rn
         assert not machine.reports
 
 
-def test_a_trace_holds_all_kernels(open_nodes, rng):
+def test_a_trace_has_records_of_all_kernels_of_a_call(open_nodes, rng):
     group = open_nodes()
     trace = df.Trace(group)
     df.reduce_scatter(group, place(group, random_inputs(rng, 4, (8, 64), "bfloat16")), algo="push", trace=trace)

@@ -228,7 +228,7 @@ def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch
         assert_bits(result.scales, expected.scales)
 
 
-def test_a_trace_holds_both_kernels(open_nodes, rng):
+def test_a_trace_has_records_of_both_kernels_of_a_call(open_nodes, rng):
     group = open_nodes(4, 2)
     trace = df.Trace(group)
     hosts = inputs(rng, 4, (16, 256))

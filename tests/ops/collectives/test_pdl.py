@@ -29,7 +29,7 @@ def group(request, driver):
         yield stack.enter_context(df.Group.local(2, driver=driver, max_blocks=4))
 
 
-def test_pdl_levels_have_their_documented_numbers():
+def test_pdl_levels_have_the_documented_values():
     assert df.PDLLevel.ON == df.PDLLevel.OVERLAP_AT_END == 1
     assert [int(level) for level in df.PDLLevel] == [0, 1, 2, 3]
 

@@ -49,7 +49,7 @@ def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
     if algo == "push_two_shot":
         fp8 = op != "allreduce" and not residual
         sent = (n - 1) * (nbytes + (nbytes // 2 + 4 * rows if fp8 else nbytes))
-    units = rows or -(-shape[0] // 512)  # a unit is the packs of a block of 64 threads
+    units = rows or -(-shape[0] // 512)  # a unit of work is one pack for each of the 64 threads of a block
     greetings = 4 * (n - 1) * max(n - units, 0) if algo == "push_two_shot" else 0
     assert call.traffic[1] == sent
     assert sum(total.remote_written for total in totals) == sent + greetings

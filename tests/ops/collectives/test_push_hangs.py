@@ -141,7 +141,7 @@ def test_the_raised_report_is_one_whose_peer_has_not_reported(new_group):
     owner.reports["magic"] = 0
 
 
-def test_the_reported_word_belongs_to_the_block_and_the_distance_of_the_peer(new_group, rng):
+def test_the_address_of_the_reported_word_follows_from_the_block_and_the_peers_rank(new_group, rng):
     """In one shot, the slots of a rank hold first the words of the next higher rank, then those of the one after it."""
     group = new_group(3)
     call, _ = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 64 * 3, "bfloat16"), "push_one_shot")

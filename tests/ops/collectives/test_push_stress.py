@@ -168,7 +168,7 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
         for calls in both:
             with df.Graph.capture(calls.streams) as graph:
                 for kind in rng.integers(len(kinds), size=6):
-                    calls.launch(int(kind), number)  # all calls of a graph count under the last number
+                    calls.launch(int(kind), number)  # errors of all calls of a graph are counted under its last number
             graphs.append(graph)
         for done in range(number):
             which = int(rng.integers(2))

@@ -115,7 +115,7 @@ def test_outputs_may_be_the_ranks_own_rows_of_the_inputs(open_group, rng, algo, 
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_the_epilogue_sees_places_in_the_whole_tensor_and_the_parameters_of_the_owner(open_group, rng, algo):
+def test_the_epilogue_sees_indices_of_the_whole_tensor_and_parameters_of_the_owner(open_group, rng, algo):
     group = open_group(3)
     shape = (7, 5)  # parts begin within a pack
     hosts = random_inputs(rng, 3, shape, "bfloat16")

@@ -49,7 +49,7 @@ def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, op, algo
         call, results = prepared(group, rng, op, algo)
     error = launch_without(group, missing, call)
     assert error.phase == ("start" if algo == "pull" else "push")
-    for _ in range(3):  # by both halves of the slots
+    for _ in range(3):  # so that both halves of the slots are used
         for array, expected in zip(*results(call.launch()), strict=True):
             assert_bits([array], expected)
     group.synchronize()

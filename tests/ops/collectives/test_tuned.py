@@ -46,7 +46,7 @@ def test_stored_constants_decide_until_they_are_removed(file, capsys):
 
 
 @pytest.mark.emulated
-def test_stored_constants_decide_between_push_and_what_loads_or_stores_directly(file):
+def test_stored_constants_decide_between_push_and_algorithms_with_barriers(file):
     slow = Cost(100.0, 300e3)
     with df.emu.Machine(devices=2) as machine:
         name = tuned.key([df.device(index, driver=machine) for index in range(2)])
@@ -72,7 +72,7 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
-def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
+def test_tune_refuses_to_measure_an_algorithm_with_wrong_results(monkeypatch, wrong):
     """One bit of the expected results is changed."""
     plain, norm = reference.allreduce, reference.allreduce_rmsnorm_fp8
 

@@ -243,7 +243,7 @@ def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng
         assert_bits(ys, reference.allreduce(hosts))
         assert_bits(result.output, expected.output)
         assert_bits(result.scales, expected.scales)
-        df.allreduce(group, place(group, hosts), ys, algo=algo)  # repeated
+        df.allreduce(group, place(group, hosts), ys, algo=algo)  # a plain call; later ones repeat the first
         assert_bits(ys, reference.allreduce(hosts))
 
     wide = grid(plain), grid(norm)

@@ -68,7 +68,7 @@ def expected(values: Case, out: str | None = None, eps: float = EPS, **rest: Any
 
 
 def check(results: Any, wanted: gemv_reference.Normed) -> None:
-    """Both results bit for bit."""
+    """Compare both results bit for bit."""
     for name, found, value in zip(wanted._fields, results, wanted, strict=True):
         host = found.numpy()
         assert (host.shape, host.dtype) == (value.shape, value.dtype), name

@@ -166,7 +166,7 @@ def test_additions_have_the_documented_order():
     assert gemv_reference.row_products(act, weight)[0, 0] == 1022 - 3
 
 
-def test_fma_of_the_oracle_is_exact():
+def test_fma_of_the_reference_is_exact():
     """The reference is compared with rational arithmetic at ties that a second rounding would break wrongly."""
     from fractions import Fraction
 

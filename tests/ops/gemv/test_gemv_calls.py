@@ -339,7 +339,7 @@ def test_addresses_not_aligned_to_the_element_size_are_refused(device, refused, 
         )
 
 
-def test_no_normed_columns_need_no_gamma(device, rng):
+def test_a_call_without_normed_columns_needs_no_gamma(device, rng):
     values = case(rng, M, 9, K, 0)
     act, weight = (device.array(array) for array in values[:2])
     results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, stream=df.Stream(device))
@@ -378,7 +378,7 @@ def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, array
 
 
 @pytest.mark.emulated
-def test_plans_are_of_shapes_and_alignment_and_never_of_addresses(device, rng):
+def test_plans_depend_on_shapes_and_alignment_and_not_on_addresses(device, rng):
     plans = device.part(PlanCache)
     for _ in range(3):
         run(device, case(rng, M, N, K, NORMED))

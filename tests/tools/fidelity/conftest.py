@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens what a GPU answered."""
+"""Fixtures: the results that were recorded on GPUs, and an emulated device."""
 
 from __future__ import annotations
 

@@ -2,16 +2,16 @@
 """A declarative harness for litmus tests of the race detector.
 
 A litmus case is a kernel body in CUDA C++, where its threads run (`Drive`), and which accesses race by the PTX memory
-consistency model and the CUDA rules for streams, in either profile of the detector. Accesses carry marks, `// @w` at
-the end of their line, and a race is a pair of marks: "w~r". Several pairs are a string of them. What a queued copy or
-fill does is the mark "host".
+consistency model and the CUDA rules for streams, in either profile of the detector. The line of an access
+ends with a mark such as `// @w`. A race is a pair of marks, "w~r"; several races are pairs separated by spaces. The
+accesses of a queued copy or fill have the mark "host".
 
-Roles: `P(0) { ... }` is what one thread does; `together(...)` and the places made of it say which thread. Bodies
-without roles use blockIdx and threadIdx. `LATE(i)` naps where role i is the late one, so both orders of two accesses
-occur. A race has to be reported whichever comes first, unless a case says otherwise.
+`P(0) { ... }` is the code of role 0, which one thread executes; `together(...)`, or a place made with it, says which
+thread. Bodies without roles use blockIdx and threadIdx. `LATE(i)` sleeps in runs in which role i is late, so that each
+of two accesses comes first in some run. A race has to be reported in both orders, unless a case says otherwise.
 
-Every case runs on a machine of its own for each seed. It fails on a missing report, on one too many, on any report that
-is not of a race (but for `exited`), and where a launch does not end well.
+Every case runs once for each seed, on a new machine. It fails if a required report is missing, if there is any other
+report (except those that `exited` allows), or if a launch fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEEDS = range(6)
 PROFILES = ("hardware", "strict")
 WORDS = 1 << 14
 PER_MODULE = 12
-# a racing read may come before the write that initialises the memory
+# Reads of uninitialised memory are allowed: in a race the read may come before the first write.
 DEFAULTS = {"devices": 2, "sm_count": 8, "check_initialised": False}
 NOBODY = 0xFFFFFFFF
 
@@ -81,7 +81,7 @@ Drive = Callable[["Lab"], None]
 
 
 def pairs(text: str) -> frozenset[Pair]:
-    """The races that "w~r s~a" stands for, each with its marks in alphabetical order."""
+    """The races in a text such as "w~r s~a", each with its marks in alphabetical order."""
     found = set()
     for item in text.split():
         one, two = sorted(item.split("~"))
@@ -112,16 +112,17 @@ class At:
 
 @dataclass(frozen=True)
 class Case:
-    """One program at one place, and its verdict.
+    """A kernel body, the threads that run it, and the expected reports.
 
-    races   pairs that must be reported in the hardware profile; `strict`: in the strict one, where it differs
-    some    pairs of which at least one must be reported, and each may be
-    maybe   pairs that follow from the same mistake and may be reported
-    edge    a pattern that the missing edge of every required race has to match, in any case of letters
+    races   pairs that must be reported in the hardware profile
+    strict  pairs that must be reported in the strict profile; None: those of `races`
+    some    pairs of which at least one must be reported; the others may be
+    maybe   pairs that may be reported, as they follow from the same mistake
+    edge    a pattern that the missing edge of every required race has to match, ignoring case
     detail  a further condition for each reported race
-    late    which roles are late, a different one for each seed in turn; None: first no role, then each one
+    late    the late roles, of which each seed takes the next; None: first no role, then each role
     values  the kernel's parameters at.a and at.b
-    exited  lanes leave their warp before a barrier, which the strict profile reports besides
+    exited  lanes exit before a barrier of their warp, which the strict profile reports too
     """
 
     name: str
@@ -153,7 +154,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled body: its name, its module's source, and the mark of each line of that source that has one."""
+    """A compiled body: its name, the source of its module, and the marks in that source by line."""
 
     name: str
     source: str
@@ -188,7 +189,7 @@ class Suite:
 
     @functools.cached_property
     def _modules(self) -> dict[tuple[str, str], Kernel]:
-        """Modules of up to PER_MODULE kernels: to load one kernel costs as much as to load its whole module."""
+        """Modules of up to PER_MODULE kernels: loading one kernel takes as long as loading its whole module."""
         kernels = {}
         keys = sorted(self._kernels, key=lambda key: key[0])
         for top in dict.fromkeys(top for top, _ in keys):

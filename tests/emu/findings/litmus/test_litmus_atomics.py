@@ -183,7 +183,7 @@ suite.add(
     races="w~r",
 )
 
-# Several threads count up one word.
+# Several threads increment one word.
 COUNT = """
 if (T(0) && blockIdx.x < 4) {
   LATE(0)

@@ -569,7 +569,7 @@ def _(here: Lab) -> None:
     rows.WidthInBytes, rows.Height = 16, 4
     ok(here.cuda.cuMemcpy2DAsync(rows, here.stream(1)))
     here.launch({1: At()}, here.stream(0), m=here.m + 132)  # the kernel works in the third row
-    here.launch({0: At()}, here.stream(2), m=here.m + 144)  # behind it
+    here.launch({0: At()}, here.stream(2), m=here.m + 144)  # beyond the third row
 
 
 @case("memory-that-is-used-again")

@@ -106,7 +106,7 @@ for name, first, between, rows, value, races in (
         seeds=range(2),
     )
 
-# Elements of lanes ----------------------------------------------------------------------------------------------------
+# Lanes of a warp that store different elements ------------------------------------------------------------------------
 
 ELEMENTS = """
 u32 t = threadIdx.x;

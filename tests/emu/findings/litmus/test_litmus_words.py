@@ -193,7 +193,7 @@ if (blockIdx.x == 0) {
 """,
     grid(2, 96),
 )
-# A word that is read by all, written, read by all again, over and over.
+# All threads read a word, one thread writes it, and both steps repeat.
 suite.add(
     "readers-and-a-writer-in-turns",
     """
