@@ -30,7 +30,15 @@ def _solved(number: int) -> Step:
     return Step((act,), found._asdict(), (weight, gamma))
 
 
-def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], pdl_level: PDLLevel) -> None:
+def _launch(
+    act: Array,
+    weight: Array,
+    gamma: Array,
+    out: Mapping[str, Array],
+    pdl_level: PDLLevel,
+    act_scales: Array | None = None,
+    weight_scales: Array | None = None,
+) -> None:
     gemv_partial_norm(
         act,
         weight,
@@ -40,6 +48,8 @@ def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], p
         normed_output=out["normed"],
         unnormed_output=out["unnormed"],
         pdl_level=pdl_level,
+        act_scales=act_scales,
+        weight_scales=weight_scales,
     )
 
 
@@ -70,18 +80,7 @@ def _launch_fp8(
     out: Mapping[str, Array],
     pdl_level: PDLLevel,
 ) -> None:
-    gemv_partial_norm(
-        act,
-        weight,
-        gamma,
-        n_normed=NORMED,
-        eps=EPSILON,
-        act_scales=of_act,
-        weight_scales=of_weight,
-        normed_output=out["normed"],
-        unnormed_output=out["unnormed"],
-        pdl_level=pdl_level,
-    )
+    _launch(act, weight, gamma, out, pdl_level, of_act, of_weight)
 
 
 def fp8(run: Run) -> None:

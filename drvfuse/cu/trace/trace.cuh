@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trace of a kernel: the times of the phases of each block.
 //
-// Without the definition DRVFUSE_TRACE all functions are empty, and a kernel that calls them has the same PTX as one
-// that does not. A kernel is traced like this:
+// Without the definition DRVFUSE_TRACE all functions are empty, and a kernel that calls them has the same
+// instructions as one that does not. To trace a kernel, its source calls these functions:
 //
 //     extern "C" __global__ void kernel(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
 //         Trace trace{DRVFUSE_TRACE_ARGUMENT};   // the entry; nothing is written yet

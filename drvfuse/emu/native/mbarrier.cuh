@@ -249,8 +249,9 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
 }
 
 // cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's.
-// `ranks`: with .multicast::cluster, bit 16 and a mask of the ranks that receive it; else 0. `how`: for
-// cp.reduce.async.bulk, the Reduce and the Element; else 0. Returns 0, or 1 after recording a fault.
+// `ranks` is 0 without .multicast::cluster. With it, bit 16 is set, and bits 0 to 15 say which ranks of the cluster
+// receive the copy. `how` is 0 for a plain copy; for cp.reduce.async.bulk it holds the Reduce and the Element. Returns
+// 0, or 1 after recording a fault.
 API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 how, u32 site) {
     Launch* l = t->launch;
     u32 word = 0;

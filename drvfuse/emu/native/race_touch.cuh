@@ -250,8 +250,8 @@ FN void who(Who* w, Thread* t) {
     w->plain = 0;
 }
 
-// Checks, for an access to the shared memory of another block of the cluster, that the thread knows that block has
-// started.
+// For an access to the shared memory of another block of the cluster: checks that the start of that block is ordered
+// before the access, by a barrier of the cluster for example.
 FAR void race_other_block(Who* w, Thread* t, u64 addr) {
     u64 off = addr - t->block->cluster_shared_base;
     if (off >= w->l->cluster_window) return;
