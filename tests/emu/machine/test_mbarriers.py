@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -34,13 +33,6 @@ __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" \\
     :: "r"(at(dst)), "l"(src), "r"((u32)(n)), "r"(at(b)) : "memory");
 """
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
 
 
 def output_of(rig: Rig, program: str, words: int) -> list[int]:
