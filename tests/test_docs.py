@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def docstrings(path: Path) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
+@functools.cache
 def found(name: str) -> bool:
     patterns = (name, name.replace("/*", "/**/*"))
     return any(next((ROOT / base).glob(pattern), None) for base in (".", "drvfuse") for pattern in patterns)

@@ -206,7 +206,7 @@ def test_a_fused_op_without_residual_is_compared_with_the_stored_allreduce_and_t
     assert collectives_report.stored_us(_result(fused, norm_alone=norm)) == 60.0
     assert collectives_report.stored_us(_result(fused)) is None
     assert collectives_report.stored_us(_result(fused, residual=True, norm_alone=norm)) == 50.0
-    # an algorithm of the norm alone reduces nothing
+    # The compiled norm alone is no peer of the fused op, as it sums nothing.
     assert collectives_report.peer_us(_result(fused, norm_alone=norm)) is None
     assert peers.names("allreduce") == PEERS and peers.names(fused) == (*PEERS, NORM)
 

@@ -99,7 +99,7 @@ def ok(result: tuple[Any, ...]) -> Any:
 
 
 class Arguments:
-    """Draws arguments by what the function takes."""
+    """Draws random arguments for a function by the types of its parameters."""
 
     def __init__(self, draw: random.Random, host: dict[str, Any]) -> None:
         self.draw, self.host = draw, host

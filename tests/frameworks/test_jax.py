@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's arrays as inputs and drvfuse's results in JAX, without a copy. JAX names no stream, and writes no array that
-exists.
+"""JAX's arrays as inputs and drvfuse's results in JAX, without a copy. JAX names no stream, and never
+writes to an existing array.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands of matrix products, tile by tile: what the tiles are made for cycles through MODES.
 
-A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, everything comes of integers.
+A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, they are computed with integers.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _zeros(m: _Maker) -> Tile:
 
 
 def _ties(m: _Maker) -> Tile:
-    """Elements have few bits, some of them far below the others: sums end in half a last place."""
+    """Elements have few bits, some of them far below the others: sums end in half a unit in the last place."""
     s = m.shape
     a, b, c = m.number(m.a, s.of("a"), -1, 1, 1), m.number(m.b, s.of("b"), -1, 1, 1), m.number(m.c, s.of("c"), 0, 3)
     few = min(4, s.k)
@@ -232,7 +232,7 @@ def _zero_by_great(m: _Maker) -> Tile:
 
 
 def _edge(m: _Maker) -> Tile:
-    """C is the greatest number or just below, and the products are about half of its last place."""
+    """C is the greatest number or just below, and the products are about half a unit in its last place."""
     place = m.c.bias - m.c.mantissa - 1
     a = min(place // 2, m.a.bias)
     b = min(place - a, m.b.bias)

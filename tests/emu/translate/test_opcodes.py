@@ -88,7 +88,8 @@ def encode(value: Fraction | float, fmt: str, mode: str = "rn", saturate: bool =
 
 
 def exact(operation: Callable[..., Fraction], *values: Fraction | float, mode: str = "rn") -> Fraction | float:
-    """`operation` on finite values exactly; special values and zero signs by Python's own doubles (same rules)."""
+    """The exact result of `operation` on finite values. Special values and the signs of zeros are those of
+    Python's doubles, which follow the same rules."""
     if any(isinstance(v, float) and v != 0 for v in values):
         with np.errstate(all="ignore"):
             return float(
@@ -185,7 +186,8 @@ def signed(x: int, n: int) -> int:
 
 
 class Case:
-    """One instruction: register kinds, body with x y z -> r, reference on bits -> bits."""
+    """One instruction: a body that computes register r from x, y and z, the kinds of these registers, and a reference
+    that computes the bits of r from theirs."""
 
     def __init__(self, body: str, sources: str, result: str, reference: Callable[..., int]):
         self.body, self.sources, self.result, self.reference = body, sources.split(), result, reference
