@@ -90,7 +90,7 @@ def test_bfloat16_to_e4m3_is_exact_for_every_number_of_ranks(open_group, rng, n,
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-@pytest.mark.parametrize("n", ranks(2, 3, 8))
+@pytest.mark.parametrize("n", ranks(3, 8))
 def test_residuals_are_exact_for_several_numbers_of_ranks(open_group, rng, n, algo):
     group = open_group(n)
     for rows in (1, n + 1, 9):
@@ -119,9 +119,9 @@ MODES = [
     ("float32", "float8_e5m2", "bfloat16", True),
     ("float32", "float32", "float32", True),
 ]
-# On the emulated driver each algorithm runs every second mode only, as kernels take long to compile.
+# On the emulated driver each algorithm runs every third mode only, as kernels take long to compile.
 PAIRS = [
-    (algo, *mode) for a, algo in enumerate(ALL_ALGOS) for m, mode in enumerate(MODES) if ON_GPUS or (a + m) % 2 == 0
+    (algo, *mode) for a, algo in enumerate(ALL_ALGOS) for m, mode in enumerate(MODES) if ON_GPUS or (a + m) % 3 == 0
 ]
 
 
