@@ -192,7 +192,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
-    """Sphinx's `autodoc-skip-member`: omit what other rooms use, and the fields that the head of a named tuple shows."""
+    """Sphinx's `autodoc-skip-member`: omit what other rooms use, and named tuples' fields, which heads show."""
     owner = app.env.current_document.autodoc_class
     described = inspect.getdoc(member) or ""
     return skipped or name in INTERNAL.get(owner, "").split() or described.startswith(("Called ", "Alias for field "))
