@@ -49,9 +49,16 @@ def compile(
     found only if their folder is among them. Line information is always on, and the language is C++17 unless an option
     changes it.
 
-    The result is kept in memory and, if the setting `cache` allows it, on disk. Raises CompileError with NVRTC's log
-    and the source lines that the log names, Unsupported for an architecture that NVRTC does not know, and ArgumentError
-    for a file that cannot be read.
+    The result is kept in memory and, if the setting `cache` allows it, on disk. Nothing is loaded or launched. Raises
+    CompileError with NVRTC's log and the source lines that the log names, Unsupported for an architecture that NVRTC
+    does not know, and ArgumentError for a file that cannot be read.
+
+    >>> device = df.device(0, driver="emu")
+    >>> twice = df.compile('extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }', driver="emu")["twice"]
+    >>> x = device.array(np.arange(4, dtype=np.int32))
+    >>> twice.prepare(1, 4, x)(device.stream)
+    >>> x.numpy()
+    array([0, 2, 4, 6], dtype=int32)
     """
     gate = get_driver(driver)
     if isinstance(source, os.PathLike):
@@ -99,7 +106,8 @@ class _Loaded:
 
 
 class Module:
-    """An image and the kernels in it, loaded on each device at first use.
+    """A compiled source. `module[name]` is a Kernel, by its symbol or by the name expression that `compile` was given;
+    ArgumentError names the kernels that there are. The module is loaded on each device at first use.
 
     It is never unloaded: the driver would wait for running kernels, which the garbage collector must not cause.
     """
@@ -139,7 +147,7 @@ class Module:
 
 
 class Kernel:
-    """A kernel of a module. `info` has its parameters and other facts from its PTX."""
+    """A kernel of a module. `info` has its parameters and other facts from its PTX. `prepare` makes launches of it."""
 
     def __init__(self, module: Module, info: KernelInfo) -> None:
         self.module, self.info = module, info
@@ -149,7 +157,7 @@ class Kernel:
         return f"<Kernel {self.info.name}>"
 
     def load(self, device: Device) -> None:
-        """Load the code on `device` now, so that no later launch can block on loading."""
+        """Load the code on `device` now, so that no later launch can block on loading. Harmless if it is loaded."""
         self._on(device)
 
     def _on(self, device: Device) -> _Loaded:
@@ -189,7 +197,9 @@ class Kernel:
         return self._on(device).attributes
 
     def occupancy(self, device: Device, block: int, smem: int = 0) -> int:
-        """How many blocks of `block` threads with `smem` bytes of dynamic shared memory fit on one multiprocessor."""
+        """The number of blocks of `block` threads with `smem` bytes of dynamic shared memory that fit on one
+        multiprocessor of `device`. Raises LaunchError for more shared memory than a block can have.
+        """
         loaded = self._on(device)
         self._allow_shared(device, loaded, smem)
         with device.use():
@@ -224,16 +234,19 @@ class Kernel:
     ) -> Launch:
         """A launch whose arguments are checked and packed. It can be called with a stream any number of times.
 
-        `grid` always counts blocks, also with clusters; `cluster` is the shape of a cluster in blocks. `args` are
-        Arrays, ints, numbers, and buffers for structs by value (see `packing.Arguments`); `device` is needed only if no
-        argument is an Array. `attrs` are values of `runtime.launch_attributes`, or CUlaunchAttribute objects. The
-        kernel is loaded here.
+        `grid` counts blocks, also with clusters, and `block` threads: an int, or up to three. `args` are the kernel's
+        arguments: an Array or an int for a pointer, numbers, and a ctypes.Structure or bytes of the exact size for a
+        struct by value. `device` is needed only if no argument is an Array. `smem` is dynamic shared memory in bytes;
+        `cluster` the shape of a cluster in blocks; `cooperative`, `pdl` (a dependent launch) and `priority` are launch
+        attributes, and `attrs` any others, as values of `drvfuse.runtime.launch_attributes` or CUlaunchAttribute
+        objects. The kernel is loaded here, and nothing is launched.
 
-        Raises LaunchError if the kernel or the device does not allow the grid, the block or the shared memory; for a
-        grid that is no multiple of the cluster; for clusters of more than 16 blocks, of another shape than
-        __cluster_dims__, or too large for the device; for a cooperative grid that does not fit; and for PDL with a
-        kernel that has no griddepcontrol.wait, since it would race with its predecessor. Raises Unsupported for
-        clusters and PDL on a device before compute capability 9.0.
+        Raises ArgumentError for arguments that the kernel's parameters do not take. Raises LaunchError if the kernel or
+        the device does not allow the grid, the block or the shared memory; for a grid that is no multiple of the
+        cluster; for clusters of more than 16 blocks, of another shape than __cluster_dims__, or too large for the
+        device; for a cooperative grid that does not fit; and for PDL with a kernel that has no griddepcontrol.wait,
+        since it would race with its predecessor. Raises Unsupported for clusters and PDL on a device before compute
+        capability 9.0.
         """
         where = _device_of(args, device)
         dimensions, threads = _dimensions("grid", grid), _dimensions("block", block)

@@ -53,7 +53,10 @@ class BackwardParams(Fp8Params):
 
 
 def fp8_workspace_bytes(columns: int) -> int:
-    """The bytes that `workspace=` needs for calls with this number of columns, all zero before the first use."""
+    """The number of bytes that a workspace needs for calls with `columns` columns, an integer of at least 1.
+
+    The caller allocates a uint8 array of that size, zeroes it once, and passes it as `workspace`.
+    """
     return workspace_bytes(require_integer("columns", columns, "an integer, at least 1", 1))
 
 
