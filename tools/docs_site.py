@@ -24,8 +24,8 @@ from drvfuse import coat, errors
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
-NAMED_LINK = re.compile(r"\[[\w-]+\.md\]\(([\w-]+\.md(?:#[\w-]+)?)\)")
-"""A link whose text is the name of a page: on the site it has the title of its target."""
+NAMED_LINK = re.compile(r"\[([\w-]+\.md)\](?=\(\1(?:#[\w-]+)?\))")
+"""A link whose text is the name of a page: on the site its text is the title of that page."""
 
 SECTIONS = {
     "comm": "Groups and ranks",
@@ -186,9 +186,19 @@ def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[arg
                 yield from _commands(command, min(level + 1, 4))
 
 
+def title(page: str) -> str:
+    """The title of a page of `docs`, of which two include a page of the root."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    if included := re.fullmatch(r"```\{include\} (\S+)", lines[0]):
+        lines = (ROOT / "docs" / included[1]).read_text().splitlines()
+    return lines[0].removeprefix("# ")
+
+
 def fill(app: Any, page: str, source: list[str]) -> None:
     """Sphinx's `source-read`: put the generated text where a page asks for it, and titles in place of file names."""
-    source[0] = MARK.sub(lambda mark: GENERATED[mark[1]](), NAMED_LINK.sub(r"[](\1)", source[0]))
+    source[0] = MARK.sub(
+        lambda mark: GENERATED[mark[1]](), NAMED_LINK.sub(lambda link: f"[{title(link[1])}]", source[0])
+    )
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
