@@ -144,6 +144,61 @@ def test_calls_that_are_queued_ahead_make_a_bounded_number_of_queries(group: df.
         assert len(queries) <= 20
 
 
+class Streamed:
+    """An array of a library that names the stream on which it works: torch's and CuPy's are such."""
+
+    def __init__(self, array: Array, stream: Stream) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream.handle}
+
+
+@pytest.fixture
+def failing() -> Iterator[tuple[emu.Machine, df.Group]]:
+    """A machine, on which a test makes a launch fail, and a group of two of its devices."""
+    with emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
+        yield machine, group
+
+
+OUT_OF_MEMORY = emu.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+FAILURES = {
+    "rank 1 is not launched": ("one_stage", "cuLaunchKernelEx", 1, 0),
+    "no rank is launched after the copies": ("naive", "cuLaunchKernelEx", 0, 1),
+    "the streams do not meet after the copies": ("naive", "cuEventRecord", 4, 1),
+}
+"""For each failure the algorithm, the driver function that fails, how many calls of it succeed before, and the rank
+whose stream then has work that uses the memory of rank 0."""
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("algo,function,after,used_by", FAILURES.values(), ids=FAILURES)
+def test_a_launch_that_fails_half_way_keeps_arrays_for_what_was_queued_and_orders_their_owner(
+    failing: tuple[emu.Machine, df.Group], algo: str, function: str, after: int, used_by: int
+) -> None:
+    machine, group = failing
+    theirs = [Stream(rank.device) for rank in group]
+    outputs = [rank.empty((2, 256), "float32") for rank in group]
+    df.allreduce(group, [rank.zeros((2, 256), "float32") for rank in group], outputs, algo=algo)  # loads the kernels
+    group.synchronize()
+    inputs = [Immutable(rank.zeros((2, 256), "float32")) for rank in group]
+    results = [Streamed(output, stream) for output, stream in zip(outputs, theirs, strict=True)]
+    prepared = df.allreduce.prepare(group, inputs, results, algo=algo)
+    gone = weakref.ref(inputs[0])
+    with blocked(group[used_by].stream):
+        machine.inject(function, OUT_OF_MEMORY, after=after)
+        with pytest.raises(DriverError, match=function):
+            prepared.launch()
+        del prepared, inputs
+        gc.collect()
+        group[0].empty(16, "float32")  # an allocation frees what can be freed
+        assert gone() is not None and not theirs[0].query()
+    group.reset()
+    gc.collect()
+    assert gone() is None
+    theirs[0].synchronize()
+    ones = [rank.array(np.ones((2, 256), np.float32)) for rank in group]
+    assert all((total.numpy() == 2).all() for total in df.allreduce(group, ones, algo=algo))
+
+
 @pytest.mark.emulated
 def test_objects_that_are_kept_for_work_of_a_closed_device_are_dropped() -> None:
     with emu.Machine(devices=1) as machine:

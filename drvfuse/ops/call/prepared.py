@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from ...comm.history import CallNote, Noted
-from ...errors import ArgumentError, CaptureError
+from ...errors import ArgumentError, CaptureError, DrvfuseError
 from ...plans.traffic import NONE, Traffic
 from ...runtime import held
 from ...runtime.graph import capturing
@@ -111,9 +112,23 @@ def submit(
         schedule.launch(positions, streams)
     except BaseException:
         turns.abandon()
+        _record_what_was_queued(call, turns, positions, routes, captures, sections)
         raise
     finally:
         leave_launches()
+    _record(call, turns, positions, routes, captures, sections)
+
+
+def _record(
+    call: Noted,
+    turns: Turns,
+    positions: Sequence[int],
+    routes: Sequence[Route],
+    captures: Sequence[int | None],
+    sections: Sequence[object],
+) -> None:
+    """Record the queued launches of a call in their arrays and in graphs, and order the owners of foreign arrays after
+    these launches."""
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
@@ -133,6 +148,33 @@ def submit(
             held.keep(stream, route.unordered)
         if route.owners:
             route.lead_owners(event, capture)
+
+
+def _record_what_was_queued(
+    call: Noted,
+    turns: Turns,
+    positions: Sequence[int],
+    routes: Sequence[Route],
+    captures: Sequence[int | None],
+    sections: Sequence[object],
+) -> None:
+    """Like `_record`, after an error between the launches of a call. Raises nothing: that error is about to be raised.
+
+    A schedule does not tell which launches and copies it has queued, so all are recorded. An event after a stream
+    without new work does no harm. Work on the stream of one rank may use the arrays of another rank (the copies of
+    "naive"), and the schedule may not have ordered the two streams yet. So each stream first follows all others,
+    except in captures.
+    """
+    outside = [route.stream for route, capture in zip(routes, captures, strict=True) if capture is None]
+    for index, route in enumerate(routes):
+        for other in outside if captures[index] is None else ():
+            with suppress(DrvfuseError):
+                route.stream.follow(other)
+        one = slice(index, index + 1)
+        try:
+            _record(call, turns, positions[one], routes[one], captures[one], sections)
+        except DrvfuseError:  # for example, no event can be recorded after the loss of a context
+            route.stream.device.driver.abandoned.extend(route.arrays)
 
 
 class Replaceable(Protocol):
