@@ -21,7 +21,7 @@ from .tracing import CallTrace
 from .turns import Turns
 
 if TYPE_CHECKING:
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from .streams import StreamArgument, Streams
 
@@ -101,7 +101,7 @@ def submit(
     outside = captures.count(None) == len(captures)
     if alone or not outside:
         schedule.check(captures, alone)
-    turns.follow(positions, streams)
+    elsewhere = turns.follow(positions, streams)
     for index, route in enumerate(routes):
         if route.producers:
             route.follow_producers(captures[index])
@@ -116,7 +116,7 @@ def submit(
         raise
     finally:
         leave_launches()
-    _record(call, turns, positions, routes, captures, sections)
+    _record(call, turns, positions, routes, captures, sections, elsewhere)
 
 
 def _record(
@@ -126,15 +126,17 @@ def _record(
     routes: Sequence[Route],
     captures: Sequence[int | None],
     sections: Sequence[object],
+    elsewhere: bool,
 ) -> None:
     """Record the queued launches of a call in their arrays and in graphs, and order the owners of foreign arrays after
-    these launches."""
+    these launches. `elsewhere`: a launch may be on another stream than the previous call (`Turns.follow`)."""
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
         stream = route.stream  # marked now, as a foreign stream may be destroyed before something waits for it
         event = stream.mark() if stream.foreign and capture is None else None
-        turns.launched(position, stream, event, capture)
+        if elsewhere:
+            turns.launched(position, stream, event, capture)
         if more is not route.recorded or event is not None:
             route.record_use(event, more)
         if capture is not None:
@@ -172,7 +174,7 @@ def _record_what_was_queued(
                 route.stream.follow(other)
         one = slice(index, index + 1)
         try:
-            _record(call, turns, positions[one], routes[one], captures[one], sections)
+            _record(call, turns, positions[one], routes[one], captures[one], sections, True)
         except DrvfuseError:  # for example, no event can be recorded after the loss of a context
             route.stream.device.driver.abandoned.extend(route.arrays)
 
@@ -270,7 +272,9 @@ class Prepared(Generic[R]):
         after `group.close()`.
         """
         if streams is None and rank is None and stream is None:
-            self._queue(self._positions, self._streams)
+            if not self._usual:
+                self._usual = [self._route(*each) for each in enumerate(self._streams)]
+            submit(self, self._turns, self._schedule, self._positions, self._usual, self._sections)
             return self._result
         positions, chosen = self._turns.choose(streams, rank, stream, [arrays[0] for arrays in self._reads])
         if positions:
@@ -300,11 +304,7 @@ class Prepared(Generic[R]):
         self._parameters = new
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
-        routes = self._usual if streams is self._streams else []
-        if not routes:
-            routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
-            if streams is self._streams:
-                self._usual = routes
+        routes = [self._route(*each) for each in zip(positions, streams, strict=True)]
         submit(self, self._turns, self._schedule, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:
