@@ -152,6 +152,63 @@ class Streamed:
         self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream.handle}
 
 
+@pytest.mark.parametrize("joint", [True, False])
+def test_launches_of_a_graph_come_between_work_of_the_libraries_that_own_its_arrays(
+    group: df.Group, joint: bool, rng: np.random.Generator
+) -> None:
+    (rank,) = group
+    values = rng.standard_normal((2, 256)).astype(np.float32)
+    source, x, result = rank.array(values), rank.zeros(values.shape, "float32"), rank.zeros(values.shape, "float32")
+    theirs = Stream(rank.device)
+    prepared = df.allreduce.prepare(group, Streamed(x, theirs), Streamed(result, theirs))
+    if joint:
+        with df.Graph.capture([rank.stream]) as graph:
+            prepared.launch()
+    else:
+        with group.capture() as graphs:
+            prepared.launch()
+        (graph,) = graphs.graphs
+    graph.launch(rank.stream)  # loads it
+    group.synchronize()
+    with blocked(theirs):
+        with rank.device.use():
+            rank.device.driver.cuMemcpyDtoDAsync(x.ptr, source.ptr, x.nbytes, theirs.handle)
+        graph.launch(rank.stream)
+        assert not rank.stream.query()
+    group.synchronize()
+    assert (bits(result.numpy()) == bits(values)).all()
+    with blocked(rank.stream):
+        graph.launch(rank.stream)
+        graph.close()
+        assert not theirs.query()
+    theirs.synchronize()
+
+
+@pytest.mark.emulated
+def test_a_launch_of_a_graph_orders_no_stream_for_own_arrays_or_on_the_stream_of_the_library(
+    counted_calls: Any,
+) -> None:
+    with emu.Machine(devices=1) as machine, df.Group.local(1, driver=machine, max_blocks=4) as group:
+        (rank,), stream = group, Stream(group[0].device)
+        theirs = Stream.wrap(rank.device, stream.handle)
+        x, result = rank.zeros((2, 256), "float32"), rank.empty((2, 256), "float32")
+        foreign = Streamed(x, theirs), Streamed(result, theirs)
+        for arrays, on, waits in (
+            ((x, result), rank.stream, 0),
+            (foreign, rank.stream, 2),  # one before and one after the launch
+            (foreign, theirs, 2),  # those of `RankOrder` and `Stream.mark`, as for any call on a foreign stream
+        ):
+            prepared = df.allreduce.prepare(group, *arrays)
+            with df.Graph.capture([rank.stream]) as graph:
+                prepared.launch()
+            for _ in range(2):  # the second launch follows a call on the same stream
+                calls = counted_calls(rank.device.driver, lambda graph=graph, on=on: graph.launch(on))
+            assert calls.count("cuStreamWaitEvent") == waits
+            if not waits:
+                assert calls == ["cuCtxPushCurrent", "cuGraphLaunch", "cuCtxPopCurrent", "cuStreamIsCapturing"]
+            group.synchronize()
+
+
 @pytest.fixture
 def failing() -> Iterator[tuple[emu.Machine, df.Group]]:
     """A machine, on which a test makes a launch fail, and a group of two of its devices."""

@@ -15,7 +15,7 @@ from ...runtime import held
 from ...runtime.graph import capturing
 from ...runtime.lifetime import enter_launches, leave_launches
 from .operands import Operand, no_overlap
-from .order import Route
+from .order import ReplayOrder, Route
 from .planned import Ready
 from .tracing import CallTrace
 from .turns import Turns
@@ -146,6 +146,8 @@ def _record(
                 graph.keep(*route.arrays, *turns.more, *sections)
                 if route.unordered:
                     graph.after_launch(route.keep_unordered)
+                if route.libraries:
+                    graph.part(ReplayOrder).add(route.libraries)
         elif route.unordered:
             held.keep(stream, route.unordered)
         if route.owners:
