@@ -201,7 +201,7 @@ class Decoder:
         ).launch
 
     def step(self, token: int, position: int) -> np.ndarray:
-        """The logits behind a token."""
+        """The logits that follow a token."""
         for residual, place in zip(self.residual, self.position, strict=True):
             residual.copy_from(self.model["embedding"][token : token + 1])
             place.copy_from(np.array([position], np.int32))

@@ -211,7 +211,7 @@ def test_a_fused_op_without_residual_is_compared_with_the_stored_allreduce_and_t
     assert peers.names("allreduce") == PEERS and peers.names(fused) == (*PEERS, NORM)
 
 
-def test_results_are_plotted_beside_times_of_other_libraries(tmp_path: Path) -> None:
+def test_results_are_plotted_with_the_times_of_other_libraries(tmp_path: Path) -> None:
     results = [_result(NCCL={"us": 60.0, "spread": 1.0}, NCCL_windows={"failed": "no"}), _result(residual=True)]
     collectives_report.plot(results, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

@@ -45,7 +45,7 @@ ODD = (None, "text", b"bytes", 1.5, float("nan"), [], [None], (), {}, object(), 
 
 
 def host_memory() -> dict[str, Any]:
-    """Memory of 64 KiB behind which nothing is mapped, memory that cannot be written, and addresses without any."""
+    """Addresses of 64 KiB of memory that no mapping follows, of memory that cannot be written, and of no memory."""
     pages = mmap.mmap(-1, 1 << 20)
     start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     libc = ctypes.CDLL(None)

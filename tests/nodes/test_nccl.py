@@ -44,7 +44,7 @@ class Stand:
 
     def __init__(self, device):
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
-        self.messages: list = []  # (communicator, whether it is sent, address, bytes, peer, stream)
+        self.messages: list = []  # by message: communicator, whether it is sent, address, bytes, peer, stream
         self.states: dict[object, list[int]] = {}
         self.answers: list[int] = []  # calls of comm_get_async_error that return "in progress"
 

@@ -91,7 +91,7 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 @functools.cache
 def batches(families: tuple[str, ...] = FAMILIES) -> tuple[Batch, ...]:
-    """All forms by their operand kinds, in the order in which those appear first."""
+    """All forms in batches of the same operand kinds, in the order in which these kinds first appear."""
     groups: dict[tuple[str, ...], list[Form]] = {}
     for form in table(families):
         groups.setdefault(form.sources, []).append(form)

@@ -104,7 +104,7 @@ def _cancelling(m: _Maker) -> Tile:
 
 
 def _cancelling_c(m: _Maker) -> Tile:
-    """C is close to minus the one great product."""
+    """C is close to the negated large product."""
     a, b, c = m.tile((-14, -6), (-14, -6), (0, 0))
     k = int(m.stream.below(1, m.shape.k)[0])
     exponent = int(m.stream.below(1, 5)[0])
@@ -192,7 +192,7 @@ def _ties(m: _Maker) -> Tile:
 
 
 def _below_product(m: _Maker) -> Tile:
-    """One great product; the others 18 to 30 binary places below it, or as far as the operands allow."""
+    """One large product; the others are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     a, b, c = m.tile((-15, -9), (-15, -9), (-30, -18))
     k = int(m.stream.below(1, m.shape.k)[0])
     a[:, k] = m.number(m.a, (m.shape.m, 1), 0, 1)[:, 0]
@@ -202,7 +202,7 @@ def _below_product(m: _Maker) -> Tile:
 
 
 def _below_c(m: _Maker) -> Tile:
-    """A great C; the products 18 to 30 binary places below it, or as far as the operands allow."""
+    """A large C; the products are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     return m.tile((-7, -3), (-7, -3), (10, 15))
 
 
@@ -221,7 +221,7 @@ def _vanishing(m: _Maker) -> Tile:
 
 
 def _zero_by_great(m: _Maker) -> Tile:
-    """Half of the products are of a zero and a great number; the others, and C, are small."""
+    """Half of the products have a zero and a large factor; the others, and C, are small."""
     a, b, c = m.tile((-m.a.bias // 2, -m.a.bias // 2 + 3), (-m.b.bias // 2, -m.b.bias // 2 + 3), (-m.c.bias, -14))
     at = np.argsort(m.stream.words(m.shape.k), kind="stable")[::2]
     for k in at.tolist():

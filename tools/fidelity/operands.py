@@ -181,7 +181,7 @@ def _corners(kind: str, count: int) -> Words:
 
 
 def _ties(f: Format, count: int, stream: Stream) -> Words:
-    """Values at and beside the midpoints of narrower formats, and of integers."""
+    """Values at and next to the midpoints of narrower formats, and of integers."""
     kept = stream.choose(np.array([k for k in (2, 3, 7, 10, 23) if k < f.mantissa - 1], np.uint64), count)
     dropped = np.uint64(f.mantissa) - kept
     mantissa = stream.words(count) & np.uint64((1 << f.mantissa) - 1)
@@ -258,11 +258,11 @@ def _related(f: Format, arity: int, count: int, stream: Stream) -> list[Words]:
         assemble(
             ex + f.bias - stream.choose(np.array([1, f.top], np.uint64), count).astype(np.int64), stream.words(count)
         ),
-        _reciprocal(f, x, stream),  # a product beside the least normal number
+        _reciprocal(f, x, stream),  # a product next to the least normal number
         x,
     ]
     y = np.choose(mode, choices)
-    # A quotient beside the least normal number.
+    # A quotient next to the least normal number.
     near_one = (x & fraction) + stream.below(count, 9) - np.uint64(4)
     x = np.where(mode == 7, stream.below(count, 4) << m | near_one & fraction, x)
     high = np.uint64(f.bias - 1) + (x >> m & np.uint64(f.top)) - stream.below(count, 2)

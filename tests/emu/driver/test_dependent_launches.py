@@ -66,7 +66,7 @@ def test_odd_seeds_start_dependents_early_and_even_ones_late() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_work_behind_a_dependent_launch_waits_for_the_primary_too(seed: int) -> None:
+def test_work_after_a_dependent_launch_waits_for_the_primary_too(seed: int) -> None:
     """The dependent launch does not wait for its primary itself and ends long before it."""
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver

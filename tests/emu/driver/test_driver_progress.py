@@ -19,7 +19,7 @@ from drvfuse.emu import Machine
 
 
 def _pair(cuda: Any) -> list[tuple[Any, Any, Any, Any]]:
-    """(stream, kernel, flags, out) of devices 0 and 1, which may reach one another."""
+    """For devices 0 and 1, which are peers: a stream, the kernel `meet`, its flags and its output."""
     contexts = [primary(cuda, i) for i in (0, 1)]
     found = []
     for i in (0, 1):
@@ -150,7 +150,7 @@ def test_queries_observe_progress_and_never_end_work(machine: Machine, cuda: Any
 
 
 def _spin_on_host_memory(cuda: Any) -> tuple[Any, Any]:
-    """(the word, in pinned memory, that releases a kernel; the kernel's stream)."""
+    """Launch a kernel that waits for a word in pinned memory to be 2. Returns the word and the kernel's stream."""
     primary(cuda)
     address = int(ok(cuda.cuMemHostAlloc(4, 0)))
     word = ctypes.c_uint32.from_address(address)

@@ -57,8 +57,8 @@ def test_only_edges_decide_the_order_of_nodes(cuda: Any, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_node_runs_once_and_behind_what_it_waits_for(seed: int) -> None:
-    """Host functions in a random graph, each third node a child graph of two; other seeds draw other orders."""
+def test_every_node_runs_once_and_after_the_nodes_that_it_depends_on(seed: int) -> None:
+    """Host functions in a random graph, in which each third node is a child graph of two."""
     rng, seen, calls, keep = np.random.default_rng(seed), list[int](), 0, list[Any]()
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver

@@ -184,7 +184,7 @@ def one(rig: Rig, body: str, source: np.ndarray, nbytes: int) -> EngineLaunch:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("nbytes", [32, 1008])
-def test_after_a_completed_wait_the_copied_bytes_are_there(rng: np.random.Generator, seed: int, nbytes: int) -> None:
+def test_after_a_completed_wait_the_copied_bytes_can_be_read(rng: np.random.Generator, seed: int, nbytes: int) -> None:
     rig = Rig(seed)
     launch = one(rig, ONE, rng.integers(8, 1 << 32, 512, np.uint32), nbytes)
     assert launch.equal  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def exportable(device: int) -> Any:
 
 
 def exported(cuda: Any, device: int = 0) -> tuple[Any, int]:
-    """(handle, descriptor) of memory."""
+    """New memory: its handle and an exported descriptor."""
     handle = ok(cuda.cuMemCreate(PIECE, exportable(device), 0))
     return handle, ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
 

@@ -83,7 +83,7 @@ def test_the_rank_that_makes_another_call_is_found_and_the_group_works_after_a_r
 
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("kind", HANGING | SILENT)
-def test_without_the_comparison_such_calls_hang_or_go_unnoticed(new_group, driver, kind):
+def test_without_the_comparison_calls_that_differ_hang_or_go_unnoticed(new_group, driver, kind):
     group = new_group(3)
     with config.override(spin_timeout=0.05 if driver == "cuda" else 0.002):
         differ(group, kind, 1)

@@ -43,7 +43,7 @@ FORMS = [
     ("push_two_shot", (128, 8192), {"quantisation": Q.per_group()}),
     ("push_two_shot", (128, 8192), {"quantisation": Q.nvfp4(1.0, "tiles")}),
 ]
-# (op, algorithm, threads of a block): the least number of resident blocks per multiprocessor on 2, 4 and 8 ranks.
+# By op, algorithm and threads of a block: the least number of resident blocks per multiprocessor on 2, 4, 8 ranks.
 RESIDENT = {
     ("allreduce", "push_one_shot", 64): (16, 16, 12),
     ("allreduce", "push_two_shot", 64): (16, 16, 10),  # 10 blocks: 88 to 96 registers per thread

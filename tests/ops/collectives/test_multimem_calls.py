@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with `use_multimem=True`: what is refused before anything is made, first calls in a capture, hangs, bytes."""
+"""Calls with `use_multimem=True`: what is refused, first calls in a capture, time-outs, counted bytes."""
 
 from __future__ import annotations
 

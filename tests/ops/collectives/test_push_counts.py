@@ -56,7 +56,7 @@ def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
     assert sum(total.remote_read for total in totals) == 0  # no rank reads memory of a peer
 
 
-def test_a_group_scale_travels_as_a_word_beside_codes_and_normed_rows():
+def test_a_group_scale_travels_as_a_word_with_codes_and_normed_rows():
     with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
         xs, gammas, normed = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((9, 512), 512, (9, 512)))
         options = {"quantisation": df.Quantisation.nvfp4(1.0), "normed_outputs": normed, "algo": "push_two_shot"}

@@ -43,7 +43,7 @@ PLAIN = ("allreduce", "bfloat16", "bfloat16", False)
 FLOAT = ("allreduce", "float32", "float32", False)
 NORM = ("allreduce_rmsnorm_fp8", "bfloat16", "float8_e4m3fn", False)
 ADDED = ("allreduce_rmsnorm_fp8", "bfloat16", "float8_e4m3fn", True)
-FEW = (  # (op, dtype, result, residual), shape, algorithm
+FEW = (  # a form (op, dtype, result, residual), a shape and an algorithm
     (PLAIN, (40,), PUSH[0]),
     (PLAIN, (4099,), PUSH[1]),
     (PLAIN, (9000,), PUSH[0]),  # two rounds

@@ -14,7 +14,7 @@ from litmus import At, Lab, Suite, fill, grid, together
 suite = Suite()
 
 # Programmatic dependent launches --------------------------------------------------------------------------------------
-# The dependent may start when every block of its primary has triggered or ended, and is ordered behind nothing of it
+# The dependent may start when every block of its primary has triggered or ended, and is ordered after nothing of it
 # before griddepcontrol.wait, which waits for all of it. Even seeds start dependents late, odd ones early.
 
 PDL = """
