@@ -3,8 +3,8 @@
 
     python fuzz_calls.py {here|served} SEED ROUNDS LOG
 
-A call has to return a tuple of the right shape, or raise what reading its arguments raises; nothing else, and no crash.
-LOG holds the calls, so that a crash can be traced to the last one.
+Every call must return a tuple of the right shape or raise an error about its arguments. Any other error and any crash
+is a failure. The calls are logged in LOG, so that a crash can be traced to the last of them.
 """
 
 from __future__ import annotations

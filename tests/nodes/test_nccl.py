@@ -150,7 +150,7 @@ def test_nodes_of_one_host_are_refused_where_nccl_might_make_multicast_objects(s
     monkeypatch.delenv("NCCL_NVLS_ENABLE")
     if setting is not None:
         monkeypatch.setenv("NCCL_NVLS_ENABLE", setting)
-    monkeypatch.setattr(stand, "comm_init_rank_config", None)  # is not called
+    monkeypatch.setattr(stand, "comm_init_rank_config", None)  # must not be called
     with pytest.raises(errors.Unsupported, match="set NCCL_NVLS_ENABLE=0 in the environment of all processes"):
         open_group(stand)
 

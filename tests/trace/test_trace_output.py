@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outputs from trace records: one time axis, figures, a Chrome trace, tables, an image."""
+"""What is made of trace records: a common time axis, figures, a Chrome trace, tables and an image."""
 
 from __future__ import annotations
 

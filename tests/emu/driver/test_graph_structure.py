@@ -130,7 +130,7 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
         g.connect(b, a, _edge(from_port=3, kind=1)),
         g.connect(b, a, _edge(to_port=1)),
         g.connect(a, empty, _edge(from_port=1, kind=1)),  # the end of the edge is not a kernel node
-        g.connect(b, a, remove=True),  # there is no such edge
+        g.connect(b, a, remove=True),  # the edge does not exist
         g.connect(a, b, _edge(from_port=1, kind=1), remove=True),  # the edge has other data
         cuda.cuGraphAddEmptyNode(g.graph, [a, a], 2),
         cuda.cuGraphAddEmptyNode(g.graph, [other], 1),

@@ -76,7 +76,7 @@ def test_the_fused_op_has_the_bits_of_the_reference(ranks_of, rng, n, algo, resi
 
 @pytest.mark.parametrize("algo", ["auto", *ALGOS])
 def test_many_calls_of_changing_kinds_need_no_synchronisation(ranks_of, rng, algo):
-    """Push and pull calls take turns with the workspace, in place and not."""
+    """Push and pull calls alternate in one workspace; some of them are in place."""
     rounds = [random_inputs(rng, 3, 257 + 16 * number, "float16") for number in range(12)]
 
     def calls(group: df.Group) -> list[df.Array]:

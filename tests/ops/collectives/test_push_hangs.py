@@ -151,7 +151,7 @@ def test_the_address_of_the_reported_word_follows_from_the_block_and_the_peers_r
         for local in group:
             local.stream.synchronize()
         error = timed_out(group)
-        report = group.workspace.reports[error.rank]  # either of the two may give up first, and only that one reports
+        report = group.workspace.reports[error.rank]  # either rank may give up first, and only the first one reports
         assert report["magic"] == workspace.REPORT_MAGIC and report["peer"] == missing == error.peer
         distance = (error.rank - missing) % 3
         first = 128 // 16 + (distance - 1) * 3 * 64 + 64 * int(report["block"])
