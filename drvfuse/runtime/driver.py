@@ -305,7 +305,7 @@ class Driver(Owner):
         """Raise ClosedError if the driver cannot be used any more."""
         if _forked:
             raise ClosedError(FORKED)
-        if self.closed:
+        if self.machine is not None and self.machine.closed:
             raise ClosedError(f"{self.machine!r} was closed, and its devices, arrays and groups with it")
 
     def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError | ClosedError:
