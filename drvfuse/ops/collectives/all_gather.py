@@ -33,7 +33,7 @@ Arrays = ArrayLike | Sequence[ArrayLike]
 
 
 class Gathered(NamedTuple):
-    """What `all_gather` returns with scales: all rows and all scales, on every local rank."""
+    """What `all_gather` returns with scales: two lists, of all rows and of all scales, with an array per local rank."""
 
     output: list[Array]
     scales: list[Array]

@@ -55,9 +55,9 @@ def allreduce(
 
     `inputs` is a list with one array per local rank, all of one shape and dtype (float32, float16 or bfloat16), each
     contiguous, 16-byte aligned and on its rank's device: an `Array`, or any object with DLPack or
-    `__cuda_array_interface__`. `outputs` likewise; None allocates them. `outputs[i]` may be `inputs[i]` itself and must
-    otherwise share memory with nothing. With one local rank a bare array is accepted in place of a list, and a bare
-    array comes back.
+    `__cuda_array_interface__`. `outputs` is such a list; None allocates them. `outputs[i]` may be `inputs[i]` itself
+    and must otherwise share memory with nothing. With one local rank a bare array is accepted in place of a list, and a
+    bare array comes back.
 
     The sum starts at +0.0f and adds ranks 0, 1, ... in float32, is passed through `epilogue` if there is one, and is
     rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits,
