@@ -93,7 +93,7 @@ def allreduce(
     Raises ArgumentError, Unsupported (multicast that is vetoed or that devices lack), ClosedError, CompileError (an
     epilogue that does not compile), CaptureError (allocation, the multicast staging's included, or unjoined streams
     during capture), MulticastError (its set-up failed) before anything is launched, and BarrierTimeout if an earlier
-    call on the group timed out.
+    call on the group timed out. The rule in numpy, rounding by rounding, is `drvfuse.reference.allreduce`.
     """
     common = CallOptions.of("allreduce", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
     require_kind("use_multimem", use_multimem, bool, "True or False")
