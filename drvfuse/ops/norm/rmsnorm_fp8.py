@@ -55,7 +55,7 @@ class NormParams(ctypes.Structure):
 
 class Normed(NamedTuple):
     """The results of `rmsnorm_fp8`. `scales` and `residual` are None if the call has none. Arrays that the caller gave
-    are the same objects."""
+    are returned as they are."""
 
     output: Array
     scales: Array | None
