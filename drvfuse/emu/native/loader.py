@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import threading
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,9 +181,9 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
     translated = translate(ptx, raw=raw)
     kernels = list(translated.kernels.values())
     description = {
-        "kernels": [asdict(replace(k, sites=())) for k in kernels],
-        "sites": [asdict(site) for site in kernels[0].sites] if kernels else [],
-        "globals": [{**asdict(g), "init": g.init.hex()} for g in translated.globals],
+        "kernels": [{**vars(k), "params": [vars(p) for p in k.params], "sites": ()} for k in kernels],
+        "sites": [vars(site) for site in kernels[0].sites] if kernels else [],
+        "globals": [{**vars(g), "init": g.init.hex()} for g in translated.globals],
         "globals_bytes": translated.globals_bytes,
         "libraries": translated.libraries,
     }

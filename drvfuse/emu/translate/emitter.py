@@ -292,7 +292,7 @@ class Emitter(Registers):
             prologue = [*prologue, f"store i32 {abi.LOOP_SLICE}, ptr %rounds"]
         resumes = [b for b in graph.blocks if b.resumed]
         kept = functools.reduce(operator.or_, (b.live_in for b in resumes), 0)
-        self.place(kept, {live for b in graph.blocks for live in (b.live_in, b.live_out)})
+        self.place({live & kept for b in graph.blocks for live in (b.live_in, b.live_out)})
         number = {b.index: i + 1 for i, b in enumerate(resumes)}
         self.start("start")
         self.clear(graph.blocks[0].live_in)

@@ -278,23 +278,23 @@ class Registers:
         offset = structs.offset(structs.Thread, place) if isinstance(place, str) else place
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
-    def place(self, kept: int, together: Iterable[int]) -> None:
-        """Give each of the registers `kept`, which are live at suspends, a place in the frame. Registers share a place
-        if no element of `together` has both; its elements are the registers that are live at one point of the function.
+    def place(self, together: Iterable[int]) -> None:
+        """Give registers places in the frame. Each element of `together` is a set of registers, as bits, that hold
+        values at the same time and so need different places.
         """
-        points: dict[int, int] = {}  # register -> the points at which it is live
-        for number, live in enumerate(together):
-            for index in bits(live & kept):
-                points[index] = points.get(index, 0) | 1 << number
-        places: list[tuple[int, int]] = []  # (offset, the points at which a register needs the place)
+        sets: dict[int, int] = {}  # register -> the numbers of the sets that contain it, as bits
+        for number, registers in enumerate(together):
+            for index in bits(registers):
+                sets[index] = sets.get(index, 0) | 1 << number
+        places: list[tuple[int, int]] = []  # (offset, the numbers of the sets with a register in this place)
         # The widest registers come first, so that a later register fits into the place of any earlier one.
-        for index in sorted(points, key=lambda i: (-width(self.fn.registers[i].type), i)):
-            free = (k for k, (_, taken) in enumerate(places) if not taken & points[index])
+        for index in sorted(sets, key=lambda i: (-width(self.fn.registers[i].type), i)):
+            free = (k for k, (_, taken) in enumerate(places) if not taken & sets[index])
             k = next(free, len(places))
             if k == len(places):
                 places.append((self.frame_bytes, 0))
                 self.frame_bytes += max(1, width(self.fn.registers[index].type) // 8)
             offset, taken = places[k]
-            places[k] = offset, taken | points[index]
+            places[k] = offset, taken | sets[index]
             self.frame_place[index] = offset
         self.frame_bytes = -(-self.frame_bytes // 16) * 16
