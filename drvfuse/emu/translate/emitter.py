@@ -11,8 +11,8 @@ from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym,
 from .. import abi
 from ..abi import structs
 from . import raw
-from .floats import Helpers
 from .flow import Block, Graph, Traits, uses_defs
+from .helpers import Helpers
 from .opcode import RefusedError, decode, width
 from .registers import Registers, signed, storage
 from .special import special

@@ -18,8 +18,8 @@ from typing import Any
 
 from ...ptx.ir import SINK, Function, Imm, Not, Reg
 from ..abi import structs
-from .floats import Helpers
 from .flow import bits
+from .helpers import Helpers
 from .opcode import RefusedError, width
 
 
