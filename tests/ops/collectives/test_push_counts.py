@@ -33,7 +33,7 @@ CASES = [  # op, shape, and whether there is a residual
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("n", [2, 4])
 def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
-    """Each rank sends (n - 1) S by one shot and 2 (n - 1) / n S by two, less if FP8 results are gathered."""
+    """Of S bytes, each rank sends (n - 1) S by one shot and 2 (n - 1) / n S by two; less if it gathers FP8 results."""
     with df.emu.Machine(devices=n) as machine, df.Group.local(n, driver=machine, max_blocks=4) as group:
         call = prepared(group, op, shape, algo, residual)
         group.synchronize()
@@ -56,7 +56,7 @@ def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
     assert sum(total.remote_read for total in totals) == 0  # no rank reads memory of a peer
 
 
-def test_a_group_scale_travels_as_a_word_beside_codes_and_normed_rows():
+def test_a_group_scale_travels_as_a_word_with_codes_and_normed_rows():
     with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
         xs, gammas, normed = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((9, 512), 512, (9, 512)))
         options = {"quantisation": df.Quantisation.nvfp4(1.0), "normed_outputs": normed, "algo": "push_two_shot"}
