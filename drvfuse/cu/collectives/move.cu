@@ -34,6 +34,7 @@ constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
 constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
+constexpr int RUNS = STAGED ? 1 : 4;             // packs of runs in flight per thread
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED
@@ -66,11 +67,11 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
                            distance > 0 ? teams.moving.count : teams.staying.count};
         const i64 count = distance > 0 ? p.most : own;
         if constexpr (PUT) {
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 team, count, trace, [&](i64 j) { return source_of(p, distance, j); },
                 [&](i64 j) { return far_target_of(p, distance, j); });
         } else {
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 team, count, trace, [&](i64 j) { return far_source_of(p, distance, j); },
                 [&](i64 j) { return target_of(p, distance, j); });
         }
@@ -84,7 +85,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 // The place of pack j of a chunk in the payload of `workspace`, for the bytes that a rank sends to its peer at `distance`.
 __device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
     const i64 slot = ONE_COPY ? 0 : distance - 1;
-    return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, 16};
+    return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, (p.chunk_packs - j) * 16};
 }
 
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
@@ -92,14 +93,14 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     i64 half = 0;
     Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
-    copy_own<PACKS>(p, whole_grid(), trace);
+    copy_own<PACKS, RUNS>(p, whole_grid(), trace);
 #pragma unroll 1
     for (i64 begin = 0; begin < p.most || begin == 0; begin += p.chunk_packs) {
         const i64 left = p.most - begin, count = left < p.chunk_packs ? left : p.chunk_packs;
 #pragma unroll 1
         for (int distance = 1; distance < (ONE_COPY && RANKS > 1 ? 2 : RANKS); ++distance) {
             char* const to = PUT ? p.call.workspaces[(p.call.rank + distance) % RANKS] : own;
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 whole_grid(), count, trace, [&](i64 j) { return source_of(p, distance, begin + j); },
                 [&](i64 j) { return staged(p, to, half, distance, j); });
         }
@@ -107,7 +108,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 #pragma unroll 1
         for (int distance = 1; distance < RANKS; ++distance) {
             char* const from = PUT ? own : p.call.workspaces[(p.call.rank + RANKS - distance) % RANKS];
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 whole_grid(), count, trace,
                 [&](i64 j) {
                     Spot at = staged(p, from, half, distance, j);

@@ -14,9 +14,35 @@ __device__ __forceinline__ Team whole_grid() {
     return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
 }
 
+// Copies the team's packs j, j + stride, ... of the warp, up to RUNS of them, as long as the packs of all lanes are whole and lie
+// one behind the other, in the source and in the target. All loads come first. Returns the number of packs per lane that were
+// copied. `source` and `target` are the spots of pack j, and `left` is the number of packs from j on. Called by whole warps.
+template <int RUNS>
+__device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target, i64 left, i64 stride) {
+    if (!all_in_a_run(source) || !all_in_a_run(target) || source.at == target.at) return 0;
+    i64 bytes = min(min(source.left, target.left), left * 16);
+    bytes = __shfl_sync(0xffffffffu, bytes, 31);
+    Loaded loaded[RUNS];
+    int copied = 0;
+#pragma unroll
+    for (int b = 0; b < RUNS; ++b) {
+        if (bytes < 16 + b * stride * 16) break;
+        load_run(loaded[b], run_of_all(source.at + b * stride * 16));
+        ++copied;
+    }
+#pragma unroll
+    for (int b = 0; b < RUNS; ++b) {
+        if (b >= copied) break;
+        u32 word[4];
+        packs_of_run(word, loaded[b], run_of_all(source.at + b * stride * 16));
+        store_run(run_of_all(target.at + b * stride * 16), word);
+    }
+    return copied;
+}
+
 // Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes or is to(j). If all packs of the
-// warp are whole and aligned, B packs per thread are in flight at once. Called by whole warps.
-template <int B, typename From, typename To>
+// warp are whole and aligned, B packs per thread are in flight at once, and of others RUNS packs. Called by whole warps.
+template <int B, int RUNS, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;
     const i64 stride = team.count, lane = threadIdx.x % 32;
@@ -32,13 +58,20 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
             whole &= !exists[b] || (is_whole(source) && is_whole(target));
         }
         if (!__all_sync(0xffffffffu, whole)) {
+            const i64 end = j + B * stride;
 #pragma unroll 1
-            for (i64 k = j; k - lane < count && k < j + B * stride; k += stride) {
+            for (i64 k = j; k - lane < count && k < end;) {
                 Spot source = from(k);
                 auto target = to(k);
+                if constexpr (RUNS > 1) {
+                    const int copied = copy_runs<RUNS>(source, target, min(count, end) - k, stride);
+                    k += copied * stride;
+                    if (copied > 0) continue;
+                }
                 if (k >= count || source.left <= 0 || source.at == target.at) source.left = target.left = 0;
                 load_bytes(words[0], source);
                 store_bytes(target, words[0]);
+                k += stride;
             }
             trace.lap(TraceRole::load);
             trace.lap(TraceRole::store);
@@ -73,9 +106,9 @@ __device__ __forceinline__ void clear_padding(const MoveParams& p) {
 }
 
 // Copies the packs that stay on this rank, from pack `first` on.
-template <int B>
+template <int B, int RUNS>
 __device__ __forceinline__ void copy_own(const MoveParams& p, const Team& team, Trace& trace, i64 first = 0) {
-    copy_packs<B>(
+    copy_packs<B, RUNS>(
         team, own_packs(p) - first, trace, [&](i64 j) { return source_of(p, 0, first + j); },
         [&](i64 j) { return target_of(p, 0, first + j); });
 }

@@ -99,6 +99,6 @@ extern "C" __global__ void __launch_bounds__(256)
             move_unit(p, push, trace, unit_at(p, round, unit), behind_root);
     }
     push.join();
-    copy_own<2>(p, whole_grid(), trace);
+    copy_own<2, 1>(p, whole_grid(), trace);
     end(p.call, trace);
 }
