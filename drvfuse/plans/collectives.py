@@ -55,6 +55,7 @@ class Work:
     residual_itemsize: int = 0
     normed: bool = False
     group: int = 0
+    scales_itemsize: int = 4
     out_lanes: int = 1
 
     @property
@@ -70,8 +71,15 @@ class Work:
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
-        """The most bytes that the scales of a row take when they pass between ranks: one word for each scale."""
+        """The most bytes that a row's scales take when its owner stores them for other ranks: one word per scale."""
         return 4 * (columns // self.group if self.group else 1)
+
+    def sent_scale_bytes(self, columns: int) -> int:
+        """The bytes of the words in which push_two_shot sends a row's scales (cu/collectives/scale_words.cuh)."""
+        if self.scales_itemsize != 1 or not self.group:
+            return self.scale_bytes(columns)
+        in_warp = 32 * self.width // self.group  # groups
+        return 4 * ceil_div(columns // self.group, min(4, in_warp))
 
 
 def ragged(elements: int, itemsize: int) -> bool:

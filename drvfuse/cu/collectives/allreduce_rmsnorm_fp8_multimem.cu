@@ -100,7 +100,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
                 if constexpr (STAGED && HEAD != 0) __syncthreads();
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
-                    [&](int group, float scale, u32) { broadcast_scale(slot + scale_offset + 4 * group, scale); },
+                    [&](int group, float scale) { broadcast_scale(slot + scale_offset + 4 * group, scale); },
                     [&](int at, const InPack& pack) {
                         broadcast_pack(slot + normed_offset + at * sizeof(InPack), pack);
                     });

@@ -15,10 +15,7 @@
 // output pack or, with residual, of a pack of residual_out:
 //   push_one_shot  [distance - 1][chunk_rows]
 //   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and the scales of
-//                  each row, of 4 bytes each, likewise
-// A scale is sent as its value in float. A word of eight FP4 codes of -6 has the bits of ABSENT, so 0 is sent in its place,
-// and bit l of the group's scale marks that pack l of the group was replaced. Scales of FP4 have three bits of mantissa, so
-// the low bits of their float value are 0 and free for the marks.
+//                  each row, in words of 4 bytes (scale_words.cuh), likewise
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first round has rows:
 // every block joins. Threads: a multiple of 32 up to 1024.
@@ -26,8 +23,8 @@
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
 // Memory ordering. push.cuh. A thread sends, receives and clears packs of the same rows in every round; where a call has
-// several rounds, all send equally many rows. The thread that has the first pack of a row, or of a group or head with a
-// scale of its own, sends and receives the scale.
+// several rounds, all send equally many rows. The thread that has the first pack of a row, or of the groups or heads
+// whose scales are one word, sends and receives the word.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
 // it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before the
 // wait for the producer (row_norm.cuh).
@@ -131,22 +128,26 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
         });
         if (exists) rows.normalise_to_output(x, begin + row);
     } else {
-        rows.normalise<MARKS>(
+        ScaleWord scales = {};
+        rows.normalise(
             x,
             [&](int index, const OutPack& pack) {
                 OutPack sent = pack;
-                if (MARKS && !FAULT("codes-without-marks") && sent.word[0] == ABSENT) sent.word[0] = 0;
+                if constexpr (KEYED) sent.word[0] ^= scales.key;
                 send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, sent.word);
                 if (exists) store_of_row(p.output, begin + row, index, p, pack);
             },
-            [&](int group, float scale, u32 marks) {
-                const u32 word[1] = {scale_word(scale, marks)};
-                send_to_all(push, at.scale + group * 4, at.scale_stride, word);
+            [&](int group, float scale) {
+                const u32 word[1] = {BYTE_SCALES ? scales.word : __float_as_uint(scale)};
+                if (group % PER_WORD == 0) send_to_all(push, at.scale + group / PER_WORD * 4, at.scale_stride, word);
                 if (exists) store_scalar(scale_at(p, begin, row, group), scale);
             },
             [&](int index, const InPack& pack) {
                 send_to_all(push, at.normed + index * u32(sizeof(InPack)), at.stride, pack.word);
                 if (exists) store_of_row(normed_output_of(p), begin + row, index, p, pack);
+            },
+            [&](bool has, const OutPack& pack, float scale) {
+                if constexpr (BYTE_SCALES) scales = scale_word(has, pack, scale);
             });
     }
 }
@@ -174,13 +175,15 @@ __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Ro
     const bool scaled = rows.has(i) && rows.index(i) % LANES == 0;
     u32 scale[1];
     push.receive_with(words, result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
-                      at.scale + at.steps() * at.scale_stride + group * 4, scaled, owner);
-    if constexpr (MARKS) {
-        const u32 marks = marks_of(__shfl_sync(0xffffffffu, scale[0], threadIdx.x % 32 / LANES * LANES));
-        if (marks >> (threadIdx.x % LANES) & 1) words[0] = ABSENT;
+                      at.scale + at.steps() * at.scale_stride + group / PER_WORD * 4,
+                      PER_WORD > 1 ? rows.has(i) && rows.index(i) % WORD_LANES == 0 : scaled, owner);
+    if constexpr (BYTE_SCALES) {
+        const u32 word = __shfl_sync(0xffffffffu, scale[0], threadIdx.x % 32 / WORD_LANES * WORD_LANES);
+        if constexpr (KEYED) words[0] ^= key_of_word(word);
+        if (scaled && inside(p, row)) ptx::store_u8(scale_at(p, 0, row, group), scale_of_word(word));
+    } else if (scaled && inside(p, row)) {
+        store_scalar(scale_at(p, 0, row, group), __uint_as_float(scale[0]));
     }
-    if (scaled && inside(p, row))
-        store_scalar(scale_at(p, 0, row, group), __uint_as_float(scale[0] ^ marks_of(scale[0])));
 }
 
 // Receives and stores the results of a row that another rank owns; with residual it normalises the row.

@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a row of push_two_shot and its results lie in the slots of a round, and how its scales travel. The layout is at the
-// top of allreduce_rmsnorm_fp8_push.cu.
+// Where a row of push_two_shot and its results lie in the slots of a round. The layout is at the top of
+// allreduce_rmsnorm_fp8_push.cu.
 #pragma once
-#include "collectives/norm_form.cuh"
-#include "sync/push.cuh"
+#include "collectives/scale_words.cuh"
 
 using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
-constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
-static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
-
-__device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
-    if (!MARKS) return __float_as_uint(scale);
-    return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
-}
-
-// Bit l: pack l of the group has the bits of ABSENT, and was replaced by 0.
-__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
 
 // A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {
@@ -45,6 +34,6 @@ __device__ __forceinline__ Place place(const FusedParams& p, const Pushing& push
             normed + index * input_stride(p),
             results + index * row_bytes,
             owned * row_bytes,
-            scales + index * groups_of_row(p) * 4,
-            owned * groups_of_row(p) * 4};
+            scales + index * scale_words(p) * 4,
+            owned * scale_words(p) * 4};
 }
