@@ -112,7 +112,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
                 whole_grid(), count, trace,
                 [&](i64 j) {
                     Spot at = staged(p, from, half, distance, j);
-                    if (target_of(p, distance, begin + j).left <= 0) at.left = 0;
+                    if (target_of(p, distance, begin + j).remaining <= 0) at.remaining = 0;
                     return at;
                 },
                 [&](i64 j) { return target_of(p, distance, begin + j); });

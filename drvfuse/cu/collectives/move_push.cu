@@ -32,10 +32,10 @@ struct Packs {
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
     const auto source = [&](int k) { return source_of(p, (k + 1) % RANKS, index); };
 #pragma unroll
-    for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source(k).left > 0;
+    for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source(k).remaining > 0;
     load_packs(packs.word, all_are_whole(p), source);
     const Spot own = source_of(p, 0, index);
-    packs.own_bytes = own.at == target_of(p, 0, index).at ? 0 : bytes_of(own);
+    packs.own_bytes = own.address == target_of(p, 0, index).address ? 0 : bytes_of(own);
 }
 
 __device__ __forceinline__ void send_unit(const Packs& packs, const Pushing& push, const Slots& slots) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_own(const Packs& packs, const MovePushPara
     for (int i = 0; i < 4; ++i) own[0][i] = packs.word[SOURCES - 1][i];
     const auto target = [&](int) {
         auto spot = target_of(p, 0, index);
-        spot.left = packs.own_bytes;
+        spot.remaining = packs.own_bytes;
         return spot;
     };
     store_packs(all_are_whole(p), target, own);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& p
     u32 words[PEERS][4], keys[PEERS][1];
     bool wanted[PEERS];
 #pragma unroll
-    for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).left > 0;
+    for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).remaining > 0;
     push.receive(words, wanted, slots.offset, slots.stride, keys, slots.key_offset, slots.key_stride);
     trace.need(keys);
     trace.lap(TraceRole::receive);
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     begin(p.call);
     const i64 first_index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const Spot first_source = source_of(p, RANKS > 1, first_index);
-    if (first_source.left > 0) ptx::prefetch_l2(first_source.at);  // warms the address translation
+    if (first_source.remaining > 0) ptx::prefetch_l2(first_source.address);  // warms the address translation
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
