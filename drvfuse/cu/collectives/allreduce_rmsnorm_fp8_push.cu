@@ -277,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own[PACKS];
-    load_row(own, p, rows, first);  // before start(), as everything behind it waits for the state that it reads
+    load_row(own, p, rows, first);  // before start(): later instructions wait for the state that it loads
     clear_padding(p);               // while the row is loaded
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round

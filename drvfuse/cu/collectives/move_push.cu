@@ -52,7 +52,7 @@ __device__ __forceinline__ void send_unit(const Packs& packs, const Pushing& pus
     }
 }
 
-// Stores the pack that stays.
+// Stores this thread's pack of the bytes that stay on this rank.
 __device__ __forceinline__ void store_own(const Packs& packs, const MovePushParams& p, i64 index) {
     u32 own[1][4];
 #pragma unroll
@@ -95,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    if (RANKS > 1 && first_index < p.chunk_packs)  // before start(), as everything behind it waits for the state
-        load_unit(packs, p, first_index);
+    // before start(): later instructions wait for the state that it loads
+    if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
     clear_padding(p);  // while the packs are loaded
     push.start();
     bool first = true;

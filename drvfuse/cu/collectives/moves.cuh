@@ -37,6 +37,7 @@ struct MoveParams {
 
 __device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
 
+// The place of pack `index` of an array of rows, followed by an array of scales.
 __device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i64 scale_bytes, i64 index) {
     const i64 behind = index - packs_of(row_bytes);
     if (behind < 0) return {rows + index * 16, row_bytes - index * 16};

@@ -10,14 +10,17 @@ constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
 
 // A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {
-    int distance;
-    u32 offset;  // offset of the row among the rows of its owner, at distance 1
-    u32 stride;  // bytes from one distance to the next, for input rows and normed rows
-    u32 normed;
-    u32 result, result_stride;
-    u32 scale, scale_stride;
+    int distance;       // the distance of the row's owner from this rank
+    u32 offset;         // offset of the input row in the slots, at distance 1
+    u32 stride;         // bytes from one distance to the next, for input rows and normed rows
+    u32 normed;         // offset of the normed row, at distance 1
+    u32 result;         // offset of the codes or of residual_out, at distance 1
+    u32 result_stride;  // bytes from one distance to the next, for these
+    u32 scale;          // offset of the words of scales, at distance 1
+    u32 scale_stride;   // bytes from one distance to the next, for these words
 
-    // The distances from what the owner sends at distance 1 to what it sends this rank, RANKS - distance ranks ahead.
+    // The number of strides from offsets at distance 1 to those at which this rank receives from the owner, as this rank is
+    // RANKS - distance ranks ahead of the owner.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 
