@@ -43,7 +43,7 @@ struct FusedMultimemParams : FusedParams {
 
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
-// residual_out lies behind the staged row, as it would overwrite packs that other threads have not read yet.
+// residual_out lies behind the staged row. In the row's place it would overwrite packs that other threads have not read yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
 // Where in a slot the results lie.

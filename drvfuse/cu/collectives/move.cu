@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-gather, broadcast and all-to-all behind barriers: bytes of each rank to others, in one kernel per rank.
 //
-// Layout. moves.cuh. Pack j of what a pair of ranks moves belongs to thread j mod (blocks * threads) of the grid, on both.
+// Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of the
+// grid, on both ranks.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, that of the rank that is read from (pull) or written to
-//   (put). A call is staged if peers cannot access its inputs (pull) or outputs (put), if they would access bytes off
+//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: with pull that of the rank that sends them, with put that
+//   of the rank that receives them. A call is staged if peers cannot access its inputs (pull) or outputs (put), if they would access bytes off
 //   16-byte addresses across the link, if scales are arranged (put), as only their receiver can arrange them, or if it is
 //   in place and a peer would overwrite bytes that are still to be read.
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
@@ -34,7 +35,7 @@ constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
 constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
-constexpr int RUNS = STAGED ? 1 : 4;             // packs of runs in flight per thread
+constexpr int RUNS = STAGED ? 1 : 4;             // packs in flight per thread if packs are not aligned
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED

@@ -67,7 +67,7 @@ def level_inside(pdl: PDLLevel) -> PDLLevel:
 def barrier(options: CallOptions) -> list[Ready]:
     """Launches of a kernel that moves nothing and passes barriers of the node's ranks.
 
-    Peers may still read a payload when the kernels of the call before have ended: results, or staged inputs. So this
+    Peers may still read a payload when the kernels of the call in front have ended: results, or staged inputs. So this
     kernel precedes one that stores to payloads and has no barrier before its stores.
     """
     group = options.group
@@ -121,7 +121,7 @@ class Sums:
 
 class Bytes:
     """An exchange of bytes: the pieces that each local rank sends and receives. Where the engine's waits are not
-    bounded, `counters` are kernels before and after it that tell the host whether the exchange has ended."""
+    bounded, `counters` are kernels in front of it and behind it that tell the host whether the exchange has ended."""
 
     def __init__(self, group: Group, sent: Sequence[Sequence[Piece]], received: Sequence[Sequence[Piece]]) -> None:
         self.launches: Sequence[Launch] = []
@@ -164,7 +164,7 @@ class AcrossNodes:
     """The schedule of a call: its stages. `repeatable`: no exchange has addresses of the call's arrays."""
 
     def __init__(self, group: Group, stages: Sequence[Stage], repeatable: bool = True) -> None:
-        self._link, self._stages = link(group), stages  # not the group, which keeps repeated calls
+        self._link, self._stages = link(group), stages  # holds no group, as the group keeps repeated calls
         self.repeatable = repeatable
         kernels = [stage.launches for stage in stages if stage.launches]
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
