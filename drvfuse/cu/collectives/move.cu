@@ -6,9 +6,9 @@
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
 //   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: with pull that of the rank that sends them, with put that
-//   of the rank that receives them. A call is staged if peers cannot access its inputs (pull) or outputs (put), if they would access bytes off
-//   16-byte addresses across the link, if scales are arranged (put), as only their receiver can arrange them, or if it is
-//   in place and a peer would overwrite bytes that are still to be read.
+//   of the rank that receives them. A call of several ranks is staged if peers cannot access its inputs (pull) or outputs
+//   (put), if they would access bytes off 16-byte addresses across the link, or if it is in place and a peer would overwrite
+//   bytes that are still to be read. A put of arranged scales is always staged, as only their receiver can arrange them.
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
 // Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is
 // one slot, otherwise one for each pair of ranks, by distance.
