@@ -37,8 +37,8 @@ class Work:
     `multimem`: inputs are read through multicast memory, and staged there; `to_outputs`: results are stored to all
     ranks' outputs there. `nodes`: the kernel adds the partial sums of nodes, which `node_sums` has written.
     `residual_itemsize` is that of the residual, or 0 if it has the inputs' dtype. `normed`: the normed rows, in the
-    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `out_lanes`: the numbers
-    that an element of the output holds.
+    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `scales_itemsize`: the
+    bytes of a scale. `out_lanes`: the numbers that an element of the output holds.
     """
 
     op: str

@@ -46,7 +46,7 @@ class Addresses(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedCall:
-    """What is the same on every rank of one fused call. `shape` is that of the inputs.
+    """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
     `rows` and `columns` are as the kernel counts them (`FusedRows`). Where the rows are split among the ranks, `counts`
     are the rows of each rank, and `rows` is the largest of them; otherwise `counts` is empty.
