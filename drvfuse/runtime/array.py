@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .interop import ArrayLike
 
 ShapeLike = SupportsIndex | Iterable[SupportsIndex]
-"""A shape: an int, or ints."""
+"""A shape: the number of elements, or the length of each dimension."""
 
 _INVALID_VALUE = 1
 _ADDRESS = "an address as an int or a CUdeviceptr"

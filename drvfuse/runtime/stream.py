@@ -34,7 +34,8 @@ class HasCudaStream(Protocol):
 
 
 StreamLike = SupportsCudaStream | HasCudaStream | SupportsInt
-"""A stream: drvfuse's own, that of another library, or a handle."""
+"""A stream: a `Stream`, an object of another library with `__cuda_stream__` or `cuda_stream`, or a handle as an int or
+a CUstream (0 and 1: the legacy default stream; 2: that of the calling thread)."""
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:

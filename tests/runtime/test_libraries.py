@@ -449,6 +449,9 @@ def test_torch_tensors_of_every_device_are_taken_on_its_own_streams(
         assert [result.stream.handle for result in results] == [stream.handle for stream in theirs]
         for result in results:
             assert (bits(result.numpy()) == bits(reference.allreduce(hosts))).all()
+        del result, results
+        group.synchronize()
+        group[0].device.synchronize()  # frees the results: a foreign stream must outlive what is allocated on it
     assert torch.device == 0
 
 

@@ -28,6 +28,7 @@ from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, weight_type
 
 Gradients = ArrayLike | Sequence[ArrayLike]
+"""An array, or up to three arrays that stand for their sum."""
 R = TypeVar("R")
 
 
