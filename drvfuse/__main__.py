@@ -30,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (errors.DrvfuseError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             sys.stdout = None  # the reader of stdout has gone, and the interpreter would flush stdout at exit
-        print(f"drvfuse {arguments.command}: {error}", file=sys.stderr)
+        print(f"{arguments.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"drvfuse {arguments.command}: interrupted", file=sys.stderr)
+        print(f"{arguments.prog}: interrupted", file=sys.stderr)
         return 130
 
 

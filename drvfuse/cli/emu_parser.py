@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .parsing import at_least, command, natural, positive
+from .parsing import at_least, command, natural
 
 
 def add_emu(commands: Any) -> None:
@@ -24,7 +24,7 @@ def add_emu(commands: Any) -> None:
         "The first line of output names its address, which the processes have in DRVFUSE_EMU_MACHINE. The machine ends "
         "with Ctrl-C or SIGTERM; what was found is printed then, and the status is 1 if there is anything.",
     )
-    serve.add_argument("--devices", type=positive, default=8, help="emulated GPUs, up to 8 (default: 8)")
+    serve.add_argument("--devices", type=at_least(1, 8), default=8, help="emulated GPUs, up to 8 (default: 8)")
     serve.add_argument("--arch", default="sm_90a", help="their architecture (default: sm_90a)")
     serve.add_argument("--seed", type=natural, default=0, help="seed of the order in which work runs (default: 0)")
     serve.add_argument(

@@ -39,14 +39,18 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        super().error(re.sub(r"ignored explicit argument (.*)", r"\1 is no value that it takes", message))
+        message = re.sub(r"ignored explicit argument (.*)", r"\1 is no value that it takes", message)
+        missing = re.sub(r"the following arguments are required: (.*)", r"\1 is missing", message)
+        super().error(message if missing == message else f"{missing}; see `{self.prog} --help`")
 
 
 def command(commands: Any, name: str, does: str, *more: str, **options: Any) -> Any:
     """Add the parser of a command. `does` says in a phrase what it does: the list of all commands has the phrase, and
     the command's own help begins with it as a sentence. The sentences `more` follow there."""
     sentences = [f"{does[0].upper()}{does[1:]}.", *more]
-    return commands.add_parser(name, help=does, description=" ".join(sentences), **options)
+    parser = commands.add_parser(name, help=does, description=" ".join(sentences), **options)
+    parser.set_defaults(prog=parser.prog)
+    return parser
 
 
 def completed(option: Any, completer: Callable[..., object]) -> None:

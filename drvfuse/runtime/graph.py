@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..errors import ArgumentError, CaptureError
+from ..errors import ArgumentError, CaptureError, counted
 from .array import Array, mark_used
 from .driver import Driver, Owner
 from .lifetime import Owned
@@ -100,7 +100,7 @@ class Graph(Owned, Owner):
                 try:
                     self._executable = driver.cuGraphInstantiate(captured, 0)
                     _, count = driver.cuGraphGetNodes(captured)
-                    self._state = f"{count} nodes"
+                    self._state = counted(count, "node")
                 finally:
                     driver.cuGraphDestroy(captured)
         except BaseException:

@@ -327,7 +327,7 @@ def test_array_of_another_device_is_refused(module: Module, device: df.Device, d
 
 
 def test_a_wrong_number_of_arguments_is_refused(module: Module, device: df.Device) -> None:
-    with pytest.raises(ArgumentError, match="arguments of add_one is 2 values; it must be 1 values"):
+    with pytest.raises(ArgumentError, match="arguments of add_one is 2 values; it must be 1 value$"):
         module["add_one"].prepare(1, 32, device.zeros((4,), "int32"), 1)
 
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, DriverUnavailable, any_of, kind_of
+from ...errors import ArgumentError, DriverUnavailable, any_of, counted, kind_of
 from ...runtime import interop
 from ...runtime.array import Array
 from ...runtime.device import Device
@@ -133,10 +133,12 @@ def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
     """`value` as a list with an entry per local rank. With one local rank `value` need not be in a list."""
     if isinstance(value, (list, tuple)):
         if len(value) != len(group.ranks):
-            raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one per local rank")
+            raise ArgumentError(
+                argument, counted(len(value), "array"), f"{counted(len(group), 'array')}, one per local rank"
+            )
         return list(value)
     if len(group.ranks) != 1:
-        raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one per local rank")
+        raise ArgumentError(argument, kind_of(value), f"a list of {counted(len(group), 'array')}, one per local rank")
     return [value]
 
 
