@@ -62,6 +62,6 @@ class RankGraphs:
 
 def _one_per_rank(group: Group, streams: Sequence[StreamLike]) -> list[Stream]:
     if not isinstance(streams, (list, tuple)) or len(streams) != len(group):
-        got = counted(len(streams), "stream") if isinstance(streams, (list, tuple)) else repr(streams)
+        got = f"a list of {counted(len(streams), 'stream')}" if isinstance(streams, (list, tuple)) else repr(streams)
         raise ArgumentError("streams", got, f"a list of {counted(len(group), 'stream')}, one per local rank")
     return [rank.wrap(stream, f"streams[{i}]") for i, (rank, stream) in enumerate(zip(group, streams, strict=True))]

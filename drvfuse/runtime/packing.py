@@ -86,7 +86,7 @@ class Arguments:
         if isinstance(value, Array):
             value.require_open()
             if param.size != 8:
-                raise self._wrong(index, value, f"an int of {counted(param.size, 'byte')}")
+                raise self._wrong(index, value, f"an int of {8 * param.size} bits")
             if value.device is not self._device:
                 why = "where the kernel runs, as device= or else its first array says"
                 must = f"on device {self._device.index}, {why}; an array of a peer is passed as its .ptr"
@@ -95,7 +95,7 @@ class Arguments:
         try:
             number = address_of(value) if param.size == 8 else operator.index(value)
         except TypeError:
-            expected = "an Array or an int" if param.size == 8 else f"an int of {counted(param.size, 'byte')}"
+            expected = "an Array or an int" if param.size == 8 else f"an int of {8 * param.size} bits"
             raise self._wrong(index, value, expected) from None
         bits = 8 * param.size
         if not -(1 << (bits - 1)) <= number < 1 << bits:

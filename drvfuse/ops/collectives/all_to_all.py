@@ -89,7 +89,6 @@ def _table(splits: Any, ranks: int) -> tuple[tuple[int, ...], ...]:
     if not isinstance(splits, (list, tuple)):
         raise ArgumentError("splits", kind_of(splits), f"a table of {ranks} x {ranks} numbers of rows")
     if len(splits) != ranks:
-        raise ArgumentError(
-            "splits", counted(len(splits), "row"), f"{counted(ranks, 'row')}, one for each rank of the group"
-        )
+        got, expected = (f"a table of {counted(count, 'row')}" for count in (len(splits), ranks))
+        raise ArgumentError("splits", got, f"{expected}, one for each rank of the group")
     return tuple(moving.lengths(f"splits[{i}]", row, ranks) for i, row in enumerate(splits))

@@ -134,11 +134,12 @@ def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]
         if not isinstance(arrays, (list, tuple)):
             raise ArgumentError(name, kind_of(arrays), "a list of arrays")
         if not 1 <= len(arrays) <= MOST_TENSORS:
-            raise ArgumentError(name, counted(len(arrays), "array"), f"1 to {MOST_TENSORS} arrays")
-        if len(arrays) != len(of_ranks[0]):
             raise ArgumentError(
-                name, counted(len(arrays), "array"), f"{counted(len(of_ranks[0]), 'array')}, as {argument}[0]"
+                name, f"a list of {counted(len(arrays), 'array')}", f"a list of 1 to {MOST_TENSORS} arrays"
             )
+        if len(arrays) != len(of_ranks[0]):
+            got, expected = (f"a list of {counted(len(of_rank), 'array')}" for of_rank in (arrays, of_ranks[0]))
+            raise ArgumentError(name, got, f"{expected}, as {argument}[0] is")
     return list(value) if bare else [list(of_tensor) for of_tensor in zip(*of_ranks, strict=True)]
 
 

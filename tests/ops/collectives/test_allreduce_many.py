@@ -120,7 +120,7 @@ def test_bad_input_is_an_argument_error(open_group, refused):
 
     xs = zeros(5, 6)
     refused(call(xs[:1]), "tensors", "2 arrays")
-    refused(call([xs[0], xs[1][:1]]), "tensors[1]", "2, as tensors[0]")
+    refused(call([xs[0], xs[1][:1]]), "tensors[1]", "2 arrays, as tensors[0] is")
     refused(call([[], []]), "tensors[0]", "1 to 64")
     refused(call(zeros(*range(65))), "tensors[0]", "65 arrays")
     refused(call([xs[0], xs[1][0]]), "tensors[1]", "a list of arrays")
