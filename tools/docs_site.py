@@ -24,8 +24,8 @@ from drvfuse.cli.commands import command_line as command_line_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
-NAMED_LINK = re.compile(r"\[[\w-]+\.md\]\(([\w-]+\.md(?:#[\w-]+)?)\)")
-"""A link whose text is the name of a page: on the site it has the title of its target."""
+NAMED_LINK = re.compile(r"\[([\w-]+\.md)\](?=\(\1(?:#[\w-]+)?\))")
+"""A link whose text is the name of a page: on the site its text is the title of that page."""
 
 SECTIONS = {
     "comm": "Groups and ranks",
@@ -101,6 +101,7 @@ def api() -> str:
     sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
     sections.append(_section("The ops in numpy: `drvfuse.reference`", list(_references(package / "reference"))))
     emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]
+    emulated.append("drvfuse.emu.findings.reports.Place")
     sections.append(_section("The emulated driver: `drvfuse.emu`", emulated))
     sections.append(_section("Settings: `drvfuse.config`", ["drvfuse.config.get", "drvfuse.config.override"]))
     sections.append(_types())
@@ -186,9 +187,19 @@ def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[arg
                 yield from _commands(command, min(level + 1, 4))
 
 
+def title(page: str) -> str:
+    """The title of a page of `docs`, of which two include a page of the root."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    if included := re.fullmatch(r"```\{include\} (\S+)", lines[0]):
+        lines = (ROOT / "docs" / included[1]).read_text().splitlines()
+    return lines[0].removeprefix("# ")
+
+
 def fill(app: Any, page: str, source: list[str]) -> None:
     """Sphinx's `source-read`: put the generated text where a page asks for it, and titles in place of file names."""
-    source[0] = MARK.sub(lambda mark: GENERATED[mark[1]](), NAMED_LINK.sub(r"[](\1)", source[0]))
+    source[0] = MARK.sub(
+        lambda mark: GENERATED[mark[1]](), NAMED_LINK.sub(lambda link: f"[{title(link[1])}]", source[0])
+    )
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
@@ -218,7 +229,8 @@ def signature(app: Any, what: str, name: str, value: object, options: object, te
 
 def docstring(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Sphinx's `autodoc-process-docstring`: docstrings are plain text with names in single backquotes, not RST."""
-    lines[:] = _escaped("\n".join(_definitions(lines))).split("\n")
+    blocks = "\n".join(_definitions(lines)).split("\n\n")  # an example is a block of its own, and shown as it is
+    lines[:] = "\n\n".join(text if text.startswith(">>> ") else _escaped(text) for text in blocks).split("\n")
 
 
 def _definitions(lines: list[str]) -> Iterator[str]:

@@ -46,7 +46,7 @@ class _Loaded:
 
 
 class Kernel:
-    """A kernel of a module. `info` has its parameters and other facts from its PTX."""
+    """A kernel of a module. `info` has its parameters and other facts from its PTX. `prepare` makes launches of it."""
 
     def __init__(self, module: Module, info: KernelInfo) -> None:
         self.module, self.info = module, info
@@ -56,7 +56,7 @@ class Kernel:
         return f"<Kernel {self.info.name}>"
 
     def load(self, device: Device) -> None:
-        """Load the code on `device` now, so that no later launch can block on loading."""
+        """Load the code on `device` now, so that no later launch can block on loading. Harmless if it is loaded."""
         self._on(device)
 
     def _on(self, device: Device) -> _Loaded:
@@ -96,7 +96,9 @@ class Kernel:
         return self._on(device).attributes
 
     def occupancy(self, device: Device, block: int, smem: int = 0) -> int:
-        """How many blocks of `block` threads with `smem` bytes of dynamic shared memory fit on one multiprocessor."""
+        """The number of blocks of `block` threads with `smem` bytes of dynamic shared memory that fit on one
+        multiprocessor of `device`. Raises LaunchError for more shared memory than a block can have.
+        """
         loaded = self._on(device)
         self._allow_shared(device, loaded, smem)
         with device.use():
@@ -131,16 +133,19 @@ class Kernel:
     ) -> Launch:
         """A launch whose arguments are checked and packed. It can be called with a stream any number of times.
 
-        `grid` always counts blocks, also with clusters; `cluster` is the shape of a cluster in blocks. `args` are
-        Arrays, ints, numbers, and buffers for structs by value (see `packing.Arguments`); `device` is needed only if no
-        argument is an Array. `attrs` are values of `runtime.launch_attributes`, or CUlaunchAttribute objects. The
-        kernel is loaded here.
+        `grid` counts blocks, also with clusters, and `block` threads: an int, or up to three. `args` are the kernel's
+        arguments: an Array or an int for a pointer, numbers, and a ctypes.Structure or bytes of the exact size for a
+        struct by value. `device` is needed only if no argument is an Array. `smem` is dynamic shared memory in bytes;
+        `cluster` the shape of a cluster in blocks; `cooperative`, `pdl` (a dependent launch) and `priority` are launch
+        attributes, and `attrs` any others, as values of `drvfuse.runtime.launch_attributes` or CUlaunchAttribute
+        objects. The kernel is loaded here, and nothing is launched.
 
-        Raises LaunchError if the kernel or the device does not allow the grid, the block or the shared memory; for a
-        grid that is no multiple of the cluster; for clusters of more than 16 blocks, of another shape than
-        __cluster_dims__, or too large for the device; for a cooperative grid that does not fit; and for PDL with a
-        kernel that has no griddepcontrol.wait, since it would race with its predecessor. Raises Unsupported for
-        clusters and PDL on a device before compute capability 9.0.
+        Raises ArgumentError for arguments that the kernel's parameters do not take. Raises LaunchError if the kernel or
+        the device does not allow the grid, the block or the shared memory; for a grid that is no multiple of the
+        cluster; for clusters of more than 16 blocks, of another shape than __cluster_dims__, or too large for the
+        device; for a cooperative grid that does not fit; and for PDL with a kernel that has no griddepcontrol.wait,
+        since it would race with its predecessor. Raises Unsupported for clusters and PDL on a device before compute
+        capability 9.0.
         """
         configuration = self.configure(
             grid,

@@ -38,9 +38,16 @@ def compile(
     found only if their folder is among them. Line information is always on, and the language is C++17 unless an option
     changes it.
 
-    The result is kept in memory and, if the setting `cache` allows it, on disk. Raises CompileError with NVRTC's log
-    and the source lines that the log names, Unsupported for an architecture that NVRTC does not know, and ArgumentError
-    for a file that cannot be read.
+    The result is kept in memory and, if the setting `cache` allows it, on disk. Nothing is loaded or launched. Raises
+    CompileError with NVRTC's log and the source lines that the log names, Unsupported for an architecture that NVRTC
+    does not know, and ArgumentError for a file that cannot be read.
+
+    >>> device = df.device(0, driver="emu")
+    >>> twice = df.compile('extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }', driver="emu")["twice"]
+    >>> x = device.array(np.arange(4, dtype=np.int32))
+    >>> twice.prepare(1, 4, x)(device.stream)
+    >>> x.numpy()
+    array([0, 2, 4, 6], dtype=int32)
     """
     gate = get_driver(driver)
     if isinstance(source, os.PathLike):
@@ -69,7 +76,8 @@ def compile(
 
 
 class Module:
-    """An image and the kernels in it, loaded on each device at first use.
+    """A compiled source. `module[name]` is a Kernel, by its symbol or by the name expression that `compile` was given;
+    ArgumentError names the kernels that there are. The module is loaded on each device at first use.
 
     It is never unloaded: the driver would wait for running kernels, which the garbage collector must not cause.
     """

@@ -86,6 +86,6 @@ def test_what_the_api_leaves_out_exists() -> None:
 
 
 def test_a_link_that_names_a_page_gets_the_title_of_its_target() -> None:
-    source = ["see [nodes.md](nodes.md#engines), [all nodes](nodes.md) and [x](y)"]
+    source = ["see [nodes.md](nodes.md#engines), [all](nodes.md), [changelog.md](changelog.md)"]
     docs_site.fill(None, "page", source)
-    assert source == ["see [](nodes.md#engines), [all nodes](nodes.md) and [x](y)"]
+    assert source == ["see [More than one node](nodes.md#engines), [all](nodes.md), [Changelog](changelog.md)"]
