@@ -323,9 +323,8 @@ def test_more_ranks_than_emulated_devices_are_refused(run):
 
 
 @pytest.mark.emulated
-def test_a_machine_that_fails_to_start_is_an_error(run, monkeypatch):
-    monkeypatch.setenv("DRVFUSE_EMU_WINDOW_GIB", "none")
-    status, out, err = run(2, "print('started')", options=EMU)
+def test_a_machine_that_fails_to_start_is_an_error(run):
+    status, out, err = run(2, "print('started')", options=EMU, DRVFUSE_EMU_WINDOW_GIB="none")
     assert status == 2 and not out
     assert err[-1] == "drvfuse run: the emulated machine did not start: it ended with exit status 2"
 
