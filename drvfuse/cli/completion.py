@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 def cases(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterable[str]:
-    """`drvfuse check --only`."""
+    """The names for `drvfuse check --only`."""
     from ..check.cases import CASES
     from ..check.mutants import MUTANTS
 
@@ -20,7 +20,7 @@ def cases(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Itera
 
 
 def algorithms(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterable[str]:
-    """`--algos` of a benchmark, and `--algo` of `drvfuse trace`."""
+    """The names for `--algos` of a benchmark, and for `--algo` of `drvfuse trace`."""
     from ..bench.collectives_report import MULTIMEM
     from ..bench.ops import ALGORITHMS
 
@@ -33,7 +33,7 @@ def algorithms(prefix: str, parsed_args: argparse.Namespace, **more: object) -> 
 
 
 def ops(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterable[str]:
-    """`--op` of a benchmark of several collectives."""
+    """The names for `--op` of a benchmark of several collectives."""
     from ..bench import fused_forms
     from ..bench.ops import ALGORITHMS
 
@@ -42,7 +42,7 @@ def ops(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterabl
 
 
 def forms(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterable[str]:
-    """`drvfuse bench fused-forms --form`."""
+    """The names for `drvfuse bench fused-forms --form`."""
     from ..bench.forms import FORMS
 
     return list(FORMS)
