@@ -100,6 +100,12 @@ def kind_of(value: object) -> str:
     return f"{'an' if sounds else 'a'} {name}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, for messages: "1 array", "2 arrays". `plural` is for nouns whose plural does not end in
+    an "s" behind the singular."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def require_kind(argument: str, value: object, kind: type, expected: str) -> None:
     """Raise ArgumentError unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..errors import ArgumentError, require_integer
+from ..errors import ArgumentError, counted, require_integer
 from ..plans.limits import MAX_RANKS
 
 ORDERS = ("fixed", "engine")
@@ -71,7 +71,7 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
         found = Nodes(tuple(rank // (size // count) for rank in range(size)))
     if found.inside > MAX_RANKS:
         raise ArgumentError(
-            "nodes", f"{nodes!r}, so {found.inside} ranks form a node", f"so that at most {MAX_RANKS} do"
+            "nodes", f"{nodes!r}, so {counted(found.inside, 'rank')} form a node", f"so that at most {MAX_RANKS} do"
         )
     for node in range(found.count):
         first, *others = found.ranks(node)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, counted
 from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .limits import ceil_div
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
@@ -99,7 +99,7 @@ def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: in
     assert quantisation.scales is not None
     if sum(rows) > _MOST_ARRANGED:
         expected = f"of at most {_MOST_ARRANGED} rows, where scales have the layout {quantisation.layout!r}"
-        raise ArgumentError("inputs", f"of {sum(rows)} rows in all", expected)
+        raise ArgumentError("inputs", f"of {counted(sum(rows), 'row')} in all", expected)
     itemsize = quantisation.scales.itemsize
     table = []
     for count in rows:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...errors import counted
 from ..abi import NO_SITE, Edge, Entry, structs
 from .places import Identity, Index, called_at, index_text, short_place
 from .reports import Place, Report
@@ -100,7 +101,7 @@ def report(
     near = (f.op, f.block) == (f.other_op, f.other_block)
     then = "a barrier" if near else "a release and an acquire of it"
     edge = flag or _EDGES[Edge(f.edge)].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
-    what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
+    what = f"{_verb(f.flags)} of {counted(f.size, 'byte')}{called_at(mine.callers)}"
     address, member = (int(f.addr), "") if multicast is None else (multicast[0], f" (device {multicast[1]}'s memory)")
     message = f"{what}, of which the byte at 0x{address:x}{member} is not ordered behind the {verb} by {other}: {edge}"
     if f.edge == Edge.CLUSTER_START:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...errors import counted
 from ..abi import BARRIERS, MEMBERS, SPACE_SHIFT, Access, FaultKind, Kind, MemoryOf, Space, structs
 from ..space.allocation import nearby
 from ..space.window import Window
@@ -94,7 +95,7 @@ class Record:
     def access(self) -> str:
         atomic, write = self.flags & Access.ATOMIC, self.flags & Access.WRITE
         what = "atomic on" if atomic else "write of" if write else "read of"
-        return f"{what} {self.size} bytes at 0x{self.addr:x}"
+        return f"{what} {counted(self.size, 'byte')} at 0x{self.addr:x}"
 
     @property
     def where(self) -> str:

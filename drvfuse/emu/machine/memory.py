@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, counted
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
@@ -121,11 +121,12 @@ class ProcessMemory:
     def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
         """The failure of an allocation of device memory or, if `device` is None, of pinned memory."""
         where = "pinned host memory" if device is None else f"device {device.index}"
-        text = f"{nbytes} bytes of {where} were requested; {why}"
+        text = f"{counted(nbytes, 'byte')} of {where} {'was' if nbytes == 1 else 'were'} requested; {why}"
         held = sorted(self._held(device), key=lambda item: -item[0])
         if held:
             largest = ", ".join(f"{size} bytes {made}" for size, made in held[:_LARGEST])
-            text += f"; {sum(size for size, _ in held)} bytes are held in {len(held)} pieces, the largest: {largest}"
+            pieces = counted(len(held), "piece")
+            text += f"; {sum(size for size, _ in held)} bytes are held in {pieces}, the largest: {largest}"
         index = None if device is None else device.index
         return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
 
@@ -152,7 +153,7 @@ class ProcessMemory:
         For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
         `what` begins the report's sentence.
         """
-        what = f"{what} {nbytes} bytes at 0x{address:x}"
+        what = f"{what} {counted(nbytes, 'byte')} at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
         if missing is not None:
             raise self.stray(what, missing)

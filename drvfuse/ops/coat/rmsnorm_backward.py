@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ... import dtypes
-from ...errors import ArgumentError, require_integer
+from ...errors import ArgumentError, counted, require_integer
 from ...plans.coat_backward import MAX_COLUMNS, MAX_GRADIENTS, BackwardPlan, few_rows, workspace_bytes
 from ...plans.definitions import defines
 from ...plans.scratch import SUMS_AT
@@ -169,7 +169,7 @@ def _named(g: Any) -> dict[str, Any]:
 
 def _gradients(driver: Driver, values: Mapping[str, Any], shape: tuple[int, ...]) -> list[Operand]:
     if not 1 <= len(values) <= MAX_GRADIENTS:
-        raise ArgumentError("g", f"{len(values)} arrays", f"1 to {MAX_GRADIENTS} arrays")
+        raise ArgumentError("g", counted(len(values), "array"), f"1 to {MAX_GRADIENTS} arrays")
     found = [operands.rows(name, value, driver, ["bfloat16"]) for name, value in values.items()]
     for operand in found:
         operands.require_shape(operand, shape, "that of x")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import ArgumentError, kind_of
+from ...errors import ArgumentError, counted, kind_of
 from ...plans import moves
 from ...plans.traffic import Traffic
 from ..call import operands, results
@@ -82,7 +82,8 @@ def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise ArgumentError(argument, kind_of(value), f"a list of {ranks} numbers of rows, one for each rank")
     if len(value) != ranks:
-        raise ArgumentError(argument, f"{len(value)} entries", f"{ranks} entries, one for each rank of the group")
+        got, expected = (f"a list of {counted(count, 'entry', 'entries')}" for count in (len(value), ranks))
+        raise ArgumentError(argument, got, f"{expected}, one for each rank of the group")
     for position, rows in enumerate(value):
         if isinstance(rows, bool) or not hasattr(rows, "__index__") or rows < 0:
             raise ArgumentError(f"{argument}[{position}]", repr(rows), "an integer of at least 0: a number of rows")
