@@ -339,12 +339,12 @@ class EventKind(IntEnum):
     CLUSTER = 11
 
 
-FOUND = 64  # races that the detector keeps until Python takes them
+FOUND_RACES = 64  # races that the detector keeps until Python takes them
 DOUBTS = 16  # races that depend on the value of one store, until the store is made
-CERTAIN = 32  # entries of the cache Race::certain
-JOINED = 1 << 8  # entries of the cache Race::joined, chosen by the upper eight bits of a hash (native/clock.cuh)
+KNOWN_OPS = 32  # entries of the cache Race::known_ops
+RECENT_JOINS = 1 << 8  # entries of the cache Race::recent_joins, chosen by the upper eight bits of a hash (native/clock.cuh)
 CLASSES = 40  # size classes of the race detector's arena: powers of two
-MISSES = 8  # flags that the detector remembers for each block as seen without an acquire
+MISSED_FLAGS = 8  # flags that the detector remembers for each block as seen without an acquire
 
 
 class Range(IntEnum):

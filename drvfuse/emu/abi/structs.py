@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ctypes import Structure, c_uint8, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-from . import BARRIERS, CERTAIN, CLASSES, DOUBTS, FOUND, JOINED, MISSES, NOTICES, POLL_WORDS, WRITES
+from . import BARRIERS, CLASSES, DOUBTS, FOUND_RACES, KNOWN_OPS, MISSED_FLAGS, NOTICES, POLL_WORDS, RECENT_JOINS, WRITES
 
 DECLARATIONS: dict[str, tuple[str, ...]] = {}
 """The declarations of members by the name of a structure, as "type name, name[count], ...", in order of definition."""
@@ -66,7 +66,7 @@ class Thread(Structure):
 @layout(
     "u64 addr, low, high",
     "u32 site, size",
-    "u32 stamp, time",  # Race::stamp and RaceThread::time at the last poll
+    "u32 change_count, thread_time",  # Race::change_count and RaceThread::time at the last poll
 )
 class Polled(Structure):
     """A word that a thread polls."""
@@ -295,12 +295,12 @@ class Op(Structure):
 
 
 @layout("Ref a, b, result")
-class Joined(Structure):
+class RecentJoin(Structure):
     """An entry of a cache: two clocks and their join."""
 
 
 @layout("Ref clock", "u32 op")
-class Certain(Structure):
+class KnownOp(Structure):
     """An entry of a cache: the clock includes all accesses of the operation."""
 
 
@@ -321,23 +321,23 @@ class Doubt(Structure):
 
 
 @layout(
-    "u64 arena, bytes, top",
+    "u64 arena, arena_bytes, arena_top",
     "u64 cells",  # the address of the cell of the window's first line
     "u64 window_base",
     "Op* ops",
     "Ref* pools",  # lists of chunks with free entries, one per 1 << POOL_SHIFT bytes of the window
-    "u32 strict, off",  # off: the arena is used up, and no access is checked any more
-    "u32 wholes",  # the number of clock items for block WHOLE made so far
+    "u32 strict, exhausted",  # exhausted: the arena is used up, and no access is checked any more
+    "u32 whole_items",  # the number of clock items for block WHOLE made so far
     "u32 found_count",
     "u32 random",
-    "u32 serial",  # the number of strong writes so far
-    "u32 stamp",  # changes with every event that may change the result for a poll: writes, and what they publish
-    "u32 doubts",
-    f"Ref free[{CLASSES}]",
-    f"Certain certain[{CERTAIN}]",  # a cache, by operation
-    f"Joined joined[{JOINED}]",
-    f"Found found[{FOUND}]",
-    f"Doubt doubt[{DOUBTS}]",
+    "u32 write_serial",  # the number of strong writes so far
+    "u32 change_count",  # changes with every event that may change the result for a poll: writes, and what they publish
+    "u32 doubt_count",
+    f"Ref free_pieces[{CLASSES}]",
+    f"KnownOp known_ops[{KNOWN_OPS}]",  # a cache, by operation
+    f"RecentJoin recent_joins[{RECENT_JOINS}]",
+    f"Found found_races[{FOUND_RACES}]",
+    f"Doubt doubts[{DOUBTS}]",
 )
 class Race(Structure):
     """The state of the race detector."""
@@ -348,36 +348,36 @@ class Race(Structure):
     "u32 time",
     # By scope (block, cluster, GPU, system). fenced: the clock at the last fence of at least that scope. held: the
     # clock that relaxed reads have seen, which the thread learns at its next fence of at least that scope.
-    "Ref fenced[4], held[4]",
+    "Ref fence_release[4], fence_acquire[4]",
     # The reads that other threads have published by relaxed flags which this thread has seen. They count as known when
     # its block ends.
-    "Ref late",
-    "u32 aliased",  # a fence.proxy.alias has followed its accesses before this time, which is not in its clock
+    "Ref flag_reads",
+    "u32 alias_fence_time",  # a fence.proxy.alias has followed its accesses before this time, which is not in its clock
 )
 class RaceThread(Structure):
     """The race detector's state for a thread."""
 
 
 @layout("u32 op, block, edge, store_site, load_site", "Ref clock")
-class Miss(Structure):
+class MissedFlag(Structure):
     """A flag of another block that was seen without an acquire, and the clock that an acquire would have learnt."""
 
 
 @layout(
-    "u32 sync",  # all accesses of the block before this time are known to all its threads
-    "Ref end",  # the joined clocks of its threads that have exited
-    "Ref proxied",  # the joined clocks of its threads at their fence.proxy.async
+    "u32 barrier_time",  # all accesses of the block before this time are known to all its threads
+    "Ref end_clock",  # the joined clocks of its threads that have exited
+    "Ref proxy_fence_clock",  # the joined clocks of its threads at their fence.proxy.async
     # For the last fence.proxy.alias: the clocks of its thread before and after it, and `sync` at that time. Other
     # threads often have the same clocks.
-    "Ref alias_before, alias_after",
-    "u32 alias_sync",
-    f"Ref arrived[{BARRIERS}]",
+    "Ref alias_clock_before, alias_clock_after",
+    "u32 alias_barrier_time",
+    f"Ref arrivals[{BARRIERS}]",
     # For the barrier of the cluster, in the block of rank 0: the clocks that the arrivals of this phase and of the last
     # phase have published.
-    "Ref cluster_arrived, cluster_known",
-    "u32 relaxed",  # the latest time of a thread that arrived at that barrier with .relaxed
-    "u32 misses, bulks",
-    f"Miss miss[{MISSES}]",
+    "Ref cluster_arrivals, cluster_phase_clock",
+    "u32 relaxed_arrival_time",  # the latest time of a thread that arrived at that barrier with .relaxed
+    "u32 missed_flag_count, bulk_count",
+    f"MissedFlag missed_flags[{MISSED_FLAGS}]",
 )
 class RaceBlock(Structure):
     """The race detector's state for a block. The RaceThread of each of its threads follow it in memory."""

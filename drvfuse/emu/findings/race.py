@@ -74,8 +74,8 @@ class Detector:
         self._ops = (structs.Op * _OPS).from_buffer(self._table)
         self.state = structs.Race(
             arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
-            bytes=window.nbytes,
-            top=32,
+            arena_bytes=window.nbytes,
+            arena_top=32,
             cells=pages.cell_address(window.base),
             window_base=window.base,
             ops=ctypes.addressof(self._ops),
@@ -116,7 +116,7 @@ class Detector:
     def queue(self, op: Ordered, after: Iterable[Ordered], primary: Ordered | None, chain: int) -> None:
         """Record what an operation is ordered after. `chain` is its stream, or its branch of a graph."""
         if op.number >= _OPS:
-            self.state.off = 1
+            self.state.exhausted = 1
             return
         place = self._places[chain] = self._places.get(chain, 0) + 1
         overlapped = 0 if primary is None else primary.number
@@ -227,10 +227,10 @@ class Detector:
                 ),
                 int(f.events),
             )
-            for f in state.found[: state.found_count]
+            for f in state.found_races[: state.found_count]
         ]
         state.found_count = 0
-        if state.off and not self._said_full:
+        if state.exhausted and not self._said_full:
             self._said_full = True
             text = "the race detector has used up its memory: races from here on are not found (use a fresh Machine)"
             found.append((Report("race_capacity", text), 0))

@@ -225,7 +225,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     }
     if (e->delay && (flags & A_STRONG || (write && type != K_SHARED))) delay_access(t, addr, size, flags, type == K_SHARED);
     if (flags & A_STRONG) {
-        u32 only_reads = !write || (flags & A_SWAP && !swaps(t, addr, size));
+        u32 only_reads = !write || (flags & A_SWAP && !swap_succeeds(t, addr, size));
         u32 kind = only_reads ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
         if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
     }

@@ -176,7 +176,7 @@ FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     Copies* pool = t->launch->copy_pool;
     u32 time = t->launch->engine->race ? race_thread(t->block, t->linear)->time : 0;
     LOOP while (q->first && pool->pool[q->first].group < group)
-        if (end_first(t, q, time, ALONE)) return 1;
+        if (end_first(t, q, time, NO_ARRIVAL)) return 1;
     return 0;
 }
 

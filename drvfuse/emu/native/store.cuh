@@ -125,13 +125,13 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     LOOP while (q->unread && pool[q->unread].group < group) {
         Copy* c = &pool[q->unread];
         if (c->moment < S_READ && read_piece(t, c)) return 1;
-        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site, time, ALONE);
+        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site, time, NO_ARRIVAL);
         q->unread = c->next;
     }
     LOOP while (!read && q->first && pool[q->first].group < group) {
         Copy* c = &pool[q->first];
         if (c->moment == S_READ && write_piece(t, c)) return 1;
-        if (l->engine->race) race_copied(t, c->target, 16, N_WRITE, c->site, time, ALONE);
+        if (l->engine->race) race_copied(t, c->target, 16, N_WRITE, c->site, time, NO_ARRIVAL);
         drop_first(l->copy_pool, q);
     }
     return 0;

@@ -76,7 +76,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     e->stack = (u64)&mark;
     u32 status = rt_call(l->function, t);
     t->status = status;
-    if (e->race && e->race->doubts) settle_doubts(e->race);
+    if (e->race && e->race->doubt_count) settle_doubts(e->race);
     if (e->watching) e->state += state_of(l, t);
     if (!e->advancing) {
         e->strain += watched ? STRAIN : 1;

@@ -62,7 +62,7 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
             e->progress++;
         } else {
             e->fruitless = 1;
-            e->idle = e->race && w->stamp == e->race->stamp && w->time == race_thread(b, t->linear)->time;
+            e->idle = e->race && w->change_count == e->race->change_count && w->thread_time == race_thread(b, t->linear)->time;
         }
     } else {
         if (n == POLL_WORDS) {
@@ -80,8 +80,8 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     p->word[i].low = low;
     p->word[i].high = high;
     if (e->race) {
-        p->word[i].stamp = e->race->stamp;
-        p->word[i].time = race_thread(b, t->linear)->time;
+        p->word[i].change_count = e->race->change_count;
+        p->word[i].thread_time = race_thread(b, t->linear)->time;
     }
 }
 
@@ -184,7 +184,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
         }
     }
     if (lanes != warp->lanes && l->engine->race && l->engine->race->strict) notice(l, first, NOTICE_BARRIER, 0);
-    if (gone && l->engine->race) race_arrive(l, b, &b->race->arrived[id], w, gone);
+    if (gone && l->engine->race) race_arrive(l, b, &b->race->arrivals[id], w, gone);
     warp->gathered = 0;
     r->arrived += 32;
     r->threads += POPC(lanes);
