@@ -20,8 +20,9 @@
 //     to publish  To leave a clock at a location, from which strong reads learn it.
 //     fence       fence.acq_rel, fence.sc or membar, of a scope.
 //
-// In FastTrack's terms, a line's list holds the epochs of its last writes and reads, a location is a synchronisation
-// variable, and publishing and learning are release and acquire. There is one clock per scope where FastTrack has one.
+// In FastTrack's terms, an entry holds an epoch, a line's list holds the last writes and reads, a location is a
+// synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has
+// for each scope a clock of its last fence and a clock of its relaxed reads, as fences of C++ need them.
 //
 // Example of an ordered pair. Thread A stores data, then flag with st.release.gpu. Thread B of another block loads flag
 // with ld.acquire.gpu, then loads data.

@@ -3,7 +3,7 @@
 // memory's own addresses. race.cuh says where it is needed and how clocks record it.
 #pragma once
 
-#include "race_touch.cuh"
+#include "race_access.cuh"
 
 // A copy of the items of a clock with the tag TAG_ALIASED, as a new reference.
 FAR Ref aliased(Race* r, Ref known) {

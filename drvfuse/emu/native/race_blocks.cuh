@@ -3,7 +3,7 @@
 // calls.
 #pragma once
 
-#include "race_touch.cuh"
+#include "race_access.cuh"
 
 // Makes the detector check all bytes of a line again.
 FAR void check_again(Race* r, Ref* cell) {

@@ -7,7 +7,7 @@
 // memory barrier is a release, and a wait that has found its value is an acquire.
 #pragma once
 
-#include "race_touch.cuh"
+#include "race_access.cuh"
 
 // The operation that wrote a word last, or 0 if no entry of such a write is left.
 API u32 rt_race_writer(Race* r, u64 addr) {

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's record of races: what would have ordered the two accesses, and doubts. A doubt is a pair of
-// stores that is a race only if the second store changes the value; it is decided after the second store.
+// The race detector's records of races, from which Python makes reports (findings/race_report.py), and doubts.
+//
+// A record (Found) names both accesses and the edge that is missing: what would have ordered them. To name a flag that
+// was read without effect, each block remembers the last MISSED_FLAGS strong reads that learnt nothing.
+//
+// A doubt is a pair of stores of one block that is a race only if the later store changes the word. The bytes before
+// that store are kept with the doubt. They are compared when the thread next enters the runtime or suspends, which is
+// before any other thread runs.
 #pragma once
 
 #include "race.cuh"
 
-// Remembers, for later reports, that the current access has seen a flag of another block without learning the clock
-// `what`, and the edge that is missing.
-FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
+// Missing edges -------------------------------------------------------------------------------------------------------
+
+// Remembers, for reports, that the current access has read a flag that a block stored, and has not learnt `clock`, as
+// `edge` is missing between the two.
+FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 store_site, Ref clock) {
     Race* r = access->race;
     RaceBlock* b = access->block_state;
     MissedFlag* m = 0;
@@ -22,11 +30,11 @@ FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 sto
         m->store_site = plain_site(store_site);
         m->load_site = plain_site(access->site);
     }
-    if (m->clock != what) assign(r, &m->clock, retain(r, what));
+    if (m->clock != clock) assign(r, &m->clock, retain(r, clock));
 }
 
-// Whether threads of an entry's block, which is in the same cluster, have arrived at the cluster's barrier with
-// .relaxed_arrival_time since that access.
+// Whether threads of an entry's block, which is in the same cluster, have arrived at the barrier of the cluster with
+// .relaxed since the entry's access.
 FN u32 relaxed_arrival(Access* access, Entry* e) {
     Launch* l = access->launch;
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
@@ -36,40 +44,55 @@ FN u32 relaxed_arrival(Access* access, Entry* e) {
     return 0;
 }
 
-// The kind of order that is missing from the access of an entry to the current access, for the report. If a flag of
-// that block was seen, *f gets the sites of its store and its load.
-FAR u32 missing_edge(Access* access, Entry* e, Found* f) {
-    if (e->kind & access->kind & N_STRONG) return e->variant == access->variant ? X_STRONG_SCOPES : X_STRONG_SIZES;
-    if ((e->block & AGENT_BULK) == AGENT_BULK) return X_BULK;
-    if (e->block & AGENT_PENDING) {
-        u32 own = same_block(access, e->op, e->block & ~AGENT_PENDING) && e->warp == access->warp && e->lanes == access->lane_bit;
-        return own ? X_COPY_OWN : X_COPY;
-    }
-    if (same_block(access, e->op, e->block) && access->kind & N_ASYNC && access->kind & ~e->kind & N_WRITE && !(e->kind & N_ASYNC))
-        return X_COPY_EARLY;
-    if (same_block(access, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == access->warp ? X_WARP : X_BARRIER;
-    if (!access->thread_state) return X_ORDER;
-    // First look for a flag whose clock includes the access, then for any flag of its block.
+// Looks for a flag that the present block has read and that would have ordered an entry before the current access:
+// first for a flag whose clock includes the entry's access, then for any flag of its block. Stores the sites of the
+// flag in *f. Returns the edge that is missing at the flag, or X_NONE if there is no such flag.
+FN u32 edge_of_flag(Access* access, Entry* e, Found* f) {
     LOOP for (u32 i = 0; i < 2 * MISSED_FLAGS; i++) {
         MissedFlag* m = &access->block_state->missed_flags[i % MISSED_FLAGS];
         if (!m->op) continue;
         if (i < MISSED_FLAGS ? knows(access->race, m->clock, e->op, e->block, e->warp, f->other_lanes, e->time)
-                       : m->op == e->op && m->block == e->block) {
+                             : m->op == e->op && m->block == e->block) {
             f->store_op = m->op;
             f->store_site = m->store_site;
             f->load_site = m->load_site;
             return m->edge;
         }
     }
-    u32 near = same_cluster(access, e->op, e->block);
-    if (near && relaxed_arrival(access, e)) return X_CLUSTER_RELAXED;
-    Op* ops = access->race->ops;
-    if (ops[access->op].primary == e->op || ops[e->op].primary == access->op) return X_GDC_WAIT;
-    if (knowledge(access->race, access->clock, e->op, e->block, e->warp, e->lanes, e->time) == KNOWS_OTHERS) return X_RELEASED_EARLIER;
-    return near ? X_CLUSTER : e->op == access->op ? X_NONE : X_ORDER;
+    return X_NONE;
 }
 
-// A new record of a race, or null if a race of these operations at these sites is recorded already or if there is no
+// The missing edge between two accesses of one block.
+FN u32 edge_in_block(Access* access, Entry* e) {
+    if (access->kind & N_ASYNC && access->kind & ~e->kind & N_WRITE && !(e->kind & N_ASYNC)) return X_COPY_EARLY;
+    if (e->kind & N_ASYNC) return X_COPIED;
+    return e->warp == access->warp ? X_WARP : X_BARRIER;
+}
+
+// The missing edge between an entry and the current access. If it is an edge at a flag, *f gets the sites of the flag.
+FAR u32 missing_edge(Access* access, Entry* e, Found* f) {
+    if (e->kind & access->kind & N_STRONG) return e->variant == access->variant ? X_STRONG_SCOPES : X_STRONG_SIZES;
+    if ((e->block & AGENT_BULK) == AGENT_BULK) return X_BULK;
+    if (e->block & AGENT_PENDING) {
+        u32 own_block = same_block(access, e->op, e->block & ~AGENT_PENDING);
+        return own_block && e->warp == access->warp && e->lanes == access->lane_bit ? X_COPY_OWN : X_COPY;
+    }
+    if (same_block(access, e->op, e->block)) return edge_in_block(access, e);
+    if (!access->thread_state) return X_ORDER;
+    u32 flag_edge = edge_of_flag(access, e, f);
+    if (flag_edge) return flag_edge;
+    u32 in_cluster = same_cluster(access, e->op, e->block);
+    if (in_cluster && relaxed_arrival(access, e)) return X_CLUSTER_RELAXED;
+    Op* ops = access->race->ops;
+    if (ops[access->op].primary == e->op || ops[e->op].primary == access->op) return X_GDC_WAIT;
+    if (knowledge(access->race, access->clock, e->op, e->block, e->warp, e->lanes, e->time) == KNOWS_OTHERS)
+        return X_RELEASED_EARLIER;
+    return in_cluster ? X_CLUSTER : e->op == access->op ? X_NONE : X_ORDER;
+}
+
+// Races ---------------------------------------------------------------------------------------------------------------
+
+// A free record for a race. Null if a race of these operations at these sites is recorded already, or if there is no
 // room.
 FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     LOOP for (u32 i = 0; i < r->found_count; i++) {
@@ -79,7 +102,8 @@ FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     return r->found_count == FOUND_RACES ? 0 : &r->found_races[r->found_count++];
 }
 
-// Fills in the record of a race between the current access and the access of an entry by these lanes.
+// Fills in the record of a race between the current access and the access that `lanes` made with an entry. `edge` is
+// the missing edge, or 0 to find it out.
 FAR void describe_race(Access* access, Entry* e, u32 lanes, u64 addr, u32 edge, Found* f) {
     u32 unordered = 0;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
@@ -107,13 +131,15 @@ FAR void describe_race(Access* access, Entry* e, u32 lanes, u64 addr, u32 edge, 
     f->other_flags = e->kind;
 }
 
-// Records a race between the current access and the access of an entry by these lanes.
+// Records a race between the current access and the access that `lanes` made with an entry.
 FAR void report_race(Access* access, Entry* e, u32 lanes, u64 addr, u32 edge) {
     Found* f = new_found(access->race, access->op, plain_site(access->site), e->op, plain_site(e->site));
     if (f) describe_race(access, e, lanes, addr, edge, f);
 }
 
-// Records a doubt: the pair is a race if the current store changes any of these bytes of a line.
+// Doubts --------------------------------------------------------------------------------------------------------------
+
+// Records a doubt: the current store races with an entry if it changes any of `bytes` of a line.
 FAR void report_doubt(Access* access, Entry* e, u32 lanes, u64 addr, u32 bytes) {
     Race* r = access->race;
     u64 line = addr & ~15ull;
@@ -136,7 +162,7 @@ FAR void report_doubt(Access* access, Entry* e, u32 lanes, u64 addr, u32 bytes) 
     describe_race(access, e, lanes, addr, 0, &d->found);
 }
 
-// Called after a store: makes each doubt a race, or drops it.
+// Called after a store: records a race for each doubt whose bytes have changed, and drops all doubts.
 FAR void settle_doubts(Race* r) {
     LOOP for (u32 i = 0; i < r->doubt_count; i++) {
         Doubt* d = &r->doubts[i];
