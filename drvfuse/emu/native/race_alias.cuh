@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for fence.proxy.alias, which is needed between accesses by multicast addresses and by the
-// memory's own addresses. race.cuh says where it is needed and how clocks record it.
+// fence.proxy.alias in the race detector. It is needed between accesses by multicast addresses and accesses by the
+// memory's own addresses; race.cuh says where, and how clocks record it (TAG_ALIASED).
 #pragma once
 
 #include "race_access.cuh"
 
-// A copy of the items of a clock with the tag TAG_ALIASED, as a new reference.
+// A copy of the items of a clock, tagged TAG_ALIASED, as a new reference.
 FAR Ref aliased(Race* r, Ref known) {
     Clock* all = (Clock*)arena_at(r, known);
     u32 size_class, n = 0;
@@ -24,8 +24,8 @@ FAR Ref aliased(Race* r, Ref known) {
     return ref;
 }
 
-// fence.proxy.alias by a thread: adds tagged items for what the thread knows of others to its clock. Its own accesses
-// are recorded in `aliased` instead, so that the threads of a block can still share one clock.
+// fence.proxy.alias by a thread: its clock gets tagged items for what it knows of others. Its own accesses so far are
+// recorded by RaceThread::alias_fence_time alone, so that the threads of a block can still share one clock.
 FAR void race_alias_fence(Thread* t) {
     Access access;
     begin_access(&access, t);

@@ -1,22 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for asynchronous copies, whose accesses last from their issue to a wait. race.cuh describes
-// their entries.
+// Asynchronous copies in the race detector. Their accesses last from the issue of the copy to a wait for it.
+//
+//     cp.async       Its entries have the bit AGENT_PENDING from the issue on, so they are ordered with nothing. The
+//                    thread's wait makes them accesses of the thread.
+//     bulk copy to   Its entries name an agent of their own (AGENT_BULK) from the issue on. The mbarrier publishes that
+//     shared memory  agent when the copy has ended.
+//     bulk copy to   In pieces of 16 bytes, each of which is treated as a cp.async with two waits: one for the read and
+//     global memory  one for the write (store.cuh).
 #pragma once
 
 #include "race_cluster.cuh"
 
-// The kind of the entry of a reduction, and its size in w->log: reductions by elements of the same size do not race
-// with one another.
+// The bits of Entry::kind for a reduction by elements of `bytes` bytes, whose variant is set in the access. Reductions by
+// elements of the same size do not race with one another.
 FN u32 reduction_kind(Access* access, u32 scope, u32 bytes) {
     access->variant = FFS(bytes) - 1;
     return N_STRONG | N_ATOMIC | scope << ENTRY_SCOPE_SHIFT;
 }
 
-const u32 NO_ARRIVAL = ~0u;  // no mbarrier
+// cp.async -------------------------------------------------------------------------------------------------------------
+
+const u32 NO_ARRIVAL = ~0u;
 
 // Called when a copy is issued: checks its access to a range inside one line. `flags` has A_WRITE, or A_BULK for the
-// read of a bulk copy. If not `pending`, the access is complete at once. `element`: bytes of each element of a
-// reduction, else 0.
+// read of a bulk copy. If not `pending`, the access is complete at once. `element` is the number of bytes of each element
+// of a reduction, else 0.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Access access;
     begin_access(&access, t);
@@ -32,38 +40,48 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
     check_line(&access, addr, line_mask(addr, addr + size));
 }
 
-// Called when a thread has waited for its copy: from now on, the entry of the copy is an access that the thread made at
-// `time`. Other copies of the same thread and instruction may be pending in the same line; the copy is the oldest of
-// those that touch only these bytes. If an mbarrier waited for the copy, the entry becomes an access of the arrival
-// with this `number`, which counts as a thread of its own as a bulk copy does; NO_ARRIVAL otherwise.
-FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 number) {
+// The entry of a pending copy by a thread to bytes of a line that lie in `mask`. Other copies of the same thread and
+// instruction may be pending there, too; the oldest is taken, which is the last one in the list.
+FN Entry* pending_entry(Thread* t, Ref* cell, u32 mask, u32 write, u32 site) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
-    u32 bit = 1u << t->lane, mask = line_mask(addr, addr + size);
-    Ref* cell = list_at(r, addr, &mask);
-    if (r->exhausted || !mask) return;
     Entry* oldest = 0;
     Entry* e;
     LOOP for (Ref ref = *cell; ref; ref = e->next) {
         e = (Entry*)arena_at(r, ref);
-        if (e->block != (t->block->index | AGENT_PENDING) || e->op != l->op || e->warp != t->warp || e->lanes != bit) continue;
+        if (e->block != (t->block->index | AGENT_PENDING) || e->op != l->op || e->warp != t->warp) continue;
+        if (e->lanes != 1u << t->lane) continue;
         if ((e->kind & N_WRITE) == write && e->site == site && !(e->bytes & ~mask)) oldest = e;
     }
-    if (!oldest) return;
-    oldest->block = t->block->index;
-    oldest->kind |= N_COPIED;
-    oldest->time = time;
-    if (number == NO_ARRIVAL) return;
+    return oldest;
+}
+
+// Called when a thread has waited for its copy: the entry becomes an access that the thread made at `time`. If an
+// mbarrier waited for the copy (cp.async.mbarrier.arrive), the entry becomes an access of that arrival, which is an agent
+// of its own with the number `arrival`; otherwise `arrival` is NO_ARRIVAL.
+FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 arrival) {
+    Race* r = t->launch->engine->race;
+    u32 mask = line_mask(addr, addr + size);
+    Ref* cell = list_at(r, addr, &mask);
+    if (r->exhausted || !mask) return;
+    Entry* e = pending_entry(t, cell, mask, write, site);
+    if (!e) return;
+    e->block = t->block->index;
+    e->kind |= N_COPIED;
+    e->time = time;
+    if (arrival == NO_ARRIVAL) return;
     Access access;
     begin_access(&access, t);
     access.agent |= AGENT_BULK;
-    access.copy_number = number;
-    oldest->block |= AGENT_BULK;
-    set_bulk_agent(&access, oldest);
+    access.copy_number = arrival;
+    e->block |= AGENT_BULK;
+    set_bulk_agent(&access, e);
 }
 
-// Checks that the initialisation of an mbarrier happens before the issue of a bulk copy or an st.async that completes
-// on it.
+// Bulk copies to shared memory -------------------------------------------------------------------------------------------
+
+// Checks that the initialisation of an mbarrier happens before the issue of a bulk copy or an st.async that completes on
+// it.
 FAR void race_completes(Access* access, u64 mbarrier) {
     u32 mask = line_mask(mbarrier, mbarrier + 8), both;
     Ref* cell = list_at(access->race, mbarrier, &mask);
@@ -80,16 +98,17 @@ FAR void race_completes(Access* access, u64 mbarrier) {
     access->variant = 0;
 }
 
-// `known`, a reference that passes to the function, and besides it the accesses of a bulk copy or of an arrival.
+// `known` joined with the accesses of the agent of a bulk copy or of an arrival. The caller's reference to `known`
+// passes to this function.
 FN Ref with_agent(Access* access, Ref known) {
-    u32 kind = access->copy_number % BULK_LANES, round = 1 + access->copy_number / BULK_LANES;
-    Ref told = with_items(access->race, known, access->op, access->agent, 0, kind / 32, 1u << kind % 32, round + 1);
+    u32 lane = access->copy_number % BULK_LANES, round = 1 + access->copy_number / BULK_LANES;
+    Ref joined = with_items(access->race, known, access->op, access->agent, 0, lane / 32, 1u << lane % 32, round + 1);
     release(access->race, known);
-    return told;
+    return joined;
 }
 
-// Called when a bulk copy or an st.async, which has no source, is issued. Returns the clock that its mbarrier will
-// publish, as a reference.
+// Called when a bulk copy, or an st.async (`source` is 0), is issued: checks its accesses. Returns the clock that its
+// mbarrier will publish, as a new reference.
 FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site, u32 element) {
     Access access;
     begin_access(&access, t);
@@ -124,8 +143,9 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
     return with_agent(&access, known);
 }
 
-// Called for an arrival that waits for the copies which its thread has issued. Stores its number, and returns the clock
-// that its mbarrier will publish, as a reference: those copies, and what the thread knows now.
+// Called for an arrival that waits for the copies which its thread has issued (cp.async.mbarrier.arrive). Stores the
+// number of its agent. Returns the clock that its mbarrier will publish, as a new reference: those copies, and what the
+// thread knows now.
 FAR Ref race_copy_arrival(Thread* t, u32* number) {
     Access access;
     begin_access(&access, t);
@@ -137,8 +157,8 @@ FAR Ref race_copy_arrival(Thread* t, u32* number) {
     return with_agent(&access, all);
 }
 
-// Called when a bulk copy, an st.async or an arrival has ended: publishes its clock at the mbarrier, at block scope, or
-// at cluster scope for an mbarrier of another block. The thread that issued it learns nothing by that.
+// Called when a bulk copy, an st.async or an arrival has ended: publishes its clock at the mbarrier, for scope CTA, or
+// for scope CLUSTER if the mbarrier is of another block. The thread that issued it learns nothing by that.
 FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     Access access;
     begin_access(&access, t);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for streams that write a word of memory, or wait for its value (cuStreamWriteValue,
-// cuStreamWaitValue).
+// Streams that write a word of memory, or wait for its value (cuStreamWriteValue, cuStreamWaitValue), in the race
+// detector.
 //
-// Each of these is a strong access of system scope. It is checked as an access of the only thread of a launch which
-// knows from its start what the operation knows; so race_flags.cuh and clock.cuh need no case for it. A write with a
-// memory barrier is a release, and a wait that has found its value is an acquire.
+// Each is a strong access of system scope. It is checked as an access of the only thread of a launch that knows from its
+// start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write with a memory barrier
+// is a release, and a wait that has found its value is an acquire.
 #pragma once
 
 #include "race_access.cuh"
 
-// The operation that wrote a word last, or 0 if no entry of such a write is left.
+// The operation that wrote the byte at an address last, or 0 if no entry of such a write is left.
 API u32 rt_race_writer(Race* r, u64 addr) {
     if (r->exhausted || *cell_at(r, addr) & UNCHECKED) return 0;
     LOOP for (Ref ref = *cell_at(r, addr); ref;) {
@@ -20,9 +20,10 @@ API u32 rt_race_writer(Race* r, u64 addr) {
     return 0;
 }
 
-// Checks access `number` of an operation that knows `clock`, a reference that stays the caller's. Returns what the
-// operation knows after the access, as a new reference.
-API u32 rt_race_value(Race* r, u32 op, u32 clock, u64 addr, u32 size, u32 number, u32 write, u32 ordered, u64 now) {
+// Checks access `number` of an operation that knows `clock`. The reference to `clock` stays the caller's. `is_ordered`:
+// the write is a release, or the wait an acquire. `now` is the number of events so far. Returns what the operation knows
+// after the access, as a new reference.
+API u32 rt_race_value(Race* r, u32 op, u32 clock, u64 addr, u32 size, u32 number, u32 write, u32 is_ordered, u64 now) {
     if (r->exhausted) return retain(r, clock);
     Launch l = {};
     RaceBlock b = {};
@@ -45,8 +46,8 @@ API u32 rt_race_value(Race* r, u32 op, u32 clock, u64 addr, u32 size, u32 number
     access.kind = (write ? N_WRITE : 0) | N_STRONG | SCOPE_SYS << ENTRY_SCOPE_SHIFT;
     access.device = l.device;
     access.scope = SCOPE_SYS;
-    access.acquires = !write && ordered;
-    access.releases = write && ordered;
+    access.acquires = !write && is_ordered;
+    access.releases = write && is_ordered;
     access.clock = t.clock;
     access.addr = addr;
     access.event_count = now;
