@@ -69,7 +69,7 @@ FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     }
     u32 releases = !(first->op_kind & CB_RELAXED);
     LOOP for (u32 rest = lanes; rest && releases && l->engine->delay && !l->engine->probing; rest &= rest - 1)
-        release(thread_at(l, b, w * 32 + FFS(rest) - 1), SCOPE_CLUSTER);
+        delay_release(thread_at(l, b, w * 32 + FFS(rest) - 1), SCOPE_CLUSTER);
     Block* lead = block_of_rank(l, b, 0);
     if (l->engine->race) race_cluster_arrive(l, lead->race, b, w, lanes, releases);
     warp->joined |= lanes;

@@ -212,7 +212,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);
     l->turn_warp = 0;
     l->engine->work += l->warps;
-    if (l->engine->delay && l->engine->delay->block != b) view_block(l->engine->delay, 0);
+    if (l->engine->delay && l->engine->delay->shown_block != b) view_block(l->engine->delay, 0);
     LOOP do {
         if (!w) b->woken = 0;
         LOOP for (; w < l->warps; w++) {
