@@ -7,7 +7,7 @@
 
 #include "race_values.cuh"
 #include "store.cuh"
-#include "wait.cuh"
+#include "warp.cuh"
 
 // Counts as progress each write of the last resume that has changed memory.
 FAR void settle_writes(Engine* e) {
