@@ -27,7 +27,7 @@
 // piece makes two accesses that last until their waits, as for cp.async.
 #pragma once
 
-#include "mbarrier.cuh"
+#include "bulk.cuh"
 
 // Values of Copy::moment for a piece. S_AT_ONCE: it will be written when it is read. S_APART: it will be written some
 // time after it is read. S_READ: it has been read. A piece that has been written has M_MADE.

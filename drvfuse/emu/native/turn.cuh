@@ -5,6 +5,7 @@
 // runnable lanes of each warp in order, completes warp operations and barriers, and ends when all lanes wait.
 #pragma once
 
+#include "calls.cuh"
 #include "race_values.cuh"
 #include "store.cuh"
 #include "warp.cuh"
