@@ -18,7 +18,7 @@ RAISE_LIMIT = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
 _WAITS = (
     ("yielded", "polling"),
     ("warpop", ""),
-    ("asking", "at activemask"),
+    ("at_activemask", "at activemask"),
     ("barrier", ""),
     ("cluster", ""),
     ("gdc", "at griddepcontrol.wait"),
@@ -89,7 +89,7 @@ def _at_cluster_barrier(launch: structs.Launch, block: structs.Block, t: structs
 
 def resident(launch: structs.Launch) -> Iterator[structs.Block]:
     """The blocks of a launch that have started and not ended."""
-    for slot in range(launch.high):
+    for slot in range(launch.slots_used):
         block = structs.Block.from_address(launch.slots + slot * launch.slot_stride)
         if block.active:
             yield block

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..abi import NO_SITE, POOL_SHIFT, Edge, Entry, Range, structs
+from ..abi import NO_SITE, POOL_SHIFT, Edge, Entry, Range, race_structs
 from ..native import loader
 from ..space import pages
 from . import race_report
@@ -69,10 +69,10 @@ class Detector:
         runtime = loader.runtime()
         self.dropped: deque[int] = deque()
         self._arena = pages.arena(window.nbytes)
-        self._table = pages.arena(_OPS * ctypes.sizeof(structs.Op))
+        self._table = pages.arena(_OPS * ctypes.sizeof(race_structs.Op))
         self._pools = pages.arena(max(window.nbytes >> POOL_SHIFT << 2, 4))
-        self._ops = (structs.Op * _OPS).from_buffer(self._table)
-        self.state = structs.Race(
+        self._ops = (race_structs.Op * _OPS).from_buffer(self._table)
+        self.state = race_structs.Race(
             arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
             arena_bytes=window.nbytes,
             arena_top=32,
@@ -120,7 +120,7 @@ class Detector:
             return
         place = self._places[chain] = self._places.get(chain, 0) + 1
         overlapped = 0 if primary is None else primary.number
-        self._ops[op.number] = structs.Op(chain, place, op.device, overlapped)
+        self._ops[op.number] = race_structs.Op(chain, place, op.device, overlapped)
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Ordered) -> None:
@@ -236,7 +236,7 @@ class Detector:
             found.append((Report("race_capacity", text), 0))
         return found
 
-    def _plain_flag(self, f: structs.Found, identities: dict[int, Identity]) -> str | None:
+    def _plain_flag(self, f: race_structs.Found, identities: dict[int, Identity]) -> str | None:
         """The edge for two plain accesses that a flag was to order, if one block has stored the flag by a plain write
         that races with the poll of the other block.
         """

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..abi import NO_SITE, Edge, Entry, structs
+from ..abi import NO_SITE, Edge, Entry, race_structs
 from .places import Identity, Index, called_at, index_text, short_place
 from .reports import Place, Report
 
@@ -75,7 +75,10 @@ _COUNTER = (
 
 
 def report(
-    f: structs.Found, identities: Mapping[int, Identity], flag: str | None, multicast: tuple[int, int] | None = None
+    f: race_structs.Found,
+    identities: Mapping[int, Identity],
+    flag: str | None,
+    multicast: tuple[int, int] | None = None,
 ) -> Report:
     """The report of a race. `flag`: what is wrong with the flag that was to order the accesses, if that is known.
     `multicast`: for memory that is bound to a multicast object, (multicast address, device of the memory).

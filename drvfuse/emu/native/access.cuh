@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks and counters of every memory access of translated code.
 //
-// Each granule of 64 KiB has an access word, and each byte a shadow byte (abi/__init__.py, space/window.py). An access is
-// checked in one step where possible (refused). If that step fails, bad_access finds out why, byte by byte.
+// Each granule of 64 KiB has an access word, and each byte a shadow byte (abi/__init__.py, space/window.py). An access
+// is checked in one step where possible (refused). If that step fails, bad_access finds out why, byte by byte.
 #pragma once
 
 #include "delay.cuh"
@@ -10,7 +10,7 @@
 #include "race_alias.cuh"
 #include "race_cluster.cuh"
 
-// Ranges ---------------------------------------------------------------------------------------------------------------
+// Ranges --------------------------------------------------------------------------------------------------------------
 
 // Whether an aligned access lies in the window.
 FN u32 in_window(Launch* l, u64 addr, u32 size) {
@@ -29,12 +29,12 @@ FN Block* shared_of(Thread* t, u64 addr, u32 size) {
     return block_of_rank(l, b, (u32)(off >> CLUSTER_SHIFT));
 }
 
-// Whether the shared memory of a block of the cluster exists: from the first resume of a thread of the block to the exit
-// of its last thread.
-FN u32 present(Block* b) { return b->active && b->begun && b->live; }
+// Whether the shared memory of a block of the cluster exists: from the first resume of a thread of the block to the
+// exit of its last thread.
+FN u32 present(Block* b) { return b->active && b->has_run && b->live; }
 
 // Fault::value for F_CLUSTER_ABSENT.
-FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->begun ? ABSENT_EXITED : ABSENT_NOT_YET); }
+FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->has_run ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
 // Whether a thread may access this range of memory that the engine lends in pieces (shared, local, parameters).
 FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
@@ -51,7 +51,7 @@ FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
 
 FAR u32 copying_to(Launch* l, u64 addr);
 
-// Refused accesses -----------------------------------------------------------------------------------------------------
+// Refused accesses ----------------------------------------------------------------------------------------------------
 
 // What the shadow bytes say of an access.
 struct ShadowState {
@@ -96,8 +96,8 @@ FN u32 fault_kind(Thread* t, u64 addr, u32 size, u32 flags, u32 word, u32 type, 
     return (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
 }
 
-// Finds out why an access is refused and records the fault. Returns 0 if the access is allowed after all: compilers load
-// more elements than they use, and those that are never read need not be written.
+// Finds out why an access is refused and records the fault. Returns 0 if the access is allowed after all: compilers
+// load more elements than they use, and those that are never read need not be written.
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -122,7 +122,7 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 1;
 }
 
-// Checks ---------------------------------------------------------------------------------------------------------------
+// Checks --------------------------------------------------------------------------------------------------------------
 
 // Checks the shadow bytes of an access: its bytes must be addressable, unless the whole granule is, and initialised if
 // the access reads. With `marks`, marks the bytes as initialised. Returns 1 if the access is refused.
@@ -136,8 +136,8 @@ template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 ma
     return 0;
 }
 
-// Returns 1, after recording a fault, if the thread must not make this access. *found is the access word of its granule.
-// For local memory and parameters only the bounds are checked.
+// Returns 1, after recording a fault, if the thread must not make this access. *found is the access word of its
+// granule. For local memory and parameters only the bounds are checked.
 FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -204,10 +204,10 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if (flags & A_STRONG) {
         u32 only_reads = !write || (flags & A_SWAP && !swap_succeeds(t, addr, size));
         u32 kind = only_reads ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
-        if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
+        if (!e->repeats_poll) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
     }
-    if (e->race && (!e->idle || write)) race_access(t, addr, size, flags, site);
-    if (flags & A_STRONG) e->fruitless = e->idle = 0;
+    if (e->race && (!e->skips_check || write)) race_access(t, addr, size, flags, site);
+    if (flags & A_STRONG) e->repeats_poll = e->skips_check = 0;
     return 0;
 }
 

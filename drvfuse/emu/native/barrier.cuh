@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Barriers of a block (bar, barrier). Each warp arrives as a whole: when all of its lanes that have not exited are there.
+// SPDX-License-Identifier: Apache-2.0 Barriers of a block (bar, barrier). Each warp arrives as a whole: when all of its
+// lanes that have not exited are there.
 #pragma once
 
 #include "poll.cuh"
@@ -9,7 +9,7 @@ FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
     l->barriers++;
     b->epoch++;
-    u32 all = r->plain && r->kind == B_SYNC && r->threads == b->live;
+    u32 all = r->all_wait && r->kind == B_SYNC && r->threads == b->live;
     note(l, b, r->last->linear, V_BARRIER, r->site, 0, id, all);
     if (l->engine->race) race_barrier(l, b, id, all);
     u32 result = r->kind == B_POPC ? r->count : r->kind == B_AND ? r->every : r->count != 0;
@@ -69,7 +69,7 @@ FN u32 join_barrier(Launch* l, Barrier* r, u32 id, Thread* t, Thread* first) {
     if (!r->arrived && t == first) {
         r->expected = t->op_b;
         r->threads = r->count = 0;
-        r->every = r->plain = 1;
+        r->every = r->all_wait = 1;
         r->kind = reduces;
     }
     if (r->expected != t->op_b) {
@@ -81,7 +81,7 @@ FN u32 join_barrier(Launch* l, Barrier* r, u32 id, Thread* t, Thread* first) {
         return 1;
     }
     if (kind == B_ARRIVE) {
-        r->plain = 0;
+        r->all_wait = 0;
     } else if (reduces) {
         r->count += t->op_c != 0;
         r->every &= t->op_c != 0;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bulk copies to shared memory, and st.async, which complete transactions of an mbarrier.
 //
-// A copy is made, and its bytes are subtracted at the mbarrier, in one step at some moment after its issue. Seed 0 waits
-// until no thread of the block can run, then makes one copy at a time, oldest first. Other seeds draw one of three
-// moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run; then the
-// order is drawn, too. If threads of the block never stop running, a copy is made after LATEST_TURN turns. A copy is not
-// made before some thread has arrived at the mbarrier or has expected bytes there: before that, no phase could complete.
-// An st.async carries its bytes with it, and is made as a bulk copy is.
+// A copy is made, and its bytes are subtracted at the mbarrier, in one step at some moment after its issue. Seed 0
+// waits until no thread of the block can run, then makes one copy at a time, oldest first. Other seeds draw one of
+// three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run;
+// then the order is drawn, too. If threads of the block never stop running, a copy is made after LATEST_TURN turns. A
+// copy is not made before some thread has arrived at the mbarrier or has expected bytes there: before that, no phase
+// could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
 //
 // "Its block" is the block that is written, which has the copy in its list. When a block ends, the copies that its own
 // threads issued are dropped. A pending copy of another block is a fault (CTA not present).
 //
 // To the race detector, a copy is an agent of its own that reads and writes (race_copies.cuh). Once its bytes are
-// subtracted, threads that acquire the mbarrier learn this copy, and no other access of the issuing thread; for st.async
-// see race_cluster.cuh. The detector treats both proxies as one here, so it does not find a missing fence.proxy.async.
+// subtracted, threads that acquire the mbarrier learn this copy, and no other access of the issuing thread; for
+// st.async see race_cluster.cuh. The detector treats both proxies as one here, so it does not find a missing
+// fence.proxy.async.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -21,7 +22,7 @@
 
 const u32 LATEST_TURN = 64;  // turns of its block after which a copy is made
 
-// The end of a copy ----------------------------------------------------------------------------------------------------
+// The end of a copy ---------------------------------------------------------------------------------------------------
 
 // Removes a copy from the list of its block and frees it. `link` points to its index.
 FAR void drop_bulk(Launch* l, u32* link) {
@@ -133,7 +134,7 @@ FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     return 1;
 }
 
-// The issue of a copy --------------------------------------------------------------------------------------------------
+// The issue of a copy -------------------------------------------------------------------------------------------------
 
 // Returns 1, after recording a fault, if a bulk copy does not consist of aligned pieces of 16 bytes.
 FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
@@ -196,8 +197,8 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
 
 // cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's. `ranks`
 // is 0 without .multicast::cluster. With it, bit 16 is set, and bits 0 to 15 say which ranks of the cluster receive the
-// copy. `how` is 0 for a plain copy; for cp.reduce.async.bulk it holds the Reduce and the Element. Returns 0, or 1 after
-// recording a fault.
+// copy. `how` is 0 for a plain copy; for cp.reduce.async.bulk it holds the Reduce and the Element. Returns 0, or 1
+// after recording a fault.
 API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 how, u32 site) {
     Launch* l = t->launch;
     u32 word = 0;
@@ -254,7 +255,8 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
 }
 
 // cp.async.mbarrier.arrive: issues an arrival at the mbarrier that is made when all cp.async that the thread has issued
-// are complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a fault.
+// are complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a
+// fault.
 API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     Launch* l = t->launch;
     u32 word, error = E_NONE, flags = A_WRITE | A_ATOMIC | A_STRONG | A_MBARRIER | SPACE_SHARED << SPACE_SHIFT;
@@ -277,7 +279,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     return begin_bulk(t, t->block, &c);
 }
 
-// The end of a block ---------------------------------------------------------------------------------------------------
+// The end of a block --------------------------------------------------------------------------------------------------
 
 // Called when a block has ended: pending copies of other blocks to its memory are a fault.
 FAR void late_bulks(Launch* l, Block* b) {
@@ -305,7 +307,7 @@ API u64 rt_copy_bytes() { return sizeof(Copies); }
 
 // Called when a launch has ended or is stopped: drops its pending copies.
 API void rt_copy_end(Launch* l) {
-    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+    LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
         if (b->active) drop_copies(l, b);
     }

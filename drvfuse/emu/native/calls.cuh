@@ -13,8 +13,8 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
-// A fence. `flags` are FENCE_ flags with a Scope and an Order. Fences of proxies order memory for delayed stores and for
-// their own part of the race detector alone.
+// A fence. `flags` are FENCE_ flags with a Scope and an Order. Fences of proxies order memory for delayed stores and
+// for their own part of the race detector alone.
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
@@ -38,8 +38,8 @@ API void rt_trigger(Thread* t) {
     }
 }
 
-// Virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of a thread and
-// with each read of the clock. If one thread reads the clock again and again, the step of a read doubles each time.
+// Virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of a thread
+// and with each read of the clock. If one thread reads the clock again and again, the step of a read doubles each time.
 API u64 rt_clock(Thread* t, u32 kind) {
     Engine* e = t->launch->engine;
     e->clock_reads++;
@@ -60,8 +60,8 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     return rt_call(t->launch->engine->print, &call);
 }
 
-// Called at the start of a recursive function. Returns 1, after recording a fault, if more calls could overflow the stack
-// of the host.
+// Called at the start of a recursive function. Returns 1, after recording a fault, if more calls could overflow the
+// stack of the host.
 API u32 rt_depth(Thread* t, u32 site) {
     u32 mark;
     u64 used = t->launch->engine->stack - (u64)&mark;

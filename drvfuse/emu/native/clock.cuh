@@ -2,8 +2,8 @@
 // Vector clocks: which accesses a thread or an operation knows, that is, which accesses happened before it.
 //
 // Identity of an access. Every launch, copy and fill is an operation with a number (`op`). It has a place in a chain,
-// which is a stream or a branch of a graph: the first operation of a chain has place 1. A thread of a launch is named by
-// operation, block, warp and lane.
+// which is a stream or a branch of a graph: the first operation of a chain has place 1. A thread of a launch is named
+// by operation, block, warp and lane.
 //
 // Time. Each thread counts its releases; this count is its time, and each of its accesses carries the time at which it
 // was made. All accesses of a thread at the same time are thus known together or not at all. After a barrier of the
@@ -18,8 +18,8 @@
 //              block WHOLE   all accesses of the operation, but not the operations before it in its chain.
 //
 // Example. Stream 3 has run two kernels; the present kernel is operation 7. After __syncthreads at time 2, the threads
-// of block 5 have the clock { chains: (3, 2); items: (op 7, block 5, sub 0, time 2) }: they know both earlier kernels as
-// a whole, and every access that a thread of block 5 made at time 1.
+// of block 5 have the clock { chains: (3, 2); items: (op 7, block 5, sub 0, time 2) }: they know both earlier kernels
+// as a whole, and every access that a thread of block 5 made at time 1.
 //
 // Invariant: a clock is never changed after it is made, so threads with the same knowledge share one clock. Whoever
 // stores a Ref to a clock owns one of its references. Ref 0 is the clock that knows nothing.

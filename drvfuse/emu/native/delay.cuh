@@ -5,41 +5,42 @@
 //
 // A plain, relaxed, volatile or release store to global memory becomes a pending store of its block. It is passed on
 // twice: to the device, whose blocks then all see it, and later to everybody, that is to other devices and the host. A
-// block sees memory with the pending stores of its device and, above them, its own on top (delay_view.cuh). Memory holds
-// the view of a block only while that block runs. Between turns of launches, and whenever the host may read memory,
-// memory holds no pending store at all.
+// block sees memory with the pending stores of its device and, above them, its own on top (delay_view.cuh). Memory
+// holds the view of a block only while that block runs. Between turns of launches, and whenever the host may read
+// memory, memory holds no pending store at all.
 //
-// Example. Block A stores data and then flag, both relaxed. Both stores are pending in A. The seed passes flag on first:
-// block B of the same device finds flag set and data unset, as the memory model allows. With a fence.acq_rel.gpu between
-// the two stores, data is passed on to the device at the fence, so B can never find flag set without data.
+// Example. Block A stores data and then flag, both relaxed. Both stores are pending in A. The seed passes flag on
+// first: block B of the same device finds flag set and data unset, as the memory model allows. With a fence.acq_rel.gpu
+// between the two stores, data is passed on to the device at the fence, so B can never find flag set without data.
 //
-// Why each result is one that the PTX memory model allows. When a store is passed on, it is performed for the device, or
-// for everybody. The model requires a store to be performed before another event only in these cases:
+// Why each result is one that the PTX memory model allows. When a store is passed on, it is performed for the device,
+// or for everybody. The model requires a store to be performed before another event only in these cases:
 //
-//     Release. A release by thread T (a store, an atomic or a fence; fence.sc and membar too) of scope GPU or wider passes
-//     on the stores of the block that happen before it. A release of scope SYS also passes on all stores of the device.
-//     The stores of the block that happen before it are those
+//     Release. A release by thread T (a store, an atomic or a fence; fence.sc and membar too) of scope GPU or wider
+//     passes on the stores of the block that happen before it. A release of scope SYS also passes on all stores of the
+//     device. The stores of the block that happen before it are those
 //         - of T itself;
-//         - of any thread before the last barrier that the block completed, or, in T's warp, before its last __syncwarp;
+//         - of any thread before the last barrier that the block completed, or, in T's warp, before its last
+//         __syncwarp;
 //         - that a release of scope CTA by any thread covers (released_to_cta);
 //         - that a strong load of another thread has read. Such a load passes the store on at once (observation).
-//     So a store is performed before any thread that synchronises with T can continue. That includes stores that T knows
-//     through releases of other blocks of the device, since scope SYS passes on all stores of the device. A barrier of
-//     some of the warps, and a release of scope CTA that no thread acquired, count for the whole block. That delays less
-//     than the model allows.
+//     So a store is performed before any thread that synchronises with T can continue. That includes stores that T
+//     knows through releases of other blocks of the device, since scope SYS passes on all stores of the device. A
+//     barrier of some of the warps, and a release of scope CTA that no thread acquired, count for the whole block. That
+//     delays less than the model allows.
 //
 //     Coherence. A store never overtakes an older overlapping store of the same block, or device, and a view has the
 //     newest store on top. So the stores of a thread to a location stay in order, a thread reads its own newest store,
-//     and successive reads of a location never return to an older value. If a store of another block is passed on later,
-//     it is later in the coherence order; the block that has it pending has seen no other store there since. Two stores
-//     of a thread to the same location, with no ordering operation between them, are merged.
+//     and successive reads of a location never return to an older value. If a store of another block is passed on
+//     later, it is later in the coherence order; the block that has it pending has seen no other store there since. Two
+//     stores of a thread to the same location, with no ordering operation between them, are merged.
 //
 //     Atomicity. An atomic acts on the value that everybody sees: overlapping stores of its own block and device are
 //     passed on first. Pending stores of others are not performed yet, and come after it in the coherence order.
 //
-//     Completion. A launch has ended when its blocks have ended and none of its stores is pending. Then all stores of its
-//     device are passed on, too. So the next operation of the stream, the host, and griddepcontrol.wait see all stores.
-//     The end of a block alone orders nothing: its stores stay pending.
+//     Completion. A launch has ended when its blocks have ended and none of its stores is pending. Then all stores of
+//     its device are passed on, too. So the next operation of the stream, the host, and griddepcontrol.wait see all
+//     stores. The end of a block alone orders nothing: its stores stay pending.
 //
 //     Proxies. fence.proxy counts as a release of scope SYS. Stores are distinguished by address. Where one page is
 //     mapped at two addresses, stores by one address do not wait for stores by the other without a fence.proxy between
@@ -47,17 +48,17 @@
 //
 // What does not occur. Loads are performed in order and at once, and values of atomics are never delayed. So results
 // that need a stale load (a missing acquire, load buffering) do not occur, and fence.acq_rel orders a store before a
-// later load, as fence.sc does. The bytes of a store are marked as initialised at once, so a read of them is not reported
-// as uninitialised. With the race detector, only plain stores are delayed: the detector assumes that a strong read
-// observes the newest strong write.
+// later load, as fence.sc does. The bytes of a store are marked as initialised at once, so a read of them is not
+// reported as uninitialised. With the race detector, only plain stores are delayed: the detector assumes that a strong
+// read observes the newest strong write.
 //
-// Progress. To pass a store on earlier is always allowed, and every store is passed on in the end: after LATEST passes at
-// each level, or when nothing else can run. When the table is full, a store is performed at once.
+// Progress. To pass a store on earlier is always allowed, and every store is passed on in the end: after LATEST passes
+// at each level, or when nothing else can run. When the table is full, a store is performed at once.
 #pragma once
 
 #include "delay_pass_on.cuh"
 
-// Ordering operations ----------------------------------------------------------------------------------------------------
+// Ordering operations -------------------------------------------------------------------------------------------------
 
 // Called when a running thread makes a release of a scope.
 FAR void delay_release(Thread* t, u32 scope) {
@@ -100,7 +101,7 @@ FN void delay_fence(Thread* t, u32 flags) {
     else if (flags & FENCE_SC || flags >> ORDER_SHIFT & ORDER_RELEASE) delay_release(t, flags >> SCOPE_SHIFT & 3);
 }
 
-// Stores -----------------------------------------------------------------------------------------------------------------
+// Stores --------------------------------------------------------------------------------------------------------------
 
 // The newest pending store of a block that overlaps a range, or 0.
 FN u32 newest_overlapping(Delay* d, Block* b, u64 addr, u32 size) {
@@ -181,7 +182,7 @@ FAR void delay_access(Thread* t, u64 addr, u32 size, u32 flags, u32 is_shared) {
     else delay_observe(e, t, addr, size);
 }
 
-// Blocks and the scheduler -----------------------------------------------------------------------------------------------
+// Blocks and the scheduler --------------------------------------------------------------------------------------------
 
 FN void delay_start_block(Delay* d, Block* b) {
     b->owner = ++d->last_owner;
@@ -196,8 +197,8 @@ FN void delay_end_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// Called before the scheduler checks whether a polled word has changed: puts the view of the block in memory if the block
-// has a pending store near that word.
+// Called before the scheduler checks whether a polled word has changed: puts the view of the block in memory if the
+// block has a pending store near that word.
 FN void delay_look(Delay* d, Block* b, u64 addr) {
     if (!b->pending.first || d->shown_block == b) return;
     LOOP for (u32 i = d->buckets[bucket_of(addr)]; i; i = d->pool[i].bucket_next)
@@ -237,8 +238,8 @@ FAR void delay_flush(Engine* e) {
 // pseudo-random.
 FN u64 idle_rank(Engine* e, PendingStore* p) { return e->seed ? hash(e->seed + p->order * 0x9E3779B97F4A7C15ull) >> 16 : p->order; }
 
-// Called when nothing else can run: passes one store on by one level, or up to an eighth of the stores if there are many.
-// Returns 0 if no store was pending.
+// Called when nothing else can run: passes one store on by one level, or up to an eighth of the stores if there are
+// many. Returns 0 if no store was pending.
 FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     Delay* d = e->delay;
     if (!d->live_count) return 0;
@@ -265,7 +266,7 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     return 1;
 }
 
-// For Python -------------------------------------------------------------------------------------------------------------
+// For Python ----------------------------------------------------------------------------------------------------------
 
 // The size of the zeroed memory for Engine::delay.
 API u64 rt_delay_bytes() { return sizeof(Delay); }

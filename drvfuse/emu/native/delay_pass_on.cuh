@@ -6,8 +6,8 @@
 
 const u64 LATEST = 1024;  // passes for which a store may stay at one level
 
-// Numbers a store anew, and draws the pass after which it is passed on at the latest. Seed 0 keeps all stores as long as
-// possible, other seeds keep some for a shorter time.
+// Numbers a store anew, and draws the pass after which it is passed on at the latest. Seed 0 keeps all stores as long
+// as possible, other seeds keep some for a shorter time.
 FN void set_age(Engine* e, Delay* d, PendingStore* p) {
     p->order = ++d->last_order;
     u64 random = e->seed ? hash(e->seed * 0x9E3779B97F4A7C15ull + d->last_order) : ~0ull;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of pending stores, and which of them memory shows (delay.cuh says why stores are pending).
 //
-// Memory holds one view at a time: that of everybody, of a device, or of a block. A pending store is shown by exchanging
-// its bytes with those in memory. To put a view in memory, its stores are exchanged from the oldest to the newest; to
-// take it out, from the newest to the oldest. So a load needs no search. Invariant: while a store is shown,
+// Memory holds one view at a time: that of everybody, of a device, or of a block. A pending store is shown by
+// exchanging its bytes with those in memory. To put a view in memory, its stores are exchanged from the oldest to the
+// newest; to take it out, from the newest to the oldest. So a load needs no search. Invariant: while a store is shown,
 // PendingStore::bits are the bytes that were in memory before; otherwise they are the bytes of the store.
 #pragma once
 
@@ -13,8 +13,8 @@ const u32 PENDING_STORES = 1 << 13;  // entries of the table
 const u32 BUCKETS = 1 << 14;         // lists of the hash table; a power of two
 const u32 CHUNK = 5;  // shift: accesses are aligned and have at most 32 bytes, so each lies in one chunk of 32 bytes
 
-// PendingStore::level. The store is visible to the block alone (P_BLOCK, or P_ENDED once the block has ended), or to all
-// blocks of the device (P_DEVICE).
+// PendingStore::level. The store is visible to the block alone (P_BLOCK, or P_ENDED once the block has ended), or to
+// all blocks of the device (P_DEVICE).
 enum { P_FREE, P_BLOCK, P_ENDED, P_DEVICE };
 
 struct PendingStore {
@@ -66,7 +66,7 @@ FN u32 overlaps(PendingStore* p, u64 addr, u32 bytes) {
     return same_chunk(p, addr) && bytes_of(p->addr, p->size) & bytes;
 }
 
-// Views ----------------------------------------------------------------------------------------------------------------
+// Views ---------------------------------------------------------------------------------------------------------------
 
 // Swaps the bytes of a store with those in memory.
 FAR void exchange(PendingStore* p) {
@@ -118,7 +118,7 @@ FAR void view_device(Delay* d, u32 device) {
     if (device) show(d, &d->devices[device - 1]);
 }
 
-// Lists ----------------------------------------------------------------------------------------------------------------
+// Lists ---------------------------------------------------------------------------------------------------------------
 
 // Appends a store to the list of its block or device.
 FN void append_to_list(Delay* d, u32 i) {

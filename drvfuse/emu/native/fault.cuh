@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Faults, which stop a launch, and notices, which do not. Python makes reports of both (findings/faults.py, notices.py).
+// SPDX-License-Identifier: Apache-2.0 Faults, which stop a launch, and notices, which do not. Python makes reports of
+// both (findings/faults.py, notices.py).
 #pragma once
 
 #include "common.cuh"
@@ -48,12 +48,12 @@ FAR u32 interrupted(Thread* t, u32 site) {
 // recording a fault, if the thread has reached loop_limit or an interrupt is pending.
 FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Engine* e = t->launch->engine;
-    u64 rest = e->loop_limit - e->tank;
+    u64 rest = e->loop_limit - e->fuel_given;
     if (!rest) {
         fault(t->launch, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
         return 1;
     }
     e->fuel = rest < FUEL ? rest : FUEL;
-    e->tank += e->fuel;
+    e->fuel_given += e->fuel;
     return interrupted(t, site);
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Barrier objects in shared memory (mbarrier).
 //
-// An mbarrier is a 64-bit word whose layout PTX leaves open. Here it has these fields, at the shifts of abi/__init__.py:
-// the arrivals still to come in this phase, the arrivals that each phase expects, the bytes still to come (negative if
-// bytes arrived before they were expected), the parity of the phase, whether it was used, and whether it is valid. A
-// phase completes when no arrival and no byte is still to come.
+// An mbarrier is a 64-bit word whose layout PTX leaves open. Here it has these fields, at the shifts of
+// abi/__init__.py: the arrivals still to come in this phase, the arrivals that each phase expects, the bytes still to
+// come (negative if bytes arrived before they were expected), the parity of the phase, whether it was used, and whether
+// it is valid. A phase completes when no arrival and no byte is still to come.
 //
-// An arrival is a strong atomic with release semantics at its scope. A wait is a strong load, which acquires if it finds
-// the phase complete. The scheduler and the race detector treat them so, and a thread that polls an mbarrier is not
-// resumed until the word changes. A thread that waits for a phase late also learns what arrivals of the next phase have
-// released by then.
+// An arrival is a strong atomic with release semantics at its scope. A wait is a strong load, which acquires if it
+// finds the phase complete. The scheduler and the race detector treat them so, and a thread that polls an mbarrier is
+// not resumed until the word changes. A thread that waits for a phase late also learns what arrivals of the next phase
+// have released by then.
 #pragma once
 
 #include "copy.cuh"

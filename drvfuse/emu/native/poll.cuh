@@ -11,7 +11,8 @@
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
-// Called when a thread is suspended before an access: sets POLL_KNOWN in Thread::polls if it has made this access before.
+// Called when a thread is suspended before an access: sets POLL_KNOWN in Thread::polls if it has made this access
+// before.
 FAR void look_up(Block* b, Thread* t) {
     Poll* p = poll_of(b, t);
     u32 n = t->polls & POLL_COUNT;
@@ -61,8 +62,8 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
         if (w->low != low || w->high != high) {
             e->progress++;
         } else {
-            e->fruitless = 1;
-            e->idle = e->race && w->change_count == e->race->change_count && w->thread_time == race_thread(b, t->linear)->time;
+            e->repeats_poll = 1;
+            e->skips_check = e->race && w->change_count == e->race->change_count && w->thread_time == race_thread(b, t->linear)->time;
         }
     } else {
         if (n == POLL_WORDS) {

@@ -135,7 +135,7 @@ struct Access {
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
 
-// Relations between the current access and an entry ------------------------------------------------------------------
+// Relations between the current access and an entry -------------------------------------------------------------------
 
 FN u32 same_block(Access* access, u32 op, u32 block) { return op == access->op && block == access->block; }
 

@@ -41,7 +41,7 @@ FN void begin_access(Access* access, Thread* t) {
     access->shared_entry = 0;
     access->event_count = l->engine->event_count;
     access->thread = t->linear;
-    access->repeats_poll = l->engine->fruitless;
+    access->repeats_poll = l->engine->repeats_poll;
     access->is_plain = 0;
 }
 
@@ -108,8 +108,8 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if (access.releases && (access.kind & N_WRITE)) access.thread_state->time++;
 }
 
-// A fence of `scope` by a thread. If `acquires`, the thread learns what its relaxed reads have found. If `releases`, the
-// thread's later strong writes publish what it knows now.
+// A fence of `scope` by a thread. If `acquires`, the thread learns what its relaxed reads have found. If `releases`,
+// the thread's later strong writes publish what it knows now.
 FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     Access access;
     begin_access(&access, t);

@@ -78,7 +78,7 @@ FAR void race_gdc_wait(Thread* t) {
 // Python calls this when a launch has ended or was stopped. Returns the clock of what its threads knew at their end, as
 // a reference that the caller owns.
 API u32 rt_race_settle(Launch* l) {
-    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+    LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
         if (!b->active) continue;
         LOOP for (u32 i = 0; i < l->threads; i++) race_exit(thread_at(l, b, i));

@@ -3,8 +3,8 @@
 //
 // check_line does both for the bytes of one line, in this order:
 //
-//     1. A strong read learns what is published at its location, and its observation is recorded.
-//     2. The access is compared with each entry that has bytes in common with it and of which one is a write. If the two
+//     1. A strong read learns what is published at its location, and its observation is recorded. 2. The access is
+//     compared with each entry that has bytes in common with it and of which one is a write. If the two
 //        are not ordered, not morally strong and not observed, the pair is a race, or a doubt.
 //     3. Entries that the access makes superfluous are dropped. An entry that it can share gets its lane.
 //     4. Otherwise the access gets a new entry.
@@ -13,7 +13,7 @@
 
 #include "race_quick.cuh"
 
-// Where order is not enough --------------------------------------------------------------------------------------------
+// Where order is not enough -------------------------------------------------------------------------------------------
 
 // Whether a read by the read-only path may miss the write of an entry: that path may return what memory held when the
 // launch began.
@@ -48,10 +48,10 @@ FN void check_ordered(Access* access, Entry* e, u32 lanes, u64 addr) {
     else if (unaliased(access, e, lanes)) report_race(access, e, lanes, addr, X_ALIAS);
 }
 
-// Conflicts ------------------------------------------------------------------------------------------------------------
+// Conflicts -----------------------------------------------------------------------------------------------------------
 
-// Whether an entry and the current access are plain stores of one block, which race only if the second store changes the
-// bytes.
+// Whether an entry and the current access are plain stores of one block, which race only if the second store changes
+// the bytes.
 FN u32 doubtful(Access* access, Entry* e) {
     if (access->race->strict || !access->is_plain || !(access->kind & N_WRITE) || e->kind != N_WRITE || e->variant)
         return 0;
@@ -70,10 +70,10 @@ FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) 
 }
 
 // Compares the current access with a conflicting entry, with which it has the bytes `overlap` in common, and reports a
-// race or a doubt. `lanes` are the entry's lanes that touched them, and `others` these without the current lane. `chain`
-// is the location whose chain the access continues, or null. Returns 1 if whoever knows the current access needs no
-// entry of the other one: it is ordered, superseded, or reported. *may_merge is cleared if the two must not share an
-// entry.
+// race or a doubt. `lanes` are the entry's lanes that touched them, and `others` these without the current lane.
+// `chain` is the location whose chain the access continues, or null. Returns 1 if whoever knows the current access
+// needs no entry of the other one: it is ordered, superseded, or reported. *may_merge is cleared if the two must not
+// share an entry.
 FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lanes, u32 others, u64 line,
                       Location* chain, u32* other_block_kept, u32* may_merge) {
     u64 addr = line + FFS(overlap) - 1;
@@ -99,7 +99,7 @@ FN u32 covers_strength(Access* access, Entry* e) {
     return (e->kind & N_STRONG) && e->variant == access->variant && scope_of(e->kind) >= scope_of(access->kind);
 }
 
-// Locations ------------------------------------------------------------------------------------------------------------
+// Locations -----------------------------------------------------------------------------------------------------------
 
 // The location with exactly these bytes, or null. For reports, remembers locations of other sizes that a read misses.
 FN Location* find_location(Access* access, Ref* cell, u32 mask, u32 reads) {
@@ -123,7 +123,7 @@ FN void drop_other_locations(Race* r, Ref* cell, Ref* pool, u32 mask, Location* 
     }
 }
 
-// The record of the access ----------------------------------------------------------------------------------------------
+// The record of the access --------------------------------------------------------------------------------------------
 
 // If the current access is by a bulk copy, names the copy in its entry as AGENT_BULK in race_entry.cuh says.
 FN void set_bulk_agent(Access* access, Entry* e) {

@@ -11,20 +11,20 @@
 
 #include "race_cluster.cuh"
 
-// The bits of Entry::kind for a reduction by elements of `bytes` bytes, whose variant is set in the access. Reductions by
-// elements of the same size do not race with one another.
+// The bits of Entry::kind for a reduction by elements of `bytes` bytes, whose variant is set in the access. Reductions
+// by elements of the same size do not race with one another.
 FN u32 reduction_kind(Access* access, u32 scope, u32 bytes) {
     access->variant = FFS(bytes) - 1;
     return N_STRONG | N_ATOMIC | scope << ENTRY_SCOPE_SHIFT;
 }
 
-// cp.async -------------------------------------------------------------------------------------------------------------
+// cp.async ------------------------------------------------------------------------------------------------------------
 
 const u32 NO_ARRIVAL = ~0u;
 
 // Called when a copy is issued: checks its access to a range inside one line. `flags` has A_WRITE, or A_BULK for the
-// read of a bulk copy. If not `pending`, the access is complete at once. `element` is the number of bytes of each element
-// of a reduction, else 0.
+// read of a bulk copy. If not `pending`, the access is complete at once. `element` is the number of bytes of each
+// element of a reduction, else 0.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Access access;
     begin_access(&access, t);
@@ -57,8 +57,8 @@ FN Entry* pending_entry(Thread* t, Ref* cell, u32 mask, u32 write, u32 site) {
 }
 
 // Called when a thread has waited for its copy: the entry becomes an access that the thread made at `time`. If an
-// mbarrier waited for the copy (cp.async.mbarrier.arrive), the entry becomes an access of that arrival, which is an agent
-// of its own with the number `arrival`; otherwise `arrival` is NO_ARRIVAL.
+// mbarrier waited for the copy (cp.async.mbarrier.arrive), the entry becomes an access of that arrival, which is an
+// agent of its own with the number `arrival`; otherwise `arrival` is NO_ARRIVAL.
 FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 arrival) {
     Race* r = t->launch->engine->race;
     u32 mask = line_mask(addr, addr + size);
@@ -78,10 +78,10 @@ FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 tim
     set_bulk_agent(&access, e);
 }
 
-// Bulk copies to shared memory -------------------------------------------------------------------------------------------
+// Bulk copies to shared memory ----------------------------------------------------------------------------------------
 
-// Checks that the initialisation of an mbarrier happens before the issue of a bulk copy or an st.async that completes on
-// it.
+// Checks that the initialisation of an mbarrier happens before the issue of a bulk copy or an st.async that completes
+// on it.
 FAR void race_completes(Access* access, u64 mbarrier) {
     u32 mask = line_mask(mbarrier, mbarrier + 8), both;
     Ref* cell = list_at(access->race, mbarrier, &mask);

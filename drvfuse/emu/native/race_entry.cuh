@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The entries of the race detector: records of past accesses, and where they are kept.
 //
-// Each line of 16 bytes has a cell of 32 bits, in an area that is parallel to the data (Race::cells). A cell is the head
-// of the list of the line's entries and locations: writes first, then reads, newest first. Each entry has a mask of the
-// bytes that it touched.
+// Each line of 16 bytes has a cell of 32 bits, in an area that is parallel to the data (Race::cells). A cell is the
+// head of the list of the line's entries and locations: writes first, then reads, newest first. Each entry has a mask
+// of the bytes that it touched.
 //
 // An entry is dropped when a later access is ordered after it and conflicts with every access with which the entry
 // conflicts. So the first race on a byte is never missed. Three measures keep the lists short:
@@ -14,8 +14,8 @@
 //     Repeats. A plain access that finds only writes that its thread knows, and an entry that it can share, needs no
 //     further check (race_quick.cuh).
 //
-//     Chains of atomics. Each atomic of a chain on one word has observed the earlier ones, so whoever knows an atomic of
-//     the chain knows those before it. For each instruction, two entries of a chain are kept: the last atomic of the
+//     Chains of atomics. Each atomic of a chain on one word has observed the earlier ones, so whoever knows an atomic
+//     of the chain knows those before it. For each instruction, two entries of a chain are kept: the last atomic of the
 //     present block, and the last one of any other block. An access that is not ordered after the chain, or not strong
 //     enough, conflicts with one of the two.
 #pragma once
@@ -147,8 +147,8 @@ FN u32 line_mask(u64 addr, u64 end) {
 
 // Entry::spread for an access to the bytes `mask` by one lane, in a row of lanes that touch adjacent elements of n
 // bytes: n << 16 | period << 8 | first. The first element of the line is touched by lane `first`, and by the lanes that
-// differ from it by a multiple of `period`. With a period below 32, several rows of lanes share the entry. The result is
-// 0 if `mask` is no aligned element of 1, 2, 4 or 8 bytes.
+// differ from it by a multiple of `period`. With a period below 32, several rows of lanes share the entry. The result
+// is 0 if `mask` is no aligned element of 1, 2, 4 or 8 bytes.
 FN u32 spread_of(u32 lane, u32 mask) {
     u32 n = POPC(mask), first = FFS(mask) - 1;
     if (n > 8 || n & (n - 1) || first & (n - 1) || mask >> first != (1u << n) - 1) return 0;

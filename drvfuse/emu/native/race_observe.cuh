@@ -2,9 +2,9 @@
 // Locations: which reads have observed which strong writes, and the change of a location by a strong write.
 //
 // A strong read observes the last strong write of its location and, if that is an atomic, the chain of writes that it
-// continues. An observation is recorded with the location, and not in the reader's clock, since it concerns these writes
-// alone and no other access of their threads. Only writes that still have an entry matter, since accesses are checked
-// against entries.
+// continues. An observation is recorded with the location, and not in the reader's clock, since it concerns these
+// writes alone and no other access of their threads. Only writes that still have an entry matter, since accesses are
+// checked against entries.
 //
 // Example. Thread A stores x with st.relaxed.gpu. Thread B of another block polls x with ld.relaxed.gpu until it finds
 // the value, then stores x by a plain st. Nothing was published, so B's clock does not include A's store. But B has

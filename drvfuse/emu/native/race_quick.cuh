@@ -3,8 +3,8 @@
 //
 // Nearly all accesses are plain, find only writes that their thread knows, and find an entry that they can share. Such
 // an access conflicts with nothing, and is recorded by one bit. The quick way handles these accesses and leaves all
-// others to check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by then
-// are changes that check_line would make, too.
+// others to check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by
+// then are changes that check_line would make, too.
 #pragma once
 
 #include "race_list.cuh"
@@ -45,7 +45,7 @@ FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
     return merge_lane(e, access->lane_bit, access->mask, access->spread);
 }
 
-// Entries that a write must keep ---------------------------------------------------------------------------------------
+// Entries that a write must keep --------------------------------------------------------------------------------------
 
 // Whether the entry `e` has to stay in the list when a plain write of its bytes, by block `block` of operation `op`, is
 // recorded. `barrier_time` is RaceBlock::barrier_time of that block.
@@ -55,7 +55,8 @@ FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
 // replaced the entry of that access, the race would be missed. So the entry stays, with two exceptions:
 //
 //     - Strong writes are replaced, since the observations of them are dropped with their location.
-//     - A read by the writing thread itself is replaced if both were made at the same time (VARIANT_AFTER_READ): whoever
+//     - A read by the writing thread itself is replaced if both were made at the same time (VARIANT_AFTER_READ):
+//     whoever
 //       knows one of them knows the other. A store that is not ordered after the write is reported as a race with it.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->variant == VARIANT_AFTER_READ)) return 0;
@@ -75,7 +76,7 @@ FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lane_bit, u32 
     return 0;
 }
 
-// Changes of the list --------------------------------------------------------------------------------------------------
+// Changes of the list -------------------------------------------------------------------------------------------------
 
 // Inserts an entry for the access at a link.
 FN void add_plain(QuickAccess* access, Ref* pool, Ref* link, u32 kind, u32 variant) {
@@ -117,7 +118,7 @@ FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count
     }
 }
 
-// The quick way --------------------------------------------------------------------------------------------------------
+// The quick way -------------------------------------------------------------------------------------------------------
 
 // A result of the quick way: the access is left to check_line, which has to check all reads of the list.
 const u32 CHECK_ALL_READS = 2;

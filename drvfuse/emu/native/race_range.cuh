@@ -5,7 +5,7 @@
 
 #include "race_access.cuh"
 
-// New memory -----------------------------------------------------------------------------------------------------------
+// New memory ----------------------------------------------------------------------------------------------------------
 
 // Checks all bytes of a line again, which has lost its entries.
 FAR void check_again(Race* r, Ref* cell) {
@@ -30,7 +30,7 @@ FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
 // A range is new memory from now on: drops all its entries.
 API void rt_race_clear(Race* r, u64 addr, u64 nbytes) { race_clear(r, addr, nbytes); }
 
-// Memory that is not checked ---------------------------------------------------------------------------------------------
+// Memory that is not checked ------------------------------------------------------------------------------------------
 
 // Drops `bytes` from the entries of a line, and every location that has any of them.
 FN void drop_bytes(Race* r, u64 addr, Ref* list, u32 bytes) {
@@ -78,7 +78,7 @@ API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
     LOOP for (u64 a = addr; a < addr + nbytes; a = (a & ~15ull) + 16) uncheck_line(r, a, line_mask(a, addr + nbytes));
 }
 
-// Copies and fills -------------------------------------------------------------------------------------------------------
+// Copies and fills ----------------------------------------------------------------------------------------------------
 
 // Makes an Access for a copy or fill that knows `clock`.
 FN void begin_range_access(Access* access, Race* r, u32 op, u32 clock, u32 write, u64 now) {

@@ -37,7 +37,7 @@ FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 sto
 // .relaxed since the entry's access.
 FN u32 relaxed_arrival(Access* access, Entry* e) {
     Launch* l = access->launch;
-    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+    LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
         if (b->active && b->index == e->block) return e->time <= b->race->relaxed_arrival_time;
     }

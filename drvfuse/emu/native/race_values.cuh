@@ -2,9 +2,9 @@
 // Streams that write a word of memory, or wait for its value (cuStreamWriteValue, cuStreamWaitValue), in the race
 // detector.
 //
-// Each is a strong access of system scope. It is checked as an access of the only thread of a launch that knows from its
-// start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write with a memory barrier
-// is a release, and a wait that has found its value is an acquire.
+// Each is a strong access of system scope. It is checked as an access of the only thread of a launch that knows from
+// its start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write with a memory
+// barrier is a release, and a wait that has found its value is an acquire.
 #pragma once
 
 #include "race_access.cuh"
@@ -21,8 +21,8 @@ API u32 rt_race_writer(Race* r, u64 addr) {
 }
 
 // Checks access `number` of an operation that knows `clock`. The reference to `clock` stays the caller's. `is_ordered`:
-// the write is a release, or the wait an acquire. `now` is the number of events so far. Returns what the operation knows
-// after the access, as a new reference.
+// the write is a release, or the wait an acquire. `now` is the number of events so far. Returns what the operation
+// knows after the access, as a new reference.
 API u32 rt_race_value(Race* r, u32 op, u32 clock, u64 addr, u32 size, u32 number, u32 write, u32 is_ordered, u64 now) {
     if (r->exhausted) return retain(r, clock);
     Launch l = {};

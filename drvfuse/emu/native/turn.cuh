@@ -45,7 +45,7 @@ FAR u64 state_of(Launch* l, Thread* t) {
     return h;
 }
 
-// The run of a thread --------------------------------------------------------------------------------------------------
+// The run of a thread -------------------------------------------------------------------------------------------------
 
 // The word of the access before which a thread is suspended, and the value that it had before the thread ran.
 struct Watch {
@@ -86,15 +86,15 @@ FN u32 count_strain(Launch* l, Thread* t, u32 watched) {
 // A lane waits at a warp operation.
 FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
     if (t->op_kind == ACTIVEMASK) {
-        warp->asking |= bit;
+        warp->at_activemask |= bit;
         return;
     }
     if (!warp->warpop) {
-        warp->alike = 1;
-        warp->alike_mask = t->op_mask;
-        warp->alike_kind = t->op_kind;
-    } else if (warp->alike_mask != t->op_mask || warp->alike_kind != t->op_kind) {
-        warp->alike = 0;
+        warp->is_uniform = 1;
+        warp->uniform_mask = t->op_mask;
+        warp->uniform_kind = t->op_kind;
+    } else if (warp->uniform_mask != t->op_mask || warp->uniform_kind != t->op_kind) {
+        warp->is_uniform = 0;
     }
     warp->warpop |= bit;
 }
@@ -127,7 +127,7 @@ FN u32 suspended(Launch* l, Block* b, Warp* warp, Thread* t, u32 bit, u32 status
         warp->gdc |= bit;
         e->progress++;
     } else if (status == SLEEP) {
-        t->wake = e->clock + t->op_a;
+        t->wake_time = e->clock + t->op_a;
         warp->sleeping |= bit;
         if (!(t->polls & POLL_COUNT)) e->progress++;
     } else if (status == TRAP) {
@@ -144,17 +144,17 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     Engine* e = l->engine;
     u32 bit = 1u << t->lane;
     if (e->delay) view_block(e->delay, b);
-    e->fruitless = e->idle = 0;
+    e->repeats_poll = e->skips_check = 0;
     if (t->status == GDC_WAIT) {
         note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
         if (e->race) race_gdc_wait(t);
     }
     Watch watch = begin_watch(l, b, t);
     u32 watched = watch.size != 0;
-    b->begun = 1;
+    b->has_run = 1;
     e->clock++;
     e->quiet += watched;
-    e->tank = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
+    e->fuel_given = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
     e->rounds = 0;
     e->resumes++;
     l->resumes++;
@@ -166,13 +166,13 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     if (e->race && e->race->doubt_count) settle_doubts(e->race);
     if (e->watching) e->state += state_of(l, t);
     if (count_strain(l, t, watched)) return 0;
-    e->work += RESUME_WORK + e->tank - e->fuel + e->rounds;
+    e->work += RESUME_WORK + e->fuel_given - e->fuel + e->rounds;
     end_watch(e, &watch);
     if (e->writes) settle_writes(e);
     return suspended(l, b, warp, t, bit, status);
 }
 
-// Turns ----------------------------------------------------------------------------------------------------------------
+// Turns ---------------------------------------------------------------------------------------------------------------
 
 const u32 TURN = 8192;  // resumes after which a warp's or block's turn ends although it could continue
 
@@ -190,13 +190,13 @@ FN u32 ready_lanes(Launch* l, Block* b, u32 w, u32 force) {
         if (!spinning(l, b, thread_at(l, b, w * 32 + FFS(rest) - 1)) || force) ready |= rest & -rest;
     warp->yielded &= ~ready;
     LOOP for (u32 rest = warp->sleeping; rest; rest &= rest - 1)
-        if (thread_at(l, b, w * 32 + FFS(rest) - 1)->wake <= l->engine->clock) ready |= rest & -rest;
+        if (thread_at(l, b, w * 32 + FFS(rest) - 1)->wake_time <= l->engine->clock) ready |= rest & -rest;
     warp->sleeping &= ~ready;
     return ready;
 }
 
-// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has changed.
-// Returns the number of resumes.
+// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
+// changed. Returns the number of resumes.
 FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     Warp* warp = &b->warps[w];
     u32 ready = ready_lanes(l, b, w, force), ran = 0;
@@ -216,7 +216,7 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
             ready |= resolve(l, b, w);
             if (l->state != RUNNING) return ran;
         }
-        if (warp->asking) ready |= resolve_activemask(l, b, w);
+        if (warp->at_activemask) ready |= resolve_activemask(l, b, w);
         ready |= warp->ready;
         warp->ready = 0;
         if (!ready) break;

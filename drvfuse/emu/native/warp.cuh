@@ -141,7 +141,7 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
 // same instruction: of all results that PTX allows, the one with the most lanes. Returns the lanes that may continue.
 FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
-    u32 lanes = warp->asking;
+    u32 lanes = warp->at_activemask;
     LOOP while (lanes) {
         u32 lane = FFS(lanes) - 1;
         lanes &= lanes - 1;
@@ -160,8 +160,8 @@ FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
             rest &= rest - 1;
         }
     }
-    u32 all = warp->asking;
-    warp->asking = 0;
+    u32 all = warp->at_activemask;
+    warp->at_activemask = 0;
     return all;
 }
 
@@ -170,9 +170,9 @@ FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
     u32 waiting = warp->warpop, continuing = 0;
-    if (warp->alike && waiting == (warp->alike_mask & warp->live)) {
+    if (warp->is_uniform && waiting == (warp->uniform_mask & warp->live)) {
         warp->warpop = 0;
-        warp_operation(l, b, w, waiting, warp->alike_kind);
+        warp_operation(l, b, w, waiting, warp->uniform_kind);
         return waiting;
     }
     LOOP while (waiting) {
