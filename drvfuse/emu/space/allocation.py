@@ -70,7 +70,7 @@ class Mapping:
 def nearby(address: int, start: int, nbytes: int) -> str:
     """Where an address lies relative to a range, in words that go before the name of the range."""
     if address < start:
-        return f"{start - address} bytes in front of"
+        return f"{start - address} bytes before"
     if address < start + nbytes:
         return f"{address - start} bytes into"
-    return f"{address - start - nbytes} bytes behind the end of"
+    return f"{address - start - nbytes} bytes past the end of"
