@@ -150,7 +150,7 @@ class Trap(IntEnum):
     ASSERT = 1  # a failed assertion: message op_value, file op_addr, line op_a, function op_seen
     BREAKPOINT = 2  # the instruction brkpt
     NO_FUNCTION = 3  # an indirect call of op_addr, where no function begins
-    TABLE = 4  # a brx with an index outside of its table
+    TABLE = 4  # a branch (brx.idx) with an index outside of its table of targets
 
 
 class WarpOp(IntEnum):

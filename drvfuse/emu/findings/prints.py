@@ -37,7 +37,7 @@ def printed(window: Window, call: structs.Print) -> tuple[str, int]:
     offset = taken = 0
 
     def take(kind: type[ctypes._SimpleCData]) -> ctypes._SimpleCData:
-        """The next argument, of a C type."""
+        """The next argument of the call, as the C type `kind`."""
         nonlocal offset, taken
         offset = -(-offset // ctypes.sizeof(kind)) * ctypes.sizeof(kind)
         value = kind.from_buffer_copy(arguments, offset)

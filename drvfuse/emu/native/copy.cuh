@@ -10,12 +10,12 @@
 // Why each result is one that PTX allows. A copy is a weak access that may be made at any moment between its issue and
 // the end of its thread's wait for it. Only that wait orders it: neither the thread's own accesses, nor other copies,
 // nor a barrier do. Here the seed draws the moment for each copy: its issue, the thread's next commit, or the wait.
-// Seed 0 always takes the wait. So
+// Seed 0 always takes the wait. So programs with a missing wait go wrong:
 //
-//   a read without a wait, or by another thread without a barrier after the wait, finds the old contents of shared
-//     memory (a fault where nothing was written yet), in every run with seed 0;
-//   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
-//   a buffer that is still read when the next copy to it is issued is overwritten during the read if the copy is made
+//   - A read without a wait, or by another thread without a barrier after the wait, finds the old contents of shared
+//     memory (a fault where nothing was written yet), in every run with seed 0.
+//   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
+//   - A buffer that is still read when the next copy to it is issued is overwritten during the read if the copy is made
 //     early, with other seeds.
 //
 // The bytes are read and written in one step, in the view of memory of the thread's block (delay.cuh), and marked as

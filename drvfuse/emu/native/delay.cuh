@@ -20,8 +20,8 @@
 //     passes on the stores of the block that happen before it. A release of scope SYS also passes on all stores of the
 //     device. The stores of the block that happen before it are those
 //         - of T itself;
-//         - of any thread before the last barrier that the block completed, or, in T's warp, before its last
-//         __syncwarp;
+//         - of any thread before the last barrier that the block completed;
+//         - of any thread of T's warp before the last __syncwarp of the warp;
 //         - that a release of scope CTA by any thread covers (released_to_cta);
 //         - that a strong load of another thread has read. Such a load passes the store on at once (observation).
 //     So a store is performed before any thread that synchronises with T can continue. That includes stores that T

@@ -22,7 +22,7 @@
 //
 // In FastTrack's terms, an entry holds an epoch, a line's list holds the last writes and reads, a location is a
 // synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has
-// for each scope a clock of its last fence and a clock of its relaxed reads, as fences of C++ need them.
+// for each scope a clock of its last fence and a clock of its relaxed reads, as detectors for C++ fences have.
 //
 // Example of an ordered pair. Thread A stores data, then flag with st.release.gpu. Thread B of another block loads flag
 // with ld.acquire.gpu, then loads data.
@@ -42,23 +42,24 @@
 //
 // What orders accesses
 //
-//     Release and acquire. A strong write publishes up to two clocks at its location. If it is a release, it publishes
-//     for its scope what its thread knows, the thread's own accesses included. For each scope up to its own, it also
-//     publishes what the thread knew at its last fence of at least that scope (RaceThread::fence_release). What was
-//     published at the location before stays there if the write is an atomic that read from a morally strong write;
-//     otherwise it is removed, except a release by the same thread. A strong read learns what is published, if the
-//     scopes of both sides include each other: an acquire learns it at once, a relaxed read at its thread's next fence
-//     of sufficient scope (RaceThread::fence_acquire). The read of a reduction (red) learns nothing. A compare-and-swap
-//     that fails is only a read.
+//     Release and acquire. A strong write publishes clocks at its location, each for a scope. A release publishes for
+//     its scope what its thread knows, the thread's own accesses included. Every strong write also publishes, for each
+//     scope up to its own, what its thread knew at its last fence of at least that scope (RaceThread::fence_release).
+//     What was published at the location before stays there if the write is an atomic that read from a morally strong
+//     write. Otherwise it is removed, except a release by the same thread. A strong read learns what is published, if
+//     the scopes of both sides include each other: an acquire learns it at once, a relaxed read at its thread's next
+//     fence of sufficient scope (RaceThread::fence_acquire). The read of a reduction (red) learns nothing. A
+//     compare-and-swap that fails is only a read.
 //
 //     Observation. A strong read observes the last strong write of its location. If that write is an atomic, the read
 //     also observes the write that the atomic read from, and so on along the chain of atomics. The observed writes
 //     happen before everything that the read happens before. That holds for these writes alone, and for no other access
 //     of their threads (race_observe.cuh).
 //
-//     Barriers. bar.sync and bar.red order all accesses of the participating threads. bar.arrive publishes, but learns
-//     nothing. bar.warp.sync does the same for lanes of a warp, and barrier.cluster for a cluster (race_cluster.cuh).
-//     Shuffles and votes order nothing.
+//     Barriers. bar.sync and bar.red order the accesses of all participating threads before the barrier before their
+//     accesses after it. A thread at bar.arrive publishes what it knows, but learns nothing. bar.warp.sync orders the
+//     accesses of lanes of a warp in the same way, and barrier.cluster those of a cluster (race_cluster.cuh). Shuffles
+//     and votes order nothing.
 //
 //     Operations. A launch knows from its start what the operations know for which it waited, and what the host knew
 //     when it queued the launch. A programmatic dependent learns its primary only at griddepcontrol.wait. What a launch
@@ -69,8 +70,8 @@
 // kinds of order count that the model does not give, because hardware gives them and kernels rely on them:
 //
 //     - A volatile read is an acquire.
-//     - What a thread has fenced before a barrier counts as fenced by each thread that passes the barrier. Likewise
-//       each of these threads has read what any of them has read by relaxed loads before the barrier.
+//     - What a thread has fenced before a barrier of the block counts as fenced by each thread that passes the barrier.
+//       What a thread has read by relaxed loads before the barrier counts as read by each of them.
 //     - Operations on mbarriers have at least cluster scope.
 //     - A relaxed flag of system scope publishes reads: the reads that its thread made before it, or knows by barriers,
 //       happen before the end of each kernel that has observed the flag. All-reduces rely on that: their last barrier
@@ -89,15 +90,15 @@
 //     Multicast. Memory that is bound to a multicast object has its own address and a multicast address. If two
 //     conflicting accesses use different kinds of address and are not morally strong, a thread must have executed
 //     fence.proxy.alias after the first access and before the second, in happens-before. That fence adds to the clock
-//     of its thread a copy of each item with the tag ALIASED; tagged items are learnt like others. Accesses of an
+//     of its thread a copy of each item with the tag TAG_ALIASED; tagged items are learnt like others. Accesses of an
 //     operation that is known as a whole need no such fence.
 //
-// The files: race_entry.cuh has the entries, and race_check.cuh the check of an access against them, with the quick way
-// for simple accesses in race_quick.cuh. race_publish.cuh and race_observe.cuh have the locations. race_access.cuh has
-// accesses and fences of threads, race_blocks.cuh and race_barriers.cuh blocks and barriers. race_range.cuh and
-// race_values.cuh have the operations of the host, and race_report.cuh the records of races that Python turns into
-// reports. In all of them, `r` is the detector, `l` a launch, `b` a block, `t` a thread, `e` an entry, and `v` a
-// location.
+// The files. race_entry.cuh has the entries, and race_list.cuh their lists. race_check.cuh has the check of an access
+// against the entries, and race_quick.cuh the quick way for simple accesses. race_publish.cuh and race_observe.cuh have
+// the locations. race_access.cuh has accesses and fences of threads. race_alias.cuh, race_barriers.cuh,
+// race_blocks.cuh, race_cluster.cuh and race_copies.cuh have the parts that their names say. race_range.cuh and
+// race_values.cuh have the operations of the host, and race_report.cuh the records of races. In all of them, `r` is the
+// detector, `l` a launch, `b` a block, `t` a thread, `e` an entry, and `v` a location.
 #pragma once
 
 #include "race_entry.cuh"

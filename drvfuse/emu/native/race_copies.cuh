@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies in the race detector. Their accesses last from the issue of the copy to a wait for it.
 //
-//     cp.async       Its entries have the bit AGENT_PENDING from the issue on, so they are ordered with nothing. The
-//                    thread's wait makes them accesses of the thread.
-//     bulk copy to   Its entries name an agent of their own (AGENT_BULK) from the issue on. The mbarrier publishes that
-//     shared memory  agent when the copy has ended.
-//     bulk copy to   In pieces of 16 bytes, each of which is treated as a cp.async with two waits: one for the read and
-//     global memory  one for the write (store.cuh).
+//     cp.async. From the issue on, its entries have the bit AGENT_PENDING, so they are ordered with no other access.
+//     The thread's wait makes them accesses of the thread.
+//
+//     Bulk copy to shared memory. From the issue on, its entries name an agent of their own (AGENT_BULK). The mbarrier
+//     publishes the accesses of that agent when the copy has ended.
+//
+//     Bulk copy to global memory. It consists of pieces of 16 bytes (store.cuh). Each piece is treated as a cp.async
+//     with two waits, one for the read and one for the write.
 #pragma once
 
 #include "race_cluster.cuh"

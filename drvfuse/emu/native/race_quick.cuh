@@ -63,7 +63,7 @@ FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
     return e->op == op && e->block == block && e->time >= barrier_time;
 }
 
-// Whether this lane has, at its present time, read all bytes of `mask`: whether one of the first entries says so.
+// Whether one of the first entries of a list records that this lane has read all bytes of `mask` at its present time.
 FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lane_bit, u32 time, u32 mask) {
     LOOP for (u32 i = 0; ref && i < 2 * CHECKED_READS && !r->strict; i++) {
         Entry* e = (Entry*)arena_at(r, ref);

@@ -10,12 +10,12 @@
 // thread's first wait for it, with .read or without. It may be written, by a weak access, at any moment between its
 // read and the end of the wait without .read, or of the launch. Only these waits order the read and the write. Here the
 // seed draws both moments for each piece: it is read at its issue or at the wait, and written at once or at the wait
-// without .read. Seed 0 always takes the later moment. So
+// without .read. Seed 0 always takes the later moment. So programs with a missing wait go wrong:
 //
-//   a source that is overwritten before the wait gives the new bytes, in every run with seed 0; a thread that reads the
-//   target after a flag which was stored without that wait, or after a wait with .read only, finds
-//     the old bytes (a fault where nothing was written yet), in every run with seed 0;
-//   a target that is still read when the copy is issued is overwritten during the read, with other seeds.
+//   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
+//   - A target that is read after a flag which was stored without that wait, or after a wait with .read only, has the
+//     old bytes (a fault where nothing was written yet), in every run with seed 0.
+//   - A target that is still read when the copy is issued is overwritten during the read, with other seeds.
 //
 // A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A
 // block that has ended keeps its slot and its shared memory until then. So one case does not occur here: that hardware
