@@ -144,8 +144,8 @@ def all_gather(
     tiles.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace`, bare arrays of one rank, the order of the streams and the errors
-    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and "naive" is refused, as
-    are scales by column or in tiles. `drvfuse.reference.all_gather` is the same in numpy.
+    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and "naive" is refused,
+    as are scales by column or in tiles. `drvfuse.reference.all_gather` is the same in numpy.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if scales is None and gathered_scales is not None:
