@@ -128,7 +128,7 @@ class Barrier(IntEnum):
 
     SYNC = 0
     ARRIVE = 1  # suspends the thread, too: until all lanes of its warp are there
-    POPC = 2  # POPC, AND, OR: barrier.red
+    POPC = 2  # POPC, AND and OR are the reductions of barrier.red
     AND = 3
     OR = 4
     UNALIGNED = 8  # or-ed to the other values: lanes of one warp may arrive by different instructions
@@ -220,7 +220,7 @@ class Access(IntEnum):
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # for strong accesses, and with UNREAD: log2 of the number of elements, in two bits
+ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements, of a strong access or of a load with UNREAD bits
 UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is never read
 
 

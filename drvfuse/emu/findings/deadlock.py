@@ -36,7 +36,7 @@ def of_deadlock(
     `without_work` are lines about the devices that run nothing.
     """
     names = Names(window)
-    # The first block of those that wait at the same places for the same words, and of those at the same places.
+    # For each set of places and words, and for each set of places: the first block that waits there.
     by_words: dict[tuple[Any, ...], Participant] = {}
     by_places: dict[tuple[Any, ...], Participant] = {}
     words: dict[int, list[tuple[int, Any]]] = {}

@@ -33,7 +33,7 @@ FN Block* shared_of(Thread* t, u64 addr, u32 size) {
 // exit of its last thread.
 FN u32 present(Block* b) { return b->active && b->has_run && b->live; }
 
-// Fault::value for F_CLUSTER_ABSENT.
+// Fault::value for F_CLUSTER_ABSENT: the number of the block, and why it is absent (Absent).
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->has_run ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
 // Whether a thread may access this range of memory that the engine lends in pieces (shared, local, parameters).

@@ -4,7 +4,7 @@
 
 #include "poll.cuh"
 
-// The threads at barrier `id` continue.
+// Completes barrier `id`: its waiting threads continue.
 FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
     l->barriers++;

@@ -13,8 +13,8 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
-// A fence. `flags` are FENCE_ flags with a Scope and an Order. Fences of proxies order memory for delayed stores and
-// for their own part of the race detector alone.
+// A fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is no event of a timeline, and orders
+// nothing in the race detector but the proxies that it names.
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);

@@ -42,12 +42,12 @@ struct Item {
 // two items with the same key, and no item repeats what an item of sub 0 or a chain says.
 struct Clock {
     u32 references;  // the number of stored Refs to this clock
-    u32 size_class;  // of its piece of the arena
+    u32 size_class;  // the size class of its piece of the arena
     u32 chain_count, item_count;
     // The chains follow in memory and, from a multiple of 16 bytes on, the items.
 };
 
-const u32 WHOLE = 0x3FFFFFF;  // as the block of an item: the whole operation
+const u32 WHOLE = 0x3FFFFFF;  // the block of an item that stands for a whole operation
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN Chain* chains_of(Clock* c) { return (Chain*)(c + 1); }

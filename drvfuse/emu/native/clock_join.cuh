@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How clocks are made: joins of two clocks, and clocks with an item or a chain more. Python calls the last functions.
+// How clocks are made: from the join of two clocks, or by adding items or a chain to a clock. The functions at the end
+// are for Python.
 //
 // Each function returns a new reference, which the caller owns, and leaves the references of its arguments alone unless
 // it says otherwise.

@@ -46,7 +46,7 @@ struct Copy {
     u32 bytes;    // bytes that are read; the rest is written as zero
     u32 site;     // the instruction
     u32 group;    // the number of the thread's commits before its issue
-    u32 moment;   // M_, or S_ for a piece of a bulk copy (store.cuh)
+    u32 moment;   // when it is to be made: one of M_, or of S_ for a piece of a bulk copy (store.cuh)
     u32 next;     // link in its thread's queue, or in the free list
     u32 number;   // its number among all copies that were ever in its queue
     u32 how;      // for a piece of cp.reduce.async.bulk: the Reduce and the Element; else 0
@@ -62,7 +62,7 @@ struct Bulk {
     u64 bits[2];
     u32 size, site;
     u32 thread, from;  // the thread that issued it: its number in its block, and the slot of the block
-    u32 moment;        // M_
+    u32 moment;        // when it is to be made: one of M_
     u32 how;           // for a reduction: the Reduce and the Element; else 0
     u32 until;         // for an arrival: it waits for its thread's copies with numbers below this one
     u32 number;        // for an arrival: the number of its agent in the race detector
@@ -74,7 +74,7 @@ struct Bulk {
 // The asynchronous copies of a launch. Python reserves the memory, zeroed (Launch::copy_pool).
 struct Copies {
     u32 high, free;            // of `pool`: the highest index that was used, and the first free entry
-    u32 bulk_high, bulk_free;  // the same of `bulk`
+    u32 bulk_high, bulk_free;  // the same for `bulk`
     Copy pool[COPIES];         // entry 0 is not used
     Bulk bulk[BULKS];          // entry 0 is not used
 };

@@ -60,7 +60,7 @@
 
 // Ordering operations -------------------------------------------------------------------------------------------------
 
-// Called when a running thread makes a release of a scope.
+// Called when a running thread makes a release of a scope: passes on the stores that happen before it.
 FAR void delay_release(Thread* t, u32 scope) {
     Engine* e = t->launch->engine;
     Delay* d = e->delay;
@@ -95,7 +95,7 @@ FN void delay_observe(Engine* e, Thread* t, u64 addr, u32 size) {
     } while (i);
 }
 
-// Called at a fence.
+// Called when a running thread makes a fence: passes on the stores that the fence releases.
 FN void delay_fence(Thread* t, u32 flags) {
     if (flags & FENCE_PROXY) delay_release(t, SCOPE_SYS);
     else if (flags & FENCE_SC || flags >> ORDER_SHIFT & ORDER_RELEASE) delay_release(t, flags >> SCOPE_SHIFT & 3);

@@ -23,12 +23,12 @@ struct PendingStore {
     Launch* launch;
     Block* block;
     u64 owner;            // Block::owner of the block, whose slot another block may use later
-    u64 order;            // its number among all stores and passings on; larger for newer ones
+    u64 order;            // counts stores and passings on, so it is larger for newer ones
     u64 due_pass;         // the pass after which it is passed on at the latest
     u32 size;             // bytes
     u32 thread, warp;     // who stored: the number of the thread in its block, and its warp
     u32 epoch, syncs;     // Block::epoch and Warp::syncs at the store
-    u32 level;            // P_
+    u32 level;            // where it is visible: one of P_
     u32 released_to_cta;  // 1 if a release of scope CTA covers it
     u32 device;
     u32 next, previous;  // links in the list of its block or device, oldest first; `next` also links free entries

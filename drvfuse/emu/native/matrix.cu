@@ -168,7 +168,7 @@ FN u32 row_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane 
 
 FN u32 column_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane / 4 : lane % 4 * 2 + element; }
 
-// ldmatrix.
+// ldmatrix: reads matrices of shared memory into registers.
 API u32 mx_load_rows(Thread* first) {
     LOOP for (u32 i = 0; i < 8 * first->op_b; i++)
         if (row_refused(first, i, 0)) return 1;

@@ -115,11 +115,11 @@ struct Access {
     u32 time;                  // the time of the thread
     u32 site;                  // the instruction; VIA_MULTICAST is set if it uses a multicast address
     u32 flags;                 // the flags A_ of the access
-    u32 kind;                  // Entry::kind for it; its scope is the one in which the access is morally strong
+    u32 kind;                  // Entry::kind for the access; its scope is the one in which the access is morally strong
     u32 device;                // the device of the operation
     u32 acquires, releases;    // 1 if the access is an acquire, or a release
     u32 scope;                 // the scope in which it acquires, releases and publishes
-    u32 agent;                 // Entry::block for it: `block`, with AGENT_PENDING or AGENT_BULK for a copy
+    u32 agent;                 // Entry::block for the access: `block`, with AGENT_PENDING or AGENT_BULK for a copy
     u32 copy_number;           // with AGENT_BULK: the number of the bulk copy in its block
     u32 repeats_poll;          // 1 for a poll that reads the same value as the last poll of the thread
     u32 is_plain;              // 1 for a weak access of a thread that is no operation on an mbarrier
@@ -129,7 +129,7 @@ struct Access {
     u64 event_count;           // the number of events so far, for reports
     u32 size;                  // bytes of the whole access, for reports
     u32 thread;                // the number of the thread in its block, for reports
-    u32 variant;               // Entry::variant for it
+    u32 variant;               // Entry::variant for the access
 };
 
 // Each slot of a launch has a RaceBlock, which the RaceThreads of its threads follow (abi/structs).

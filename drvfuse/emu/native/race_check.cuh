@@ -191,9 +191,9 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
 
     Ref *link = cell, *after_writes = cell;  // after_writes: the link behind the last write, where reads are inserted
     u32 merged = 0, location_bytes = 0, oldest_serial = r->write_serial + 1, other_block_kept = 0, read_count = 0;
-    // A read usually compares itself with CHECKED_READS other reads. It compares itself with all of them in three cases,
-    // so that the list does not grow without bound: if it replaces a read of another operation, as when a kernel is
-    // launched again; by a rare draw; and if it repeats a poll, so that it finds the entry of its warp.
+    // A read usually compares itself with CHECKED_READS other reads. It compares itself with all of them in three
+    // cases, so that the list does not grow without bound: if it replaces a read of another operation, as when a kernel
+    // is launched again; by a rare draw; and if it repeats a poll, so that it finds the entry of its warp.
     u32 draw = draws_whole_list(r), checks_all_reads = write || access->repeats_poll || draw;
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(r, *link);

@@ -77,7 +77,8 @@ FAR void race_end_shared(Launch* l, Block* b) {
         LOOP for (Ref ref = *cell; ref; ref = e->next) {
             e = (Entry*)arena_at(r, ref);
             u32 own_block = same_block(&access, e->op, e->block & ~AGENT_BULK);
-            // A write by a pending copy of the block itself is harmless, since no thread of the block is left to read it.
+            // A write by a pending copy of the block itself is harmless, since no thread of the block is left to read
+            // it.
             if (e->kind & N_LOCATION || (own_block && (e->block == b->index || e->kind & N_WRITE))) continue;
             if (knows(r, access.clock, e->op, e->block, e->warp, e->lanes, e->time) || observed(&access, cell, e)) continue;
             access.size = POPC(e->bytes);

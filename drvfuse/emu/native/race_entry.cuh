@@ -41,8 +41,9 @@ struct Entry {
     };
 };
 
-// The bytes that strong writes have written, with one size. It is no access: the members of Entry describe the last
-// strong write. It is created by the first strong write, and dropped when a write of other bytes overlaps it.
+// The state of bytes that strong writes of one size have written. A location is no access: its members of Entry
+// describe the last strong write. The first strong write creates it. A write that overlaps it without having exactly
+// its bytes drops it.
 struct Location : Entry {
     Ref published;                             // list of Published
     Ref last_release;                          // the clock that the last writer published by a release, or 0

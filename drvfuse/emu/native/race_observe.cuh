@@ -92,7 +92,7 @@ FAR u32 observed(Access* access, Ref* cell, Entry* e) {
 
 // Compaction ----------------------------------------------------------------------------------------------------------
 
-const u32 OBSERVATION_SLACK = 16;  // added to twice the number of observations left: the length for the next compaction
+const u32 OBSERVATION_SLACK = 16;  // a location is compacted when it has twice the observations left last time, and this many more
 const u32 COMPACTED_WRITES = 8;    // if more writes still have an entry, observations are not merged
 const u32 COMPACTED_GROUPS = 64;   // entries of the table in which equal observations are found; a power of two
 

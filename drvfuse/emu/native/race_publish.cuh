@@ -83,8 +83,9 @@ FN Ref all_known(Access* access) {
     return all;
 }
 
-// A part of what a clock knows of the blocks of launch `op`, as a new reference. With `tagged` 0 these are the items
-// without a tag, tagged TAG_READS; with `tagged` 1 the items that have that tag already and those of copies.
+// A new clock with some items of a clock, those of blocks of launch `op`, as a new reference. With `tagged` 0, these
+// are the items without a tag; the new items have TAG_READS, so they stand for reads alone. With `tagged` 1, these are
+// the items that have that tag already, and those of copies.
 FAR Ref select_items(Race* r, Ref known, u32 op, u32 tagged) {
     Clock* all = (Clock*)arena_at(r, known);
     u32 size_class, n = 0;
@@ -171,7 +172,8 @@ FN void publish_reads(Access* access, Location* v, u32 continues_chain) {
     release(r, reads);
 }
 
-// What a write publishes: the fences of its thread for each scope up to its own, and its release.
+// Publishes what a strong write publishes: for each scope up to its own, what its thread knew at its last fence; and
+// its release.
 FN void publish_write(Access* access, Location* v) {
     RaceThread* t = access->thread_state;
     u32 scope = access->scope;

@@ -19,7 +19,7 @@ struct QuickAccess {
     RaceThread* thread_state;
     u32 op, block, warp, lane_bit;
     u32 mask;    // the bytes of the line that it touches
-    u32 spread;  // Entry::spread for it
+    u32 spread;  // Entry::spread for the access
     u32 site;
     u32 read_only;  // not 0 for the read-only path, which may miss writes of the kernel itself
 };

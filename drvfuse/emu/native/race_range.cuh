@@ -7,7 +7,7 @@
 
 // New memory ----------------------------------------------------------------------------------------------------------
 
-// Checks all bytes of a line again, which has lost its entries.
+// Ends the exemption of a line: from now on, all its bytes are checked. `cell` is the cell of the line.
 FAR void check_again(Race* r, Ref* cell) {
     Ref line = *cell & ~UNCHECKED;
     *cell = 0;
@@ -27,7 +27,7 @@ FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
     }
 }
 
-// A range is new memory from now on: drops all its entries.
+// Drops all entries of a range, which is new memory from now on.
 API void rt_race_clear(Race* r, u64 addr, u64 nbytes) { race_clear(r, addr, nbytes); }
 
 // Memory that is not checked ------------------------------------------------------------------------------------------

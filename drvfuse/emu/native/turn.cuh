@@ -105,7 +105,8 @@ FN void gather(Launch* l, Block* b, Warp* warp, u32 bit) {
     if (warp->gathered == warp->live) arrive(l, b, warp);
 }
 
-// Called when a thread has suspended with a status: enters what it waits for. Returns 1 if it need not wait.
+// Called when a thread has suspended with a status: enters it in the mask of its warp for what it waits for. Returns 1
+// if it need not wait.
 FN u32 suspended(Launch* l, Block* b, Warp* warp, Thread* t, u32 bit, u32 status) {
     Engine* e = l->engine;
     if (status == YIELD) {

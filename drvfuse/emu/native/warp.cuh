@@ -51,9 +51,9 @@ FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
 // What votes, matches and reductions compute from the operands of all lanes.
 struct WarpValues {
     u32 ballot;                               // mask of the lanes whose predicate is true
-    u32 sum, bits_and, bits_or, bits_xor;     // of op_a
-    u32 unsigned_min, unsigned_max;           // of op_a
-    s32 signed_min, signed_max;               // of op_a
+    u32 sum, bits_and, bits_or, bits_xor;     // of the values op_a
+    u32 unsigned_min, unsigned_max;           // of the values op_a
+    s32 signed_min, signed_max;               // of the values op_a
     u32 all_equal;                            // 1 if op_value is the same in all lanes
     u32 leader;                               // the lowest lane
 };

@@ -187,7 +187,9 @@ class Window:
         initialised: bool = False,
         table: AccessTable | None = None,
     ) -> None:
-        """Put an allocation, with the arguments of `alloc`, at an address of `hold`. There must be none at present."""
+        """Put an allocation, with the arguments of `alloc`, at an address of `hold`. No allocation may be there at
+        present.
+        """
         table = table or self.table
         self._place(Allocation(address, nbytes, device, kind, table=table), initialised)
         table.permit(address, round_up(nbytes, GRANULE), read_mask, write_mask)
@@ -227,7 +229,7 @@ class Window:
         return allocation.nbytes
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Give back the addresses that `hold` took for `nbytes`. There must be no allocation at present."""
+        """Give back the addresses that `hold` took for `nbytes`. No allocation may be there at present."""
         self._addresses.give(address, _with_gap(nbytes))
 
     def _place(self, allocation: Allocation, initialised: bool) -> None:
