@@ -16,7 +16,7 @@
 // What a barrier collects from its lanes. It owns its references.
 struct Meeting {
     Ref known;                               // the join of their clocks
-    Ref fence_release[4], fence_acquire[4];  // the joins of theirs, by scope; used only if joins_fences
+    Ref fence_release[4], fence_acquire[4];  // the joins of those of its lanes, by scope, if joins_fences
     u32 joins_fences;
 };
 

@@ -30,8 +30,8 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     race_clear(r, b->shared_base, l->shared_bytes);
 }
 
-// Called when a thread exits: the end clock of its block learns what the thread knew, had read by relaxed loads, or had
-// learnt of reads by flags (flag_reads).
+// Called when a thread exits: the end clock of its block learns what the thread knew, what its relaxed reads had found,
+// and the reads that it had learnt by flags (flag_reads).
 FAR void race_exit(Thread* t) {
     Race* r = t->launch->engine->race;
     RaceThread* rt = race_thread(t->block, t->linear);

@@ -3,11 +3,15 @@
 //
 // check_line does both for the bytes of one line, in this order:
 //
-//     1. A strong read learns what is published at its location, and its observation is recorded. 2. The access is
-//     compared with each entry that has bytes in common with it and of which one is a write. If the two
+//     1. A strong read learns what is published at its location, and its observation is recorded.
+//
+//     2. The access is compared with each entry that has bytes in common with it, if one of the two is a write. If they
 //        are not ordered, not morally strong and not observed, the pair is a race, or a doubt.
+//
 //     3. Entries that the access makes superfluous are dropped. An entry that it can share gets its lane.
-//     4. Otherwise the access gets a new entry.
+//
+//     4. If there is no entry to share, the access gets a new one.
+//
 //     5. A strong write becomes the last write of its location, and publishes there.
 #pragma once
 
@@ -69,11 +73,10 @@ FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) 
     return found_before;
 }
 
-// Compares the current access with a conflicting entry, with which it has the bytes `overlap` in common, and reports a
-// race or a doubt. `lanes` are the entry's lanes that touched them, and `others` these without the current lane.
-// `chain` is the location whose chain the access continues, or null. Returns 1 if whoever knows the current access
-// needs no entry of the other one: it is ordered, superseded, or reported. *may_merge is cleared if the two must not
-// share an entry.
+// Compares the current access with a conflicting entry, and reports a race or a doubt. `overlap` are the bytes of both,
+// `lanes` the entry's lanes that touched them, and `others` these lanes without the current one. `chain` is the location
+// whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its access is ordered,
+// superseded or reported. *may_merge is cleared if the two must not share an entry.
 FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lanes, u32 others, u64 line,
                       Location* chain, u32* other_block_kept, u32* may_merge) {
     u64 addr = line + FFS(overlap) - 1;
@@ -170,7 +173,7 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
     if (!mask) return;
     Ref* pool = pool_at(r, addr);
     u32 write = access->kind & N_WRITE, strong = access->kind & N_STRONG;
-    u32 synchronous = access->agent == access->block;  // the accesses of copies publish nothing here
+    u32 synchronous = access->agent == access->block;  // 0 for copies, which publish nothing here
     u32 spread = access->is_plain ? spread_of(FFS(access->lane_bit) - 1, mask) : 0;
     r->change_count += write;
     if (write && access->is_plain) {
@@ -207,7 +210,7 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
         if (both_read && !checks_all_reads && ++read_count > CHECKED_READS) break;
         u32 same_warp = same_block(access, e->op, e->block) && e->warp == access->warp;
         u32 lanes = overlap ? lanes_at(e, overlap) : e->lanes, others = same_warp ? lanes & ~access->lane_bit : lanes;
-        u32 replaceable = !others;  // whether whoever knows the current access knows the entry's access
+        u32 replaceable = !others;  // whether everybody who knows the current access knows the entry's access
         u32 may_merge = same_warp && access->is_plain && e->time == access->time && kind == access->kind &&
                         e->site == access->site && e->variant == access->variant;
         if (overlap && !both_read)

@@ -43,7 +43,7 @@ FAR void race_cluster_complete(Race* r, RaceBlock* lead) {
     lead->cluster_arrivals = 0;
 }
 
-// Called when lanes of a warp pass the wait of the last phase.
+// Called when lanes of a warp pass barrier.cluster.wait: they learn what the arrivals of its phase have published.
 FAR void race_cluster_wait(Race* r, RaceBlock* lead, Block* b, u32 w, u32 lanes) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
