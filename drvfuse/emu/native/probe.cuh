@@ -61,7 +61,7 @@ FN u32 repeats(Engine* e) {
 // continue.
 FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
 
-const u32 PROBE_EVENT = 2;  // a result of probe
+const u32 PROBE_EVENT = 2;  // a result of `probe`: its progress is an event of a launch
 
 // Lets all threads poll, in up to `rounds` rounds, or fewer if these take more than `limit` resumes. Returns 1 as soon
 // as that makes progress, PROBE_EVENT if the progress is an event of a launch, else 0. In a round, threads that a poll

@@ -229,7 +229,8 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
-// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. None with seed 0.
+// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. With seed 0, the
+// mask is empty.
 FN u32 held_warps(Launch* l, Block* b) {
     Engine* e = l->engine;
     if (!e->seed || e->probing) return 0;
