@@ -284,7 +284,7 @@ class Teams(Structure):
     "u32 timed",  # 1: threads sleep until their time, and are not woken early
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
     # For the last check before a deadlock is reported. `state` is a hash of the saved states of all threads. It is
-    # compared with an older one, `state_kept`, which is replaced after 1, 2, 4, ... rounds, so that every cycle is found.
+    # compared with an older one, `state_kept`, replaced after 1, 2, 4, ... rounds, so that every cycle is found.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
     # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
     # counts STRAIN times. Above a limit the launch fails as endless.
