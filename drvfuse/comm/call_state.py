@@ -58,7 +58,8 @@ class CallState:
         `calls` has the names of compared calls. Reads host memory only.
         """
         if self._error is None and self._workspace.reported():
-            self._error = error_of(self._workspace.first_report(), self.history, calls, self._transport.ended)
+            report, ended = self._workspace.first_report(), self._transport.ended
+            self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:
             raise self._error()
         if self._link is not None and self._link.failure is not None:

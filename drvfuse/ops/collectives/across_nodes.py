@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
+Failure. A rank whose kernel gives up takes part in the exchanges behind it all the same: they must match on all nodes,
+and the host may have queued them long before. So every exchange also carries whether the sums or bytes are defined: the
+status of sums (cu/collectives/nodes.cuh), or the abort word of the sender (cu/collectives/exchange_ended.cu). The first
+kernel behind the exchange reads that, reports, and aborts the ranks of its node, which raise NodeFailed.
+
 The stages follow one another on each rank's stream. With dependent launch the first kernel is a dependent of the kernel
 in front of the call, and the kernel behind the call is a dependent of the last kernel. The engine's work is no
 dependent launch: the kernel in front of it triggers at its end.
@@ -12,6 +17,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ...comm import workspace
+from ...comm.workspace import ABORT_OFFSET, NODES_OFFSET
 from ...errors import ArgumentError, Unsupported
 from ...nodes.exchange import Part, Piece, Pieces
 from ...nodes.link import PROGRESS_FIELDS
@@ -24,12 +31,15 @@ from ..call.specialisation import Specialisation
 from . import plan
 from .call_options import CallOptions
 from .move_kernels import MoveKernel, MoveParams
+from .params import Call
 
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...nodes.link import NodeLink
     from ...runtime.kernel import Launch
     from ...runtime.stream import Stream
+
+_WORD = 8  # bytes of an abort word, and of a word of Progress
 
 
 def link(group: Group) -> NodeLink:
@@ -120,42 +130,71 @@ class Sums:
 
 
 class Bytes:
-    """An exchange of bytes: the pieces that each local rank sends and receives. Where the engine's waits are not
-    bounded, `counters` are kernels in front of it and behind it that tell the host whether the exchange has ended."""
+    """An exchange of bytes: the pieces that each local rank sends and receives, and behind them, for each peer, the
+    abort word of the sender. A kernel behind the exchange heeds these words. Where the engine's waits are not bounded,
+    that kernel and one in front of the exchange also tell the host whether the exchange has ended."""
 
     def __init__(self, group: Group, sent: Sequence[Sequence[Piece]], received: Sequence[Sequence[Piece]]) -> None:
         self.launches: Sequence[Launch] = []
-        self._pieces = list(zip(sent, received, strict=True))
-        self._before, self._behind = _counters(group) if link(group).engine.watched else ([], [])
+        self._pieces = []
+        for rank, to, of in zip(group, sent, received, strict=True):
+            base = group.workspace.pointers[rank.index]
+            words = [Piece(node, base + ABORT_OFFSET, _WORD) for node in _nodes_of(to)]
+            heard = [Piece(node, base + NODES_OFFSET + _WORD * node, _WORD) for node in _nodes_of(of)]
+            self._pieces.append(([*to, *words], [*of, *heard]))
+        self._before, self._behind = _around(group, link(group).engine.watched)
 
     def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
         for launch, stream in zip(self._before, streams, strict=False):
             launch(stream)
         each = zip(link.members, self._pieces, streams, strict=True)
         link.move([Pieces(member, sent, received, stream) for member, (sent, received), stream in each])
-        for launch, stream in zip(self._behind, streams, strict=False):
+        for launch, stream in zip(self._behind, streams, strict=True):
             launch(stream)
 
 
-class _CountParams(ctypes.Structure):
+def _nodes_of(pieces: Sequence[Piece]) -> list[int]:
+    """The nodes to which pieces go, or from which they come."""
+    return sorted({piece.node for piece in pieces})
+
+
+class CountParams(ctypes.Structure):
     """`struct CountParams` of cu/collectives/count_exchange.cu."""
 
     _fields_ = (("word", ctypes.c_uint64),)
 
 
-def _counters(group: Group) -> tuple[list[Launch], list[Launch]]:
-    """Launches on every local rank: those that add one to `Progress.sending`, and those that add one to
-    `Progress.received`."""
+class ExchangeEndedParams(ctypes.Structure):
+    """`struct ExchangeEndedParams` of cu/collectives/exchange_ended.cu."""
 
-    def counting(field: str) -> list[Launch]:
+    _fields_ = (("call", Call), ("received", ctypes.c_uint64), ("nodes", ctypes.c_int64))
+
+
+def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
+    """Launches on every local rank in front of an exchange of bytes and behind it. In front there are launches only if
+    the exchange is `watched`."""
+
+    def word(position: int, field: str) -> int:
+        return link(group).progress[position] + _WORD * PROGRESS_FIELDS.index(field) if watched else 0
+
+    def before() -> list[Launch]:
         spec, found = Specialisation("collectives", "count_exchange", ()), []
-        for rank, progress in zip(group, link(group).progress, strict=True):
-            word = progress + 8 * PROGRESS_FIELDS.index(field)
-            found.append(Planned(rank.device, spec, 1, 1, _CountParams(word=word)).take().launch)
+        for position, rank in enumerate(group):
+            parameters = CountParams(word=word(position, "sending"))
+            found.append(Planned(rank.device, spec, 1, 1, parameters).take().launch)
+        return found
+
+    def behind() -> list[Launch]:
+        defines = workspace.defines() | {"DRVFUSE_RANKS": group.layout.inside}
+        spec, found = Specialisation("collectives", "exchange_ended", tuple(defines.items())), []
+        for position, rank in enumerate(group):
+            call = plan.call_of_rank(group, position)
+            parameters = ExchangeEndedParams(call, word(position, "received"), group.nodes)
+            found.append(Planned(rank.device, spec, 1, 32, parameters).take().launch)
         return found
 
     made: tuple[list[Launch], list[Launch]] = group.part(PlanCache).get(
-        ("count_exchange",), lambda: (counting("sending"), counting("received"))
+        ("around_exchange", watched), lambda: (before() if watched else [], behind())
     )
     return made
 
