@@ -241,8 +241,8 @@ class NodeFailed(DrvfuseError):
         where = "another node" if failed is None else f"node {failed}"
         super().__init__(
             f"rank {rank} of node {node}: a kernel of {where} gave up before the exchange between nodes"
-            f"{' in ' + call if call else ''}; the ranks of that node raise the reason. All results since that call are "
-            "undefined on every rank; group.reset() makes the group usable again."
+            f"{' in ' + call if call else ''}; the ranks of that node raise the reason. All results since that call "
+            "are undefined on every rank; group.reset() makes the group usable again."
         )
 
 

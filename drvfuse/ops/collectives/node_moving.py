@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...comm.workspace import PAYLOAD_OFFSET
 from ...errors import ArgumentError
-from ...nodes.exchange import Piece
 from ...plans import moves, node_moves
 from ...plans.node_moves import Crossing, Inside, NodeRanks, Place
 from ...plans.traffic import NONE, Traffic
@@ -31,7 +30,7 @@ from ..call import operands
 from ..call.planned import Ready
 from ..call.prepared import Prepared, Schedule
 from . import collective_call
-from .across_nodes import AcrossNodes, Bytes, Kernels, Stage, barrier, level_inside
+from .across_nodes import AcrossNodes, Addresses, Bytes, Kernels, Span, Stage, barrier, level_inside
 from .call_options import CallOptions
 from .move_kernels import RELAY
 from .moving import MoveCall, MovePart
@@ -47,6 +46,8 @@ R = TypeVar("R")
 
 class PayloadPart(MovePart):
     """The part of a step whose targets are payloads, which all ranks of a node can access."""
+
+    to_payloads = True
 
     def reachable(self, group: Group, targets: bool) -> bool:
         return targets
@@ -134,7 +135,7 @@ class NodeMoveCall:
                 every += ready
             else:
                 stages.append(self._exchange(step))
-        return AcrossNodes(self.common.group, stages, repeatable=False), every
+        return AcrossNodes(self.common.group, stages), every
 
     def _kernel(self, step: Inside) -> MoveCall:
         """The kernel of a step, by an algorithm for which the workspace is large enough."""
@@ -173,24 +174,24 @@ class NodeMoveCall:
         return step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1
 
     def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:
-        group = self.common.group
+        group, addresses = self.common.group, Addresses()
         memory = {
-            Place.INPUT: [[source.ptr for source in part.sources] for part in self.parts],
-            Place.OUTPUT: [[target.ptr for target in part.targets] for part in self.parts],
-            Place.PAYLOAD: [[group.workspace.pointers[rank.index] + PAYLOAD_OFFSET for rank in group]],
+            Place.INPUT: [[addresses.of_array(source.ptr) for source in part.sources] for part in self.parts],
+            Place.OUTPUT: [[addresses.of_array(target.ptr) for target in part.targets] for part in self.parts],
+            Place.PAYLOAD: [[addresses.fixed(payload.ptr) for payload in _payloads(group)]] * len(self.parts),
         }
         position = {rank.index: number for number, rank in enumerate(group)}
-        sent: list[list[Piece]] = [[] for _ in position]
-        received: list[list[Piece]] = [[] for _ in position]
+        sent: list[list[Span]] = [[] for _ in position]
+        received: list[list[Span]] = [[] for _ in position]
         for one in crossings:
             sender, receiver = position.get(one.sender), position.get(one.receiver)
             if sender is not None:
-                at = memory[one.source][one.part][sender] + one.source_offset
-                sent[sender].append(Piece(group.layout.of[one.receiver], at, one.nbytes))
+                at = memory[one.source][one.part][sender]
+                sent[sender].append(Span(group.layout.of[one.receiver], at, one.source_offset, one.nbytes))
             if receiver is not None:
-                to = memory[Place.OUTPUT][one.part][receiver] + one.target_offset
-                received[receiver].append(Piece(group.layout.of[one.sender], to, one.nbytes))
-        return Bytes(group, sent, received)
+                to = memory[Place.OUTPUT][one.part][receiver]
+                received[receiver].append(Span(group.layout.of[one.sender], to, one.target_offset, one.nbytes))
+        return Bytes(group, addresses, sent, received)
 
 
 def _payloads(group: Group) -> list[Operand]:

@@ -10,6 +10,7 @@ from test_moves import exchange_table, off, words
 import drvfuse as df
 from drvfuse import errors, reference
 from drvfuse.nodes.in_process import InProcess
+from drvfuse.ops.collectives import node_moving
 
 pytestmark = pytest.mark.emulated
 FORMS = [(4, 2), (3, 3)]  # ranks, nodes
@@ -214,6 +215,42 @@ def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
     assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows once to each other rank
     # rows within a node, rows between nodes, and rows that are first passed on within a node
     assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)
+
+
+def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch):
+    """Later calls have other arrays, and in all_to_all the arrays of a call are in place. They prepare nothing."""
+    prepared = []
+    schedule = node_moving.NodeMoveCall.schedule
+    monkeypatch.setattr(
+        node_moving.NodeMoveCall, "schedule", lambda call: (prepared.append(call.common.op), schedule(call))[1]
+    )
+    group = open_nodes()
+    splits = [[(i + 1) * (j + 1) % 5 for j in range(4)] for i in range(4)]
+    kept = []  # so that no call gets the addresses of an earlier one
+    for number in range(4):
+        hosts = [words(rng, (sum(of_rank), 24)) for of_rank in splits]
+        if number < 2:
+            xs, ys = place(group, hosts), garbage(group, (sum(map(len, hosts)), 24), "uint8")
+            scales = place(group, [host[:, :2] for host in hosts])
+            root = place(group, [hosts[3]] * 4)
+            exchanged = place(group, hosts)
+        for arrays, values in ((xs, hosts), (scales, [host[:, :2] for host in hosts]), (root, [hosts[3]] * 4)):
+            for array, value in zip(arrays, values, strict=True):
+                array.copy_from(value)
+        for array, value in zip(exchanged, hosts, strict=True):
+            array.copy_from(value)
+        rows = [len(host) for host in hosts]
+        found = df.all_gather(group, xs, ys, splits=rows, scales=scales)
+        assert_bits(found.output, reference.all_gather(hosts))
+        assert_bits(found.scales, reference.all_gather([host[:, :2] for host in hosts]))
+        assert_bits(df.broadcast(group, root, root=3), hosts[3])
+        df.all_to_all(group, exchanged, exchanged, splits=splits)
+        for array, expected in zip(exchanged, reference.all_to_all(hosts, splits), strict=True):
+            assert_bits([array], expected)
+        kept += [xs, ys, scales, root, exchanged]
+        if number == 0:
+            assert prepared == ["all_gather", "broadcast", "all_to_all"]
+        assert len(prepared) == 3, f"call {number} prepared {prepared[3:]}"
 
 
 def test_scales_by_column_or_tile_are_refused(open_nodes):
