@@ -237,8 +237,8 @@ def moves(
 
 
 def moves_over_nodes(run: Run) -> None:
-    """Calls on 4 GPUs that form two nodes, which gather scales by row alone."""
-    moves(run, ops=[op for op in OPS if op != "arranged"], algos=("auto", "push", "pull"), ranks=4, nodes=2)
+    """Calls on 4 GPUs that form two nodes."""
+    moves(run, algos=("auto", "push", "pull"), ranks=4, nodes=2)
 
 
 def moves_in_rounds(

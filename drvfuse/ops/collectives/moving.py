@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ArgumentError, kind_of
 from ...plans import moves
+from ...plans.arranged_scales import Arrangement
 from ...plans.traffic import Traffic
 from ..call import operands, results
 from ..call.operands import Operand
@@ -38,7 +39,7 @@ class MovePart:
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
-    arrangement: moves.Arrangement | None = None
+    arrangement: Arrangement | None = None
     """The layout of scales that are rearranged when they arrive; None for bytes that arrive as they are."""
     from_payloads, to_payloads = False, False  # whether the sources or the targets are payloads of workspaces
 
@@ -240,7 +241,7 @@ class MoveCall:
             if kernel.pushes:
                 parameters.offsets = parameters.rows.offsets | parameters.scales.offsets
             if arrangement is not None:
-                parameters.arrangement.tailor(arrangement, rank)
+                parameters.arrangement.tailor(arrangement, peers, place)
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from collective_support import assert_bits, garbage, place, private_array
+from test_gathered_scales import LAYOUTS, on_ranks, quantised
 from test_moves import exchange_table, off, words
 
 import drvfuse as df
@@ -253,9 +254,53 @@ def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch
         assert len(prepared) == 3, f"call {number} prepared {prepared[3:]}"
 
 
-def test_scales_by_column_or_tile_are_refused(open_nodes):
-    group, quantisation = open_nodes(), df.Quantisation.mxfp8(layout="tiles")
-    xs = [rank.zeros((4, 64), "float8_e4m3fn") for rank in group]
-    scales = [rank.zeros(512, "float8_e8m0fnu") for rank in group]
-    with pytest.raises(errors.Unsupported, match="'tiles' over several nodes: use the layout 'row'"):
-        df.all_gather(group, xs, scales=scales, quantisation=quantisation)
+def gather_quantised(group, rng, rows, columns, made, **options):
+    codes, scales = quantised(rng, rows, columns, made)
+    want, wanted = reference.all_gather(codes, scales, made)
+    into = garbage(group, wanted.shape, made.scales)
+    xs, factors = on_ranks(group, codes, made.dtype), on_ranks(group, scales, made.scales)
+    found = df.all_gather(group, xs, splits=rows, scales=factors, gathered_scales=into, quantisation=made, **options)
+    assert_bits(found.output, want.view(xs[0].numpy().dtype), f"{rows}")
+    assert_bits(found.scales, wanted.view(into[0].numpy().dtype), f"scales of {rows} rows")
+
+
+@pytest.mark.parametrize(
+    "layout,algos",
+    [
+        ("FP8, columns of floats", ["auto", "pull"]),
+        ("FP8, columns of E8M0", ["put"]),
+        ("MXFP8, tiles", ["auto", "put"]),
+        ("NVFP4, tiles", ["push", "pull"]),
+    ],
+)
+def test_scales_by_column_or_tile_are_those_of_one_node(open_nodes, rng, layout, algos):
+    """Every scale is in its place, and the padding is 0, whatever the padding of the inputs is."""
+    group = open_nodes(6, 2)
+    for algo in algos:
+        for rows in ([5, 0, 130, 33, 96, 127], [0, 0, 0, 1, 0, 2]):
+            gather_quantised(group, rng, rows, *reversed(LAYOUTS[layout]), algo=algo)
+
+
+@pytest.mark.parametrize(
+    "made,columns", [(df.Quantisation.nvfp4(2.0, layout="tiles"), 272), LAYOUTS["FP8, columns of floats"]]
+)
+def test_scales_larger_than_the_workspace_cross_in_chunks(open_nodes, rng, made, columns):
+    gather_quantised(
+        open_nodes(6, 2, workspace_bytes=1 << 13), rng, [150, 7, 0, 300, 259, 8], columns, made, algo="pull"
+    )
+
+
+def test_scales_by_column_or_tile_with_a_rank_for_each_node(open_nodes, rng):
+    for rows in ([1, 200, 3], [0, 0, 5]):
+        gather_quantised(open_nodes(3, 3), rng, rows, *reversed(LAYOUTS["MXFP8, tiles"]))
+
+
+def test_a_workspace_without_room_for_a_column_of_scales_is_refused(open_nodes, refused):
+    group, made = open_nodes(workspace_bytes=4096), df.Quantisation.per_group(64, layout="column")
+    xs = [rank.zeros((1500, 64), "float8_e4m3fn") for rank in group]
+    scales = [rank.zeros((1, 1500), "float32") for rank in group]
+    refused(
+        lambda: df.all_gather(group, xs, scales=scales, quantisation=made),
+        "workspace_bytes",
+        "at least 6000 in the group's constructor, to hold a column of scales",
+    )
