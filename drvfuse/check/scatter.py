@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from ..ops.collectives.kernels import PUSH
-from .collectives import AMPLE, PDL, TIGHT, Calls
+from .calls import AMPLE, PDL, Calls
+from .collectives import TIGHT
 from .problems import Problem
 from .run import Run
 
