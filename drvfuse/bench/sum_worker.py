@@ -19,8 +19,8 @@ _MOST_COLUMNS = 4096
 
 
 def columns_of(nbytes: int, ranks: int) -> int:
-    """The number of columns of an input of `nbytes`: as many whole packs of 8 as possible, at most 4096, that divide the
-    part of each rank. The part is a multiple of 8 elements."""
+    """The number of columns of an input of `nbytes`: the largest multiple of 8, up to 4096, that divides the part of
+    each rank. That part is a multiple of 8 elements."""
     part = nbytes // 2 // ranks
     rows = -(-part // _MOST_COLUMNS)
     return next(part // count for count in range(rows, part + 1) if part % (8 * count) == 0)

@@ -138,7 +138,7 @@ class Sums:
         link.exchange([Part(member, address, count, stream) for member, (address, count), stream in each])
 
 
-class Addresses:
+class ExchangeAddresses:
     """The addresses of the memory from which an exchange of bytes sends, or in which it receives."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Bytes:
     def __init__(
         self,
         group: Group,
-        addresses: Addresses,
+        addresses: ExchangeAddresses,
         sent: Sequence[Sequence[Span]],
         received: Sequence[Sequence[Span]],
     ) -> None:

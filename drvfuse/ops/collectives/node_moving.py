@@ -36,7 +36,7 @@ from ..call import operands
 from ..call.planned import Ready
 from ..call.prepared import Prepared, Schedule
 from . import collective_call
-from .across_nodes import AcrossNodes, Addresses, Bytes, Kernels, Span, Stage, barrier, level_inside
+from .across_nodes import AcrossNodes, Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside
 from .call_options import CallOptions
 from .move_kernels import RELAY
 from .moving import MoveCall, MovePart
@@ -226,7 +226,7 @@ class NodeMoveCall:
         return step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1
 
     def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:
-        group, addresses = self.common.group, Addresses()
+        group, addresses = self.common.group, ExchangeAddresses()
         memory = {
             Place.INPUT: [[addresses.of_array(source.ptr) for source in part.sources] for part in self.parts],
             Place.OUTPUT: [[addresses.of_array(target.ptr) for target in part.targets] for part in self.parts],

@@ -26,7 +26,7 @@ from ...plans.node_moves import NodeRanks
 from ...plans.node_scatter import ScatterChunk
 from ..call.planned import Ready
 from . import plan
-from .across_nodes import Addresses, Bytes, Kernels, Span, Stage, barrier, level_inside, sources_inside
+from .across_nodes import Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside, sources_inside
 from .call_options import CallOptions
 from .kernels import PUSH
 from .scatter_kernels import ScatterKernel, ScatterParams, ScatterPushParams
@@ -82,7 +82,7 @@ class PartialSums:
             ready = self._ready(chunk, ranks, step, inputs)
             found.append(Kernels(ready))
             every += ready
-        addresses = Addresses()
+        addresses = ExchangeAddresses()
         sent, received = [], []
         for rank in group:
             base, others = addresses.fixed(payload(group, rank.index)), range(1, ranks.count)
