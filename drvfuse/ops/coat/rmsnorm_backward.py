@@ -28,6 +28,7 @@ from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, weight_type
 
 Gradients = ArrayLike | Sequence[ArrayLike]
+"""An array, or up to three arrays that stand for their sum."""
 R = TypeVar("R")
 
 
@@ -52,7 +53,10 @@ class BackwardParams(Fp8Params):
 
 
 def fp8_workspace_bytes(columns: int) -> int:
-    """The bytes that `workspace=` needs for calls with this number of columns, all zero before the first use."""
+    """The number of bytes that a workspace needs for calls with `columns` columns, an integer of at least 1.
+
+    The caller allocates a uint8 array of that size, zeroes it once, and passes it as `workspace`.
+    """
     return workspace_bytes(require_integer("columns", columns, "an integer, at least 1", 1))
 
 

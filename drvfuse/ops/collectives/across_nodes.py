@@ -37,7 +37,7 @@ from .params import Call
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...nodes.link import NodeLink
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
 
 _WORD = 8  # bytes of an abort word, and of a word of Progress

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...trace.buffer import Trace
 
 Arrays = ArrayLike | Sequence[ArrayLike]
+"""An array for each local rank of a group; a bare array stands for a list of one."""
 
 
 class Gathered(NamedTuple):

@@ -54,7 +54,7 @@ def allreduce(
     """Sum `inputs` over the ranks, element by element; every rank gets the sum.
 
     `inputs` is a list with one array per local rank, all of one shape and dtype (float32, float16 or bfloat16), each
-    contiguous, 16-byte aligned and on its rank's device: `Array`s, or any object with DLPack or
+    contiguous, 16-byte aligned and on its rank's device: an `Array`, or any object with DLPack or
     `__cuda_array_interface__`. `outputs` likewise; None allocates them. `outputs[i]` may be `inputs[i]` itself and must
     otherwise share memory with nothing. With one local rank a bare array is accepted in place of a list, and a bare
     array comes back.

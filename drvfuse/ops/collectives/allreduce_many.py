@@ -34,7 +34,7 @@ from .tuned import Tuned
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...dtypes import DType
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from ...trace.buffer import Trace
 
