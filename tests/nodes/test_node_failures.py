@@ -125,3 +125,27 @@ def test_a_replay_reports_too(rng):
         assert caught.value.failed == 1 and "in the replay of a graph" in str(caught.value)
         group.reset()
         graph.close()
+
+
+def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng):
+    """An aborted exchange leaves old numbers in the place of the statuses."""
+
+    class Aborted(InProcess):
+        def all_gather(self, parts):
+            if self.broken:
+                link = group.link
+                link.failure = errors.ExchangeTimeout(0, 0, [2], self.name, 0.5)
+            else:
+                super().all_gather(parts)
+
+    engine = Aborted()
+    with (
+        df.emu.Machine(devices=4) as machine,
+        df.Group.local(4, driver=machine, nodes=2, exchange=engine, max_blocks=2, workspace_bytes=1 << 15) as group,
+    ):
+        for count, engine.broken in ((4000, False), (800, True)):
+            xs = [rank.array(rng.standard_normal(count).astype(np.float32)) for rank in group]
+            df.allreduce(group, xs)
+        with pytest.raises(errors.ExchangeTimeout):
+            group.synchronize()
+        assert group.workspace.reported()  # kernels have reported the old numbers
