@@ -34,8 +34,8 @@ INPUTS, BOTH = "inputs", "both"
 
 
 class Calls:
-    """Calls of one collective on one set of input arrays, to which kernels write the inputs of one problem after
-    another.
+    """Calls of one collective, one for each of several problems. All calls read the same input arrays, to which a
+    kernel in front of each call writes the inputs of its problem.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class Calls:
     def launch(
         self, number: int, streams: Sequence[Stream], alone: Sequence[int] = (), late: int | None = None
     ) -> None:
-        """Queue call `number` after kernels that write its inputs: on all ranks together, or in the order `alone`.
+        """Queue kernels that write the inputs of call `number`, and the call: on all ranks together, or rank by rank in
+        the order `alone`.
 
         Rank `late` writes its inputs three times.
         """

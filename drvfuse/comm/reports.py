@@ -43,7 +43,7 @@ def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, 
 def _compared(
     report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """The error of a report of leg CALL: the calls differ, or the peer has not made the call."""
+    """The error of a report whose leg is CALL: the calls differ, or the peer has not made the call."""
     rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
     own, seen = report["expected"], report["seen"]
     assert calls is not None
@@ -56,7 +56,7 @@ def _compared(
 
 
 def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
-    """The error of a report of leg EXCHANGE. A place stands for a node, unless the engine has added all nodes.
+    """The error of a report whose leg is EXCHANGE. A place stands for a node, unless the engine has added all nodes.
 
     The epoch of the report is that behind the call's kernels in front of the exchange.
     """
