@@ -119,7 +119,7 @@ __device__ __forceinline__ bool node_sums(const Params& p, Trace& trace) {
             store_pack(p.node.sums + j * SUM_BYTES, pack);
             trace.lap(TraceRole::store);
         });
-    exchange_begins(p.node, barrier.finish());
+    exchange_begins(p.call, p.node, barrier.finish());
     return true;
 }
 

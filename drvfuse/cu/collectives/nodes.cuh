@@ -7,12 +7,14 @@
 // the exchange writes those of the other nodes. In the order "engine" there is one place, in which the exchange adds all.
 //
 // Status. The last 16 bytes of a place are float32 numbers too and take part in the exchange: the status of the sums in
-// front of them, and zeros. The status is 0.0f if every block of `node_sums` was complete, and 1.0f if a block gave up, so
-// that the sums are undefined. In the order "engine" the exchange adds the statuses: the sum is the number of nodes that
-// gave up, as small integers are exact in float32. `heed_nodes` reads the statuses behind the exchange. For any other than
-// 0 it reports leg EXCHANGE and aborts the ranks of its own node, which took part in nothing that failed otherwise.
-//   No launch writes both values: 0.0f is written by the last block that reaches Barrier::finish, and no block is the last
-//   one if a block has given up, since that block does not call it. Several blocks may write 1.0f, by relaxed stores.
+// front of them, and zeros. The status is 0.0f if the sums are defined. It is 1.0f if a block of `node_sums` gave up, or if
+// the abort word was set when the last block ended: a peer that gave up may have overwritten the input that this rank was
+// reading. In the order "engine" the exchange adds the statuses: the sum is the number of nodes that failed, as small
+// integers are exact in float32. `heed_nodes` reads the statuses behind the exchange. If one is not 0, it reports leg
+// EXCHANGE and aborts the ranks of its own node.
+//   No launch writes both values. One thread of the last block that reaches Barrier::finish writes the status, and no block
+//   is the last one if a block has given up, since that block does not call it. Several blocks that have given up write
+//   1.0f, by relaxed stores.
 //   The stores are complete before the exchange, and the exchange before the loads, in the order of the stream.
 #pragma once
 #include "collectives/kernel.cuh"
@@ -72,10 +74,11 @@ __device__ __forceinline__ void store_status(const NodeCall& call, float status)
 }
 
 // Called by all threads with the value of Barrier::finish, which is the new epoch in one thread and 0 elsewhere.
-__device__ __forceinline__ void exchange_begins(const NodeCall& call, u64 epoch) {
+__device__ __forceinline__ void exchange_begins(const Call& call, const NodeCall& node, u64 epoch) {
     if (epoch == 0) return;
-    store_status(call, 0.0f);
-    ptx::store_relaxed_sys(&call.progress->begun, epoch);
+    const bool aborted = ptx::load_relaxed_sys(abort_word(call.workspaces[call.rank])) != 0;
+    store_status(node, aborted ? 1.0f : 0.0f);
+    ptx::store_relaxed_sys(&node.progress->begun, epoch);
 }
 
 // Called by all threads of a block that has given up.
