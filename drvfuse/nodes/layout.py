@@ -76,7 +76,8 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
             "nodes", f"{nodes!r}, so {found.inside} ranks form a node", f"so that at most {MAX_RANKS} do"
         )
     if found.count > MAX_NODES:
-        raise ArgumentError("nodes", f"{nodes!r}, so there are {found.count} nodes", f"so that at most {MAX_NODES} are")
+        got = f"{nodes!r}, so there are {found.count} nodes"
+        raise ArgumentError("nodes", got, f"so that there are at most {MAX_NODES} nodes")
     for node in range(found.count):
         first, *others = found.ranks(node)
         for rank in others:
