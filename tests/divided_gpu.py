@@ -9,8 +9,8 @@ memory and contexts keep the device for which they were made. Rights of access a
 The kernels of all ranks run at once and communicate through the memory of the GPU. So a run shows that results are
 right and that nothing hangs on real hardware, with the memory ordering of one GPU. It shows nothing about NVLink, peer
 mappings or speed. The devices share the legacy default stream and the synchronisation of the context, so tests of these
-fail, and so do benchmarks, whose graphs fill the GPU. Ranks in several processes work too, but slowly, because the GPU
-runs the kernels of different processes in turns.
+fail. Many streams and graphs of one context share hardware queues, so `drvfuse bench` and the longest stress test time
+out. Ranks in several processes work too, but slowly, because the GPU runs their kernels in turns.
 
 Functions of the driver that are not named here act on GPU 0.
 """

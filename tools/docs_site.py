@@ -101,6 +101,7 @@ def api() -> str:
     sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
     sections.append(_section("The ops in numpy: `drvfuse.reference`", list(_references(package / "reference"))))
     emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]
+    emulated.append("drvfuse.emu.findings.reports.Place")
     sections.append(_section("The emulated driver: `drvfuse.emu`", emulated))
     sections.append(_section("Settings: `drvfuse.config`", ["drvfuse.config.get", "drvfuse.config.override"]))
     sections.append(_types())
