@@ -3,11 +3,11 @@
 //
 // A warp loads or stores one pack per lane. There are three ways:
 //   - A pack that is whole and at a multiple of 16 bytes takes one access of 16 bytes.
-//   - Whole packs at other addresses, where those of the 32 lanes lie one behind the other, are a row of 512 bytes. Each lane
-//     but the first accesses 16 aligned bytes, and the lanes exchange the parts that belong to their neighbours by shuffles.
-//     The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
-//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to that, else byte by byte. These
-//     are the packs of the last warp of an array, and of a warp whose packs belong to two arrays.
+//   - Whole packs at other addresses, where those of the 32 lanes lie one behind the other, are a row of 512 bytes.
+//     Each lane but the first accesses 16 aligned bytes, and the lanes exchange the parts that belong to their
+//     neighbours by shuffles. The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
+//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to that, else byte by byte.
+//     These are the packs of the last warp of an array, and of a warp whose packs belong to two arrays.
 // No warp touches a byte that does not belong to its packs.
 #pragma once
 #include "common/pack16.cuh"
@@ -29,8 +29,9 @@ __device__ __forceinline__ bool in_a_row(const Spot& spot) {
     return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
 }
 
-// What a lane accesses: of a pack by itself its `bytes`, of a row 16 bytes. They are accessed at once (`whole`), by words
-// (`words`) or byte by byte. Of the ends of a row the first `behind` bytes are those behind the last aligned access.
+// What a lane accesses: of a pack by itself its `bytes`, of a row 16 bytes. They are accessed at once (`whole`), by
+// words (`words`) or byte by byte. Of the ends of a row the first `behind` bytes are those behind the last aligned
+// access.
 struct Access {
     char* at;
     i64 bytes;
@@ -127,8 +128,8 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
 }
 
 // Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
-// undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether there
-// are other packs; the warp loads each of these together. With `all_whole` the kernel has no other packs,
+// undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether
+// there are other packs; the warp loads each of these together. With `all_whole` the kernel has no other packs,
 // and its lanes do not look for any.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
