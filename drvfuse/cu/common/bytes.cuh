@@ -3,11 +3,12 @@
 //
 // A warp loads or stores one pack per lane. There are three ways:
 //   - A pack that is whole and at a multiple of 16 bytes takes one access of 16 bytes.
-//   - Whole packs at other addresses, where those of the 32 lanes lie one behind the other, are a row of 512 bytes.
-//     Each lane but the first accesses 16 aligned bytes, and the lanes exchange the parts that belong to their
-//     neighbours by shuffles. The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
-//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to that, else byte by byte.
-//     These are the packs of the last warp of an array, and of a warp whose packs belong to two arrays.
+//   - If the packs of the 32 lanes are whole, contiguous and not at multiples of 16 bytes, they form a row of 512
+//   bytes.
+//     Each lane but the first accesses 16 aligned bytes, and the lanes exchange by shuffles the parts that belong to
+//     their neighbours. The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
+//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to 4 bytes, else byte by
+//     byte. Such packs occur in the last warp of an array, and in a warp whose packs belong to two arrays.
 // No warp touches a byte that does not belong to its packs.
 #pragma once
 #include "common/pack16.cuh"
@@ -29,14 +30,13 @@ __device__ __forceinline__ bool in_a_row(const Spot& spot) {
     return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
 }
 
-// What a lane accesses: of a pack by itself its `bytes`, of a row 16 bytes. They are accessed at once (`whole`), by
-// words (`words`) or byte by byte. Of the ends of a row the first `behind` bytes are those behind the last aligned
-// access.
+// What a lane accesses: its pack, or 16 bytes of a row.
 struct Access {
-    char* at;
-    i64 bytes;
-    u32 behind;
-    bool whole, words;
+    char* at;    // the first byte; for the first lane of a row, that of the first end of the row
+    i64 bytes;   // the number of bytes to the end of the array
+    u32 behind;  // for the first lane of a row: how many of its 16 bytes follow the row's last aligned access; else 0
+    bool whole;  // one access of 16 bytes
+    bool words;  // accesses of 4 bytes; otherwise, unless `whole`, of 1 byte
 
     __device__ __forceinline__ Access(const Spot& spot, bool row) {
         const u32 off = misalignment(spot.at);
@@ -47,10 +47,11 @@ struct Access {
         words = bytes >= 16 && off % 4 == 0;
     }
 
+    // The address of byte `i` of the 16 bytes.
     __device__ __forceinline__ char* byte(u32 i) const { return at + i + (i < behind ? 512 : 0); }
 };
 
-// The 16 bytes from byte `skip`, 0 to 15, on of the 32 bytes `low`, `high`.
+// Sets `word` to the 16 bytes that begin at byte `skip`, 0 to 15, of the 32 bytes (low, high).
 __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4], const u32 (&high)[4], u32 skip) {
     u32 all[8];
 #pragma unroll
@@ -63,7 +64,7 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// The words of the lane whose number is greater by `ahead`, modulo 32.
+// Sets `word` to the words `own` of lane (lane + ahead) modulo 32.
 __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 ahead) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);
@@ -91,6 +92,7 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
     shift_bytes(word, word, next, access.behind);
 }
 
+// Stores the pack of each lane, without the bytes beyond the end of the array. Called by whole warps.
 __device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]) {
     const bool row = in_a_row(to);
     const Access access(to, row);
@@ -128,9 +130,9 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
 }
 
 // Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
-// undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether
-// there are other packs; the warp loads each of these together. With `all_whole` the kernel has no other packs,
-// and its lanes do not look for any.
+// undefined. First the loads of all packs that are whole and aligned are issued, so that all are in flight at once.
+// Then the lanes vote on whether there are other packs, and the warp loads these one after another. With `all_whole`
+// the kernel has no other packs, and its lanes do not vote.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll

@@ -5,7 +5,7 @@
 // Computes, for an input [rows, columns], with g = gamma + weight_offset:
 //   x = +0 + input, with RESIDUAL rounded(x + residual), which is residual_output                    [rows, columns]
 //   RMSNorm    y = (x * g) * f, where f = 1 / sqrt(mean of x^2 over the row + epsilon)
-//   LayerNorm  the same with x - mean(x) in place of x, and with BETA + beta
+//   LayerNorm  y = ((x - mean) * g) * f, with BETA + beta, where f is that of x - mean
 //   output = codes of y, and scales (quantise.cuh), or y rounded to the input's type                 [rows, columns]
 //   normed_output = y rounded to the input's type, with NORMED                                       [rows, columns]
 // All operations are fp32 and IEEE, each rounded, in the order of drvfuse/reference/norms.py and quantised.py; the

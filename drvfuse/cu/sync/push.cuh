@@ -69,10 +69,10 @@ constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: for each distan
 // The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {
     char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is that of this rank
-    u64 first_share;  // what the first warp or block of the grid adds to the epoch, a part of EPOCH_UNIT,
-    u64 share;        // and every other one
-    u32 half_bytes;
-    int rounds;
+    u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch
+    u64 share;        // the part of EPOCH_UNIT that every other warp or block adds
+    u32 half_bytes;   // bytes of a half of the slots
+    int rounds;       // rounds of the call
 };
 
 enum Leg : u32 { PUSH = 1, GATHER = 2 };
@@ -147,8 +147,9 @@ public:
         ptx::store_relaxed_sys_words(push_.slots[distance] + half_ + offset, word);
     }
 
-    // Waits for K pieces of N words, which peers have sent to addresses `stride` bytes apart, and clears them. Piece k
-    // comes from distance k + 1 in leg PUSH, and from `source` in leg GATHER. Does nothing unless they are `wanted`.
+    // Waits for K pieces of N words, and clears their slots. The pieces lie `stride` bytes apart, from `offset` on.
+    // Piece k comes from the peer at distance k + 1 in leg PUSH, and from rank `source` in leg GATHER. If the pieces
+    // are not `wanted`, this thread does nothing.
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
@@ -178,7 +179,8 @@ public:
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
-    // The same in leg GATHER for one piece and, if it is wanted, for one more word, in a single wait.
+    // Waits in leg GATHER for a piece, if it is `wanted`, and in the same wait for one more word, if `word_wanted`.
+    // Clears their slots.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
@@ -219,8 +221,8 @@ protected:
         half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
     }
 
-    // Code of the planted fault of this name, which must not change results: this warp waits for up to 4 us, or twice
-    // that.
+    // For the planted fault "warps-that-fall-behind", which must not change results: delays this warp by a
+    // pseudo-random time of a few microseconds.
     static __device__ __forceinline__ void fall_behind() {
         if (!FAULT("warps-that-fall-behind")) return;
         const u64 begin = ptx::cycles();
@@ -229,7 +231,7 @@ protected:
         while (ptx::cycles() - begin < cycles) __nanosleep(100);
     }
 
-    // For the planted fault of this name: a word that push calls do not use.
+    // For the planted fault "epoch-of-each-block": a word that push calls do not use otherwise.
     __device__ __forceinline__ u64* epoch_of_block() const {
         return flag_word(call_.workspaces[call_.rank], blockIdx.x, call_.rank);
     }
@@ -318,12 +320,12 @@ protected:
     const Call& call_;
     const PushCall& push_;
     Calls<Ranks> calls_;
-    u32 epoch_;  // the low bits of the epoch
-    u32 half_;
-    int round_;
-    bool joined_;
-    bool relays_;  // the next results are the first results of the last of several rounds
-    bool aborted_;
+    u32 epoch_;     // the low bits of the epoch
+    u32 half_;      // the offset of the current half in bytes
+    int round_;     // the number of the current round, from 0
+    bool joined_;   // join() has been called
+    bool relays_;   // the next results are the first results of the last of several rounds
+    bool aborted_;  // this thread polls no more
 };
 
 // Replaces words of an input that equal ABSENT, so that they can be sent.
