@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of the product with partial norm as it is compiled: loads, registers, PDL."""
+"""The machine code of the product with partial norm: loads, registers, PDL."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_kernels_spill_nothing_and_have_the_parameters_of_the_host(m, k, weight)
     [(2, "bfloat16", ["weight"]), (8, "float32", []), (2, "float8_e4m3fn", ["weight", "act"])],
 )
 def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, act, scaled):
-    """The finish holds 1536 columns, on as many multiprocessors as an H200 has."""
+    """The last block keeps 1536 normed columns in registers, for as many multiprocessors as an H200 has."""
     log = model(m, act, *scaled).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
 
@@ -101,7 +101,8 @@ def test_a_longer_trace_is_refused():
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
 def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
-    """Each of the three kinds of warps is checked from its first barrier on: one copies weights, one loads gamma."""
+    """Checks each of the three kinds of warps from its first barrier on. Before the wait only weights are copied and
+    gamma is loaded."""
     check_reads_before_the_wait(compiled(m, k, weight, df.PDLLevel.ON).ptx)
 
 
