@@ -16,7 +16,7 @@ from .scratch import MAX_WORD_BLOCKS, MAX_WORD_ROWS, MAX_WORD_SUMS
 MAX_COLUMNS = 1 << 18  # the largest number of columns that the kernels take
 _SEGMENT = 512  # columns of a segment: what a warp reads at once
 _SUMS_BYTES = 16384  # the most bytes of shared memory for the sums of a chunk of rows
-_MEETINGS_BYTES = 32  # `struct Meetings` of cu/coat/forward_meeting.cuh
+_MEETINGS_BYTES = 32  # the size of `struct Meetings` of cu/coat/forward_meeting.cuh
 _ONE_BLOCK_ELEMENTS = 8192  # the largest number of elements for which `FewRows` has a single block
 # Rows per multiprocessor up to which `FewRows` is quicker than `ManyRows`: where blocks of `ManyRows` can share rows,
 # and where they cannot.
@@ -27,12 +27,12 @@ _CLUSTER_CAPABILITY = (9, 0)  # the least compute capability with clusters
 _PORTABLE_CLUSTER = 8  # the number of blocks of a cluster that every device with clusters can run
 _HELD_ROWS = 16  # the largest number of rows of `HeldRows`
 _HELD_WARPS = 32  # the largest number of warps of `HeldRows`, over the blocks of the cluster
-_BLOCK_WARPS = 8  # the largest number of warps of `HeldRows` that one block has without a cluster
+_BLOCK_WARPS = 8  # the largest number of warps of `HeldRows` for which one block suffices
 _SHARED_SUMS = 1 << 14  # the largest number of rows times segments for which blocks of `ManyRows` share rows
 # The most bytes of shared memory of a block that reads x again. With more, the L1 cache would be smaller and reading
 # again slower: by 5 % on an H200 for 67 million elements.
 _REREADING_BYTES = 195 << 10
-_STRIP_WORDS = 16  # STRIP_WORDS of cu/coat/fp8_norm_forward_tiles.cu
+_STRIP_WORDS = 16  # words between those of two strips: STRIP_WORDS of cu/coat/fp8_norm_forward_tiles.cu
 
 
 def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:

@@ -106,7 +106,7 @@ class Division:
 
 
 def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
-    """The number of bytes of a column that one store to a transposed output at `address` can take.
+    """The number of bytes of one store to a column of a transposed output at `address`.
 
     A lane has `tile_rows` bytes of a column. A store must be aligned, and its bytes must belong to one batch of
     `batch_rows` rows.

@@ -199,8 +199,8 @@ struct Tiles {
     Pack<Weight, TC> weights;  // w of the lane's columns of the next tile
     Pack<Weight, TC> biases;   // b of the lane's columns of the next tile
 
-    // The warp gets tiles index, index + WARPS, ... Tiles are numbered along the rows, from the last rows to the first,
-    // since L2 may still hold the data that was read last.
+    // The warp gets the tiles with the numbers `index`, index + WARPS, ... Tiles are numbered along the rows, from the
+    // last rows to the first, since L2 may still hold the data that was read last.
     __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
         : rows(rows), first(first), strips(strips), tile{first, -1} {
         if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};

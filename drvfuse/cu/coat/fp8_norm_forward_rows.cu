@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                         load_weight_pack(raw, p, column);
                         load_weight_pack(bias, p.bias, p.columns, column);
                         weight_segment = position.across;
-                        // A warp all of whose rows lie beyond the tensor's last row has the estimate 0. Its largest |b|
+                        // A warp that has only rows beyond the tensor's last row has the estimate 0. Its largest |b|
                         // must then stay 0 too, or is_reliable() would refuse the estimate.
                         if (WHOLE || rows.global_row(position.down) < p.rows) {
                             float widened[PACK];

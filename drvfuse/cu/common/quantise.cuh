@@ -14,10 +14,10 @@
 enum class Quant { none, row, fixed, group };  // fixed: "static" in Python
 enum class ScaleLayout { row, column, tiles };
 
-// The scale to store (y ~ code * scale), which is already rounded to its type, and the factor by which y is multiplied.
+// How values y are quantised: code = y * inverse, rounded, so that y ~ code * scale.
 struct Quantisation {
-    float scale;
-    float inverse;
+    float scale;    // the scale to store, already rounded to its type
+    float inverse;  // the factor by which y is multiplied
 };
 
 // 1 / scale, or 0 where that is not finite: for a scale that is 0, tiny or NaN.

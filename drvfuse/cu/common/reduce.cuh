@@ -37,7 +37,7 @@ struct RowStatistics {
     float maximum;
 };
 
-// The sum over the 32 lanes or, with a smaller `First`, over each aligned group of 2 * First lanes.
+// Returns the sum over the 32 lanes or, with a `First` below 16, over each aligned group of 2 * First lanes.
 template <int First = 16>
 __device__ __forceinline__ float butterfly_sum(float value) {
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grid-wide barrier that carries a maximum, for cooperative launches of at most MAX_GRID blocks.
+// A barrier of all blocks of a grid that also computes a maximum, for cooperative launches of at most MAX_GRID blocks.
 //
 // Each block owns a 64-bit slot: (epoch, value). A block stores its slot with release and then polls all slots until
 // each has this launch's epoch, so a slot is its own flag and nothing is reset between launches. The polls are relaxed,

@@ -30,7 +30,7 @@ public:
         ptx::copy_bulk(to, from, bytes, address());
     }
 
-    // The same for bytes that are not read again soon: L2 evicts them first.
+    // Copies as copy() does, with the hint that the bytes are not read again soon: L2 evicts them first.
     __device__ __forceinline__ void copy_once(u32 to, const void* from, u32 bytes) {
         ptx::copy_bulk_once(to, from, bytes, address());
     }

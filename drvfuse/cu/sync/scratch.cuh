@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The workspace of an op on one device, by which its blocks wait for one another with a time-out.
 //
-// `epoch` numbers the launches. Words by which blocks exchange values contain it, so nothing is reset between launches,
-// and a workspace that was zeroed once serves any number of launches in stream order. The epoch skips 0 when it wraps,
-// since words that were never written contain 0. Only a word of the launch 2^32 - 1 before this one, which no launch
-// since then has overwritten, would be taken for a word of this launch. `users` is the number of running launches, at
+// `epoch` numbers the launches. Words by which blocks exchange values contain the epoch, so nothing is reset between
+// launches, and a workspace that was zeroed once serves any number of launches in stream order. The epoch skips 0 when
+// it wraps, since words that were never written contain 0. A word would be mistaken for a word of the current launch
+// only if it was written 2^32 - 1 launches ago and not overwritten since. `users` is the number of running launches, at
 // most one.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read at most once in 64 polls, and ends early when the
-// abort word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A
-// thread that gives up continues to its block's next barrier, which informs the block. Launches that find the abort
-// word set wait for nothing, until the host has zeroed the workspace. If the host has read the report, they write it
-// again.
+// abort word is set. The first thread that gives up writes the report, in pinned host memory, and sets the abort word.
+// A thread that gives up continues to its block's next barrier, which informs the block. Launches that find the abort
+// word set wait for nothing, until the host has zeroed the workspace. If the host has read the report, these launches
+// write it again.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"
@@ -134,14 +134,14 @@ public:
         return FAULT("no-block-barrier-after-grid-spin") ? !failed : !__syncthreads_or(failed);
     }
 
-    // The number of launches that were running when this one began. Only the leading thread has it.
+    // The number of launches that were running when this launch began. Only the leading thread has this number.
     __device__ __forceinline__ u32 users() const { return users_; }
 
-    // Called once, when every block has read the epoch. Reports it if another launch was running when this one began. A
-    // test at the start would have to wait for that word, which would delay the launch.
+    // Ends the use. Called once, when every block has read the epoch. If another launch was running when this launch
+    // began, it writes a report. A test at the start would have to wait for `users`, which would delay the launch.
     __device__ __forceinline__ void finish() { finish(epoch(), users_); }
 
-    // The same for a kernel that lacks registers for these numbers, and keeps them in other memory.
+    // Ends the use in a kernel that keeps the epoch and the number of users in other memory, to save registers.
     __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
         ptx::store_relaxed_gpu(&scratch_.state->epoch, epoch);
@@ -155,5 +155,5 @@ private:
     const Scratch& scratch_;
     u32 previous_;  // the epoch that the workspace had when this launch began
     u32 aborted_;   // the abort word when this launch began
-    u32 users_;     // the number of running launches when this one began; only the leading thread has it
+    u32 users_;     // the number of other launches that were running when this launch began, in the leading thread
 };
