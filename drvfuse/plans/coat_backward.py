@@ -19,7 +19,7 @@ FEW_ROWS, FEW_ELEMENTS = (
     512,
     1 << 21,
 )  # the largest numbers of rows and of elements of cu/coat/fp8_rmsnorm_backward_few.cu
-_SLICE = 32  # columns of a slice in that kernel, whose blocks divide the slices
+_SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu, whose blocks divide the slices
 _MAX_RING = 8  # the largest number of rows that a team loads ahead
 _LONG = 12  # rows per team from which on two rows are loaded ahead, and dx of the last two is stored after the sums
 _RING_CAPABILITY = (9, 0)  # the least compute capability with bulk copies

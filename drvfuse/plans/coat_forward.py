@@ -32,7 +32,7 @@ _SHARED_SUMS = 1 << 14  # the largest number of rows times segments for which bl
 # The most bytes of shared memory of a block that reads x again. With more, the L1 cache would be smaller and reading
 # again slower: by 5 % on an H200 for 67 million elements.
 _REREADING_BYTES = 195 << 10
-_STRIP_WORDS = 16  # words between those of two strips: STRIP_WORDS of cu/coat/fp8_norm_forward_tiles.cu
+_STRIP_WORDS = 16  # the distance of the words of two strips, in words, as in cu/coat/fp8_norm_forward_tiles.cu
 
 
 def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:

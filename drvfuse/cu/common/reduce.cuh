@@ -45,8 +45,8 @@ __device__ __forceinline__ float butterfly_sum(float value) {
     return value;
 }
 
-// `squares[j]` is the sum of this thread's pack j, `maximum` the bits of the largest |x| of all its packs. `row` counts
-// the rows that the block has reduced.
+// squares[j] is the sum of squares of this thread's pack j, and `maximum` has the bits of the largest |x| of all of its
+// packs. `row` is the number of rows that the block has reduced before.
 template <int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row, const float (&squares)[PACKS],
                                                     u32 maximum) {

@@ -88,7 +88,8 @@ public:
         for (int k = 0; k < K; ++k) {
             if (wanted[k] && !FAULT("slot-not-cleared")) Base::template clear<4>(at + k * stride);
         }
-        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have read the keys, and cleared their slots
+        if (!FAULT("key-cleared-before-all-have-it"))
+            __syncwarp();  // all lanes have read the keys and cleared their slots
         if (threadIdx.x % 32 == 0) Base::template clear_all<K, 1>(keys_at, key_stride);
     }
 };
