@@ -11,7 +11,7 @@
 #include "common/pack16.cuh"
 #include "ptx/threads.cuh"
 
-enum class Quant { none, row, fixed, group };  // fixed: "static" in Python
+enum class Quant { none, row, fixed, group };  // `fixed` is the kind "static" of Python
 enum class ScaleLayout { row, column, tiles };
 
 // How values y are quantised: code = y * inverse, rounded, so that y ~ code * scale.
@@ -20,7 +20,7 @@ struct Quantisation {
     float inverse;  // the factor by which y is multiplied
 };
 
-// 1 / scale, or 0 where that is not finite: for a scale that is 0, tiny or NaN.
+// Returns 1 / scale, or 0 if that is not finite: for a scale that is 0, tiny or NaN.
 __device__ __forceinline__ float finite_inverse(float scale) {
     const float inverse = __frcp_rn(scale);
     const float largest_float = __uint_as_float(0x7f7fffffu);
@@ -37,7 +37,7 @@ struct ScaleRule {
     static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
         const float largest = rounded<S>(maximum);
         const float bound = rounded<S>(upper_bound);
-        const float limit = bound < largest ? bound : largest;  // NaN stays NaN
+        const float limit = bound < largest ? bound : largest;  // a maximum that is NaN stays NaN
         const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
         return {scale, finite_inverse(scale)};
     }
@@ -63,13 +63,14 @@ struct ScaleRule<e2m1x2, e4m3> {
     }
 };
 
-// The scale and factor of a row or group with that maximum, for codes of type Q and scales of type S.
+// Returns the scale and factor of a row or group whose largest |y| is `maximum`, for codes of type Q and scales of type
+// S.
 template <typename Q, typename S>
 __device__ __forceinline__ Quantisation quantisation(float maximum, float given) {
     return ScaleRule<Q, S>::of(maximum, given);
 }
 
-// The maximum over the GROUP / W adjacent lanes that hold a group of columns. Called by whole warps.
+// Returns the maximum over the GROUP / W adjacent lanes that hold a group of columns. Called by whole warps.
 template <int GROUP, int W>
 __device__ __forceinline__ u32 group_max(u32 maximum) {
     static_assert(GROUP / W >= 1 && GROUP / W <= 32, "a group is adjacent lanes of a warp");

@@ -28,7 +28,7 @@ struct RowScratch {
 
     __device__ __forceinline__ void expect(u32, u32) {}
 
-    // The number of this block among those that share a row.
+    // The number of this block among the blocks that share a row.
     static __device__ __forceinline__ u32 block() { return 0; }
 };
 

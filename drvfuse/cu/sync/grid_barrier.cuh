@@ -19,7 +19,7 @@ struct GridWorkspace {
     u64 slots[MAX_GRID];
 };
 
-// The barrier. The caller makes `use` at the kernel's start, and this function finishes it. The shared word
+// The barrier. The caller constructs `use` at the kernel's start, and this function finishes it. The shared word
 // `*shared_maximum` is the maximum of the values that threads of the block have stored in it before the call, or 0.
 // Afterwards the word has the maximum over the grid (as u32), and all earlier writes of all blocks to global memory are
 // visible to all threads. Returns false to all threads of the block if a block did not arrive.

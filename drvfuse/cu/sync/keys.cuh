@@ -21,7 +21,7 @@
 #pragma once
 #include "sync/push.cuh"
 
-// The key for the packs of the warp's lanes. A pack that does not `exist` is not sent. Called by all 32 lanes.
+// Returns the key for the packs of the warp's lanes, without those that do not `exist`. Called by all 32 lanes.
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll

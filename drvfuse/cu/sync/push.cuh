@@ -64,11 +64,11 @@
 
 constexpr u32 ABSENT = 0xffffffffu;
 constexpr u32 FOR_ABSENT = 0x7fff7fffu;
-constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: for each distance a 4-byte word, 16 bytes apart
+constexpr u32 GREETINGS_BYTES = 128;  // the words of greet() at the start of a half: one per distance, 16 bytes apart
 
 // The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {
-    char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is that of this rank
+    char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by its distance; entry 0 has this rank's own
     u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch
     u64 share;        // the part of EPOCH_UNIT that every other warp or block adds
     u32 half_bytes;   // bytes of a half of the slots
@@ -77,8 +77,9 @@ struct PushCall {
 
 enum Leg : u32 { PUSH = 1, GATHER = 2 };
 
-// With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds its share of the epoch or,
-// with `ByBlock`, each block does: thousands of additions to one word would take longer than a barrier in each block.
+// The steps of a push call. With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds
+// its share of the epoch or, with `ByBlock`, each block does: thousands of additions to one word would take longer than
+// a barrier in each block.
 // `Relays` is a template parameter, so that calls of one round do not even have a test for the fence.
 template <int Ranks, bool Together, bool ByBlock, bool Relays>
 class Push {
@@ -89,7 +90,8 @@ public:
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
-    // Called by every thread of the grid, right after wait_for_producer().
+    // Begins the call: reads the epoch and the abort word. Called by every thread of the grid, right after
+    // wait_for_producer().
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
@@ -129,7 +131,8 @@ public:
         relays_ = Relays && round_ + 1 == push_.rounds && !FAULT("no-fence-before-last-results");
     }
 
-    // Called by every thread after it has received pieces as owner, before it sends results.
+    // Executes the fence that a call of several rounds needs in its last round (see above). Called by every thread
+    // after it has received pieces as owner, before it sends results.
     __device__ __forceinline__ void relay() {
         if (!Relays || !relays_) return;
         relays_ = false;
@@ -196,8 +199,9 @@ public:
         if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
 
-    // Called by the first warp of one block, once in a call of `units` pieces of work, of which rank k owns k, k +
-    // ranks, ... A rank that owns no piece sends a word to every peer, and every peer receives it.
+    // Makes every rank receive a word from every peer in a call of `units` pieces of work, of which rank k owns pieces
+    // k, k + ranks, ...: a rank that owns no piece sends a word to every peer. Called by the first warp of one block,
+    // once in the call.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;
@@ -264,7 +268,8 @@ protected:
 
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
 
-    // The loop of a wait. poll() loads the wanted words and returns whether one is absent; tell(report) names it.
+    // The loop of a wait. poll() loads the wanted words and returns whether one is absent. tell(report) writes the
+    // absent word's place and sender to a report.
     template <typename Poll, typename Tell>
     __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
@@ -306,7 +311,7 @@ protected:
 
     __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
-        // The whole epoch at the start of the call; during the call the epoch advances by less than 2^32.
+        // `began` is the whole epoch at the start of the call: during the call the epoch advances by less than 2^32.
         const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
         const u64 began = now - u32(u32(now) - epoch_);
         to->peer = peer;
