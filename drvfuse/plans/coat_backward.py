@@ -157,7 +157,7 @@ class BackwardPlan:
         # Ring::slot_bytes() of cu/coat/backward_ring.cuh, times the number of teams.
         slot = shape.block_teams * ceil_div(columns * (1 + 2 * gradients) + columns // QB * 2, 128) * 128
         copied = aligned and scales_aligned and columns % (8 * QB) == 0 and limits.capability >= _RING_CAPABILITY
-        # A block with a single row per segment loads none ahead.
+        # If each segment has a single row, no row is loaded ahead.
         fits = copied and not shape.few and rows > shape.segments
         ring = shape.ring_slots(rows, slot, limits.shared_bytes - 4096 - smem) if fits else 0
         kept = ring > 0 and shape.team_rows(rows) >= _LONG and not centred

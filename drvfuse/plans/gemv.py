@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How cu/gemv/gemv_partial_norm.cu divides its work: warps, packs, rows, stages in flight, and the rows of each block.
 
-The results do not depend on it, bit for bit.
+Results do not depend on a plan, bit for bit.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Shape:
     """Slots for stages."""
 
     def shared_bytes(self, m: int) -> int:
-        """Shared memory of the copied weights and of the group sums."""
+        """The bytes of shared memory for copied weights and group sums, with `m` rows of act."""
         groups = self.slots * self.step * self.warps_a_row * self.packs
         return self.copied * groups * GROUP_BYTES + -(-4 * groups * m // PACK_BYTES) * PACK_BYTES
 
@@ -92,7 +92,7 @@ class Shape:
         return 4 * GROUP * batch * self.norm_warps(m)
 
     def threads(self, m: int) -> int:
-        """Threads of a block: warps that multiply, warps that add, and warps that compute the norm."""
+        """The number of threads of a block: those of warps that multiply, that add, and that compute the norm."""
         return 32 * (self.warps_a_row * self.teams + self.sum_warps + m * self.norm_warps(m))
 
     @staticmethod
@@ -146,13 +146,14 @@ class Shares:
 
     @staticmethod
     def of(n: int, n_normed: int, most: int) -> Shares:
-        """The shares of at most `most` blocks; block b has rows b, b + grid, ..."""
+        """How `n` rows, of which `n_normed` are normed, are divided among at most `most` blocks. Block b has rows b, b
+        + grid, ..."""
         grid = min(most, n)
         return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
 
     @property
     def most_rows(self) -> int:
-        """The most rows that a block has."""
+        """The largest number of rows of a block."""
         return self.rows_share + (self.rows_more > 0)
 
     @property
@@ -191,13 +192,13 @@ class Plan:
         if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never on an H100
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
-        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two phases for each stage
+        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # a block records two phases for each stage
         batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)
         return Plan(m, groups, shape, shares, -(-n_normed // 4) * 4, batch, held, whole, phases)
 
     @property
     def words_bytes(self) -> int:
-        """Bytes of the words through which blocks exchange sums and signal readiness."""
+        """The number of bytes of the words through which blocks exchange normed sums."""
         return 8 * self.m * self.padded
 
     def shared_bytes(self, room: int) -> tuple[int, bool]:

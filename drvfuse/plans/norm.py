@@ -13,12 +13,12 @@ MAX_THREADS = 512  # the maximum number of threads per block of cu/norm/rmsnorm_
 CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128  # threads of a block whose warps hold several rows each
 # Floats of a row in a thread's registers. The numbers below were measured on an H200 (docs/performance.md).
-_FLOATS = 32, 8  # for many rows, without and with a residual
-_LANES_FLOATS = 16  # for many rows that lanes of a warp hold
-_FEW_FLOATS = 8  # for few rows
-_MANY_ROWS = 2  # rows per multiprocessor from which on there are many
+_FLOATS = 32, 8  # with many rows: without a residual, with a residual
+_LANES_FLOATS = 16  # with many rows, of which several share a warp
+_FEW_FLOATS = 8  # with few rows
+_MANY_ROWS = 2  # rows are many if there are more rows than this number times the multiprocessors
 _MAX_CLUSTER = 8  # the maximum number of blocks of a cluster
-_FEW_THREADS = 128  # threads of a block whose row a cluster shares
+_FEW_THREADS = 128  # packs of a row per block above which more blocks share the row
 
 
 class NormShape(NamedTuple):
@@ -68,7 +68,7 @@ class NormShape(NamedTuple):
         return max(1, min(rows, resident // self.cluster)) * self.cluster
 
     def phases(self, rows: int, grid: int) -> int:
-        """The most phases that a traced block records."""
+        """The largest number of phases that a traced block records."""
         teams = grid * self.threads // self.lanes if self.lanes else grid // self.cluster
         return 2 + 3 * ceil_div(rows, teams)
 
