@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import threading
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,9 +181,9 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
     translated = translate(ptx, raw=raw)
     kernels = list(translated.kernels.values())
     description = {
-        "kernels": [asdict(replace(k, sites=())) for k in kernels],
-        "sites": [asdict(site) for site in kernels[0].sites] if kernels else [],
-        "globals": [{**asdict(g), "init": g.init.hex()} for g in translated.globals],
+        "kernels": [{**vars(k), "params": [vars(p) for p in k.params], "sites": ()} for k in kernels],
+        "sites": [vars(site) for site in kernels[0].sites] if kernels else [],
+        "globals": [{**vars(g), "init": g.init.hex()} for g in translated.globals],
         "globals_bytes": translated.globals_bytes,
         "libraries": translated.libraries,
     }
@@ -195,9 +194,7 @@ def _compile(ir: str, support: str | None) -> bytes:
     """Optimise IR for this CPU and emit an object.
 
     The runtime, which is compiled with `support`, gets all optimisations. The PTX of a kernel was optimised by NVRTC,
-    and an emulated kernel spends most of its time in the runtime. So it gets only the passes that undo what the
-    translator adds, and a code generator without optimisation. That compiles in a sixth of the time, and makes the call
-    of an op a tenth to a third slower.
+    and an emulated kernel spends most of its time in the runtime. So the code generator translates a kernel as it is.
     """
     llvm = _llvm()
     try:
@@ -208,15 +205,10 @@ def _compile(ir: str, support: str | None) -> bytes:
         module.link_in(llvm.parse_assembly(support))
     module.verify()
     machine = _machine(_OPTIMISED if support else _PLAIN)
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    builder = llvm.create_pass_builder(machine, tuning)
     if support:
-        passes = builder.getModulePassManager()
-    else:
-        passes = llvm.create_new_module_pass_manager()
-        passes.add_sroa_pass()
-        passes.add_simplify_cfg_pass()
-    passes.run(module, builder)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+        builder = llvm.create_pass_builder(machine, tuning)
+        builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))
 
 

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 from .. import abi
 from ..abi import structs
 from . import raw
-from .floats import Helpers
 from .flow import Block, Graph, Traits, uses_defs
+from .helpers import Helpers
 from .opcode import RefusedError, decode, width
 from .registers import Registers, signed, storage
 from .special import special
@@ -290,32 +291,30 @@ class Emitter(Registers):
             self.allocas.append("%rounds = alloca i32")
             prologue = [*prologue, f"store i32 {abi.LOOP_SLICE}, ptr %rounds"]
         resumes = [b for b in graph.blocks if b.resumed]
-        self.place([b.live_in for b in resumes])
+        kept = functools.reduce(operator.or_, (b.live_in for b in resumes), 0)
+        self.place({live & kept for b in graph.blocks for live in (b.live_in, b.live_out)})
         number = {b.index: i + 1 for i, b in enumerate(resumes)}
+        self.start("start")
+        self.clear(graph.blocks[0].live_in)
+        self.do(f"br label %B{graph.blocks[0].index}")
         for block in graph.blocks:
             self._block(block, number)
         entry = [f"{signature} {{", "entry:"]
         entry += [f"  %r{i} = alloca {storage(self.fn.registers[i].type)}" for i in sorted(self.slots_used)]
         entry += ["  " + a for a in self.allocas]
         entry += ["  " + p for p in prologue]
-        live = graph.blocks[0].live_in
-        for i in sorted(self.slots_used):
-            if live >> i & 1:  # registers that may be read before they are written
-                entry.append(f"  store {storage(self.fn.registers[i].type)} zeroinitializer, ptr %r{i}")
         if resumes:
             entry.append("  %resume = load i32, ptr %t")
             cases = " ".join(f"i32 {number[b.index]}, label %B{b.index}" for b in resumes)
-            entry.append(f"  switch i32 %resume, label %B{graph.blocks[0].index} [{cases}]")
+            entry.append(f"  switch i32 %resume, label %start [{cases}]")
         else:
-            entry.append(f"  br label %B{graph.blocks[0].index}")
+            entry.append("  br label %start")
         if self.fault_used:
             self.out += ["fault:", f"  ret i32 {int(abi.Status.FAULT)}"]
         return "\n".join([*entry, *self.out, "}"])
 
     def _block(self, block: Block, number: dict[int, int]) -> None:
         self.values, self.carry = {}, None
-        self.in_frame = block.in_frame
-        self.only_in_frame = block.live_in if block.resumed else 0
         self.start(f"B{block.index}")
         if block.resumed:
             self.emit(block.resumed, "after")
@@ -324,7 +323,7 @@ class Emitter(Registers):
         if block.suspended:
             status = self.emit(block.suspended, "before")
             target = block.successors[0]
-            self.save(target.live_in)
+            self.flush(target.live_in)
             self.do(f"store i32 {number[target.index]}, ptr %t")
             self.do(f"ret i32 {int(status or 0)}")
             return

@@ -3,8 +3,7 @@
 
 An instruction that suspends is split in two: its block ends with the part before the suspend, and a new block, which is
 reached only by a resume, begins with the part after it. The registers that are live at the start of the new block are
-kept in the frame. Each register has one place in the frame, so a suspend need not save a register that has not changed
-since an earlier suspend saved it.
+kept in the frame.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ class Block:
     """A basic block. `resumed` is the instruction whose part after the suspend begins it, `suspended` the one whose
     part before the suspend ends it.
 
-    `branch` is (register, negated) if the successors are (taken, not taken). `in_frame` are the live registers whose
-    values are in their places in the frame when the block begins.
+    `branch` is (register, negated) if the successors are (taken, not taken).
     """
 
     index: int
@@ -38,8 +36,6 @@ class Block:
     successors: list[Block] = field(default_factory=list)
     live_in: int = 0
     live_out: int = 0
-    defined: int = 0
-    in_frame: int = -1
 
 
 @dataclass(slots=True)
@@ -109,7 +105,6 @@ class Graph:
         self._build()
         self._reach()
         self._liveness()
-        self._frame()
 
     def _new(self) -> Block:
         block = Block(len(self.blocks))
@@ -242,7 +237,6 @@ class Graph:
                 if self.traits(block.resumed).rereads:
                     use |= u
             summary[block.index] = (use, define)
-            block.defined = define
         work = list(self.blocks)
         queued = {b.index for b in work}
         while work:
@@ -260,23 +254,6 @@ class Graph:
                     if p.index not in queued:
                         queued.add(p.index)
                         work.append(p)
-
-    def _frame(self) -> None:
-        """Find `in_frame` of all blocks by a forward dataflow: a suspend saves the live registers, and a write of a
-        register makes its saved value stale.
-        """
-        self.blocks[0].in_frame = 0
-        for block in self.blocks:
-            if block.resumed:
-                block.in_frame = block.live_in
-        work = list(self.blocks)
-        while work:
-            block = work.pop()
-            held = block.in_frame & ~block.defined
-            for s in block.successors:
-                if not s.resumed and s.in_frame & ~(held & s.live_in):
-                    s.in_frame &= held & s.live_in
-                    work.append(s)
 
 
 def bits(mask: int) -> list[int]:

@@ -15,15 +15,19 @@ from ..abi import structs
 from . import indirect, stack
 from .code import GlobalVar, KernelCode, Param, Site, Translated
 from .emitter import EXITED, Emitter
-from .floats import Helpers
+from .helpers import Helpers
 from .inline import Inliner, callee_of, variables_of
 from .opcode import RefusedError, decode
 from .opcodes import (
+    addresses,
+    approximate,
+    atomics,
     bits,
     clusters,
     control,
     convert,
     copies,
+    fences,
     floating,
     integer,
     matrix,
@@ -37,8 +41,8 @@ from .opcodes import (
 from .raw import emit_module, symbol
 
 OPCODE_MODULES = (
-    *(bits, clusters, control, convert, copies, floating, integer, matrix, matrix_memory, mbarrier, memory, multimem),
-    *(select, video),
+    *(addresses, approximate, atomics, bits, clusters, control, convert, copies, fences),
+    *(floating, integer, matrix, matrix_memory, mbarrier, memory, multimem, select, video),
 )
 
 

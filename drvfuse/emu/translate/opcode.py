@@ -115,7 +115,7 @@ def integer_type(op: Opcode, *allowed: str) -> str:
     return t
 
 
-_cache: dict[str, Action] = {}
+_cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> how to emit it, the most operands that it takes
 # Opcodes by the most operands that they take. A cache policy is one more operand.
 _OPERANDS = {
     name: count
@@ -145,23 +145,31 @@ def _with_modifier(text: str) -> str:
 
 def decode(ins: Instruction) -> Action:
     """The action for an instruction. Raises PtxError, or NotEmulated for an instruction that is refused by name."""
-    action = _cache.get(ins.opcode)
-    if action is None:
-        reason = refusal(ins.opcode)
-        if reason is not None:
-            raise NotEmulated(ins.line, ins.text, reason)
-        op = Opcode(ins.opcode)
-        handler = HANDLERS.get(_with_modifier(ins.opcode)) or HANDLERS.get(op.base)
-        if handler is None:
-            raise ins.error("unsupported opcode")
-        try:
-            action = handler(op)
-            op.done()
-        except RefusedError as e:
-            raise ins.error(str(e)) from None
-        _cache[ins.opcode] = action
-    most = _OPERANDS.get(_with_modifier(ins.opcode), _OPERANDS.get(ins.base, len(ins.operands)))
-    most += ".L2::cache_hint" in ins.opcode
-    if len(ins.operands) > most:
+    known = _cache.get(ins.opcode)
+    if known is None:
+        known = _cache[ins.opcode] = _action(ins), _most_operands(ins)
+    action, most = known
+    if most is not None and len(ins.operands) > most:
         raise ins.error(f"at most {most} operand(s) expected")
     return action
+
+
+def _action(ins: Instruction) -> Action:
+    reason = refusal(ins.opcode)
+    if reason is not None:
+        raise NotEmulated(ins.line, ins.text, reason)
+    op = Opcode(ins.opcode)
+    handler = HANDLERS.get(_with_modifier(ins.opcode)) or HANDLERS.get(op.base)
+    if handler is None:
+        raise ins.error("unsupported opcode")
+    try:
+        action = handler(op)
+        op.done()
+    except RefusedError as e:
+        raise ins.error(str(e)) from None
+    return action
+
+
+def _most_operands(ins: Instruction) -> int | None:
+    most = _OPERANDS.get(_with_modifier(ins.opcode), _OPERANDS.get(ins.base))
+    return None if most is None else most + (".L2::cache_hint" in ins.opcode)

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registers of a function while the function is emitted.
 
-Inside a block, a register is an SSA value, in its integer form, its float form or both. Other blocks get it from a
-stack slot, which LLVM promotes to SSA. After a suspend it is loaded from the thread's frame where it is needed; before
-a suspend it is stored there only if it has changed. A NaN that fp32 arithmetic gives is made canonical only where its
-bits can be seen: in the integer form, in memory and in other blocks.
+Inside a block, a register is an SSA value, in its integer form, its float form or both. Other blocks load it from its
+place in memory, which is in the thread's frame if the register is live at any suspend, and on the stack otherwise. A
+register that a block changes is stored at the end of the block. A NaN that fp32 arithmetic gives is made canonical only
+where its bits can be seen: in the integer form, in memory and in other blocks.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Iterable
 from ctypes import sizeof
 from dataclasses import dataclass
 from typing import Any
 
 from ...ptx.ir import SINK, Function, Imm, Not, Reg
 from ..abi import structs
-from .floats import Helpers
 from .flow import bits
+from .helpers import Helpers
 from .opcode import RefusedError, width
 
 
@@ -60,9 +61,7 @@ class Registers:
         self.carry: str | None = None
         self.slots_used: set[int] = set()
         self.slots = self.frame_bytes = sizeof(structs.Thread)
-        self.frame_place: dict[int, int] = {}
-        self.in_frame = 0  # bits of the registers whose value is in their place in the frame
-        self.only_in_frame = 0  # bits of those of these registers whose stack slot is out of date
+        self.frame_place: dict[int, int] = {}  # register -> offset in the frame
 
     # Text -----------------------------------------------------------------------------------------------------------
     def op(self, text: str) -> str:
@@ -97,22 +96,21 @@ class Registers:
         value = self.values.get(reg.index)
         if value is None:
             t = storage(reg.type)
-            dirty = bool(self.only_in_frame >> reg.index & 1)
-            if dirty:
-                name = self._from_frame(reg)
-            else:
-                self.slots_used.add(reg.index)
-                name = self.op(f"load {t}, ptr %r{reg.index}")
+            name = self.op(f"load {t}, ptr {self._place(reg.index)}")
             if t in ("float", "double"):
-                value = _Value(None, name, "f32" if t == "float" else "f64", dirty, False)
+                value = _Value(None, name, "f32" if t == "float" else "f64", False, False)
             else:
-                value = _Value(name, None, "", dirty, False)
+                value = _Value(name, None, "", False, False)
             self.values[reg.index] = value
         return value
 
-    def _define(self, reg: Reg, value: _Value) -> None:
-        self.values[reg.index] = value
-        self.in_frame &= ~(1 << reg.index)
+    def _place(self, index: int) -> str:
+        """A pointer to the place of a register in memory."""
+        offset = self.frame_place.get(index)
+        if offset is not None:
+            return self._in_frame(offset)
+        self.slots_used.add(index)
+        return f"%r{index}"
 
     def _canonical(self, value: _Value) -> str:
         if value.raw_nan:
@@ -208,7 +206,7 @@ class Registers:
             value = self.op(f"{'sext' if sign else 'zext'} i{n} {value} to i{w}")
         if self.guard:
             value = self.op(f"select i1 {self.guard}, i{w} {value}, i{w} {self._integer(self._entry(dst))}")
-        self._define(dst, _Value(value, None, "", True, False))
+        self.values[dst.index] = _Value(value, None, "", True, False)
 
     def set_real(self, dst: Any, value: str, kind: str, arithmetic: bool = True) -> None:
         """Write a float or double to a register. With `arithmetic`, an fp32 NaN becomes canonical."""
@@ -225,7 +223,7 @@ class Registers:
             if self._entry(dst).raw_nan:
                 self._canonical(self._entry(dst))
             value = self.op(f"select i1 {self.guard}, {ll} {value}, {ll} {self.real(dst, kind)}")
-        self._define(dst, _Value(None, value, kind, True, raw))
+        self.values[dst.index] = _Value(None, value, kind, True, raw)
 
     def set_pred(self, dst: Any, value: str) -> None:
         if dst is SINK:
@@ -234,18 +232,18 @@ class Registers:
             raise RefusedError("a destination predicate is expected")
         if self.guard:
             value = self.op(f"select i1 {self.guard}, i1 {value}, i1 {self.pred(dst)}")
-        self._define(dst, _Value(value, None, "", True, False))
+        self.values[dst.index] = _Value(value, None, "", True, False)
 
     def copy(self, dst: Any, src: Any, n: int) -> None:
         """Move n bits from an operand to a register without changing them, in the form in which `src` is."""
         if isinstance(src, Reg) and isinstance(dst, Reg) and not self.guard and width(src.type) == width(dst.type) == n:
             e = self._entry(src)
-            self._define(dst, _Value(e.integer, e.real, e.kind, True, e.raw_nan))
+            self.values[dst.index] = _Value(e.integer, e.real, e.kind, True, e.raw_nan)
         else:
             self.set_int(dst, self.word(src, n), n)
 
     def _stored(self, reg: Reg) -> tuple[str, str]:
-        """(LLVM type, value) of a register, as its stack slot holds it."""
+        """(LLVM type, value) of a register, as its place in memory holds it."""
         t = storage(reg.type)
         value = self._entry(reg)
         if t == "float" or t == "double":
@@ -256,14 +254,16 @@ class Registers:
         return t, self._integer(value) if t != "i1" else (value.integer or "false")
 
     def flush(self, live: int) -> None:
-        """Emit, before a branch, the stores of the registers `live` to their stack slots."""
-        for index in bits(live & self.only_in_frame):
-            self._entry(self.fn.registers[index])
+        """Emit, at the end of a block, the stores of the registers `live` that the block has changed."""
         for index, value in list(self.values.items()):
             if value.dirty and live >> index & 1:
-                self.slots_used.add(index)
                 t, v = self._stored(self.fn.registers[index])
-                self.do(f"store {t} {v}, ptr %r{index}")
+                self.do(f"store {t} {v}, ptr {self._place(index)}")
+
+    def clear(self, live: int) -> None:
+        """Emit the stores of zeros to the registers `live`, which may be read before they are written."""
+        for index in bits(live):
+            self.do(f"store {storage(self.fn.registers[index].type)} zeroinitializer, ptr {self._place(index)}")
 
     # Frame ----------------------------------------------------------------------------------------------------------
     def put(self, place: str | int, typed: str) -> None:
@@ -278,35 +278,23 @@ class Registers:
         offset = structs.offset(structs.Thread, place) if isinstance(place, str) else place
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
-    def place(self, kept: list[int]) -> None:
-        """Give each register that a suspend keeps a place in the frame. Registers that no suspend keeps together may
-        share a place.
+    def place(self, together: Iterable[int]) -> None:
+        """Give registers places in the frame. Each element of `together` is a set of registers, as bits, that hold
+        values at the same time and so need different places.
         """
-        suspends: dict[int, int] = {}
-        for number, live in enumerate(kept):
-            for index in bits(live):
-                suspends[index] = suspends.get(index, 0) | 1 << number
-        places: list[tuple[int, int]] = []  # (offset, the suspends that keep a register there)
+        sets: dict[int, int] = {}  # register -> the numbers of the sets that contain it, as bits
+        for number, registers in enumerate(together):
+            for index in bits(registers):
+                sets[index] = sets.get(index, 0) | 1 << number
+        places: list[tuple[int, int]] = []  # (offset, the numbers of the sets with a register in this place)
         # The widest registers come first, so that a later register fits into the place of any earlier one.
-        for index in sorted(suspends, key=lambda i: (-width(self.fn.registers[i].type), i)):
-            free = (k for k, (_, taken) in enumerate(places) if not taken & suspends[index])
+        for index in sorted(sets, key=lambda i: (-width(self.fn.registers[i].type), i)):
+            free = (k for k, (_, taken) in enumerate(places) if not taken & sets[index])
             k = next(free, len(places))
             if k == len(places):
                 places.append((self.frame_bytes, 0))
                 self.frame_bytes += max(1, width(self.fn.registers[index].type) // 8)
             offset, taken = places[k]
-            places[k] = offset, taken | suspends[index]
+            places[k] = offset, taken | sets[index]
             self.frame_place[index] = offset
         self.frame_bytes = -(-self.frame_bytes // 16) * 16
-
-    def save(self, live: int) -> None:
-        """Emit, before a suspend, the stores of the registers `live` to their places in the frame."""
-        for index in bits(live & ~self.in_frame):
-            t, v = self._stored(self.fn.registers[index])
-            if t == "i1":
-                t, v = "i8", self.op(f"zext i1 {v} to i8")
-            self.put(self.frame_place[index], f"{t} {v}")
-
-    def _from_frame(self, reg: Reg) -> str:
-        offset, t = self.frame_place[reg.index], storage(reg.type)
-        return self.op(f"trunc i8 {self.get(offset, 'i8')} to i1") if t == "i1" else self.get(offset, t)

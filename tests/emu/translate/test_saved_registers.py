@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers across suspends, which the translator saves and loads only where it must: random programs with suspends
+"""Registers keep their values across suspends: random programs with suspends
 between definitions, on branches and in loops, beside the same programs in Python."""
 
 from __future__ import annotations
@@ -116,3 +116,35 @@ def test_registers_keep_their_values_across_suspends(seed: int) -> None:
         step(state)
         assert [int(io[at // 8]) for at in places.values()] == [state[name] for name in places]
     assert suspends > 500
+
+
+HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 io) { .reg .b32 %r<9>;"
+HEAD += ".reg .b64 %io; .reg .pred %p; ld.param.u64 %io, [io]; ld.global.u32 %r0, [%io];"
+SUSPEND = "bar.warp.sync 0xffffffff;"
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_registers_of_different_branches_are_both_kept_until_the_branch(taken: int) -> None:
+    program = Program(
+        f"""{HEAD} add.u32 %r1, %r0, 5; add.u32 %r2, %r0, 9; setp.ne.u32 %p, %r0, 0;
+        @%p bra OTHER;
+        {SUSPEND} st.global.u32 [%io+4], %r1; ret;
+        OTHER: {SUSPEND} st.global.u32 [%io+4], %r2; ret; }}"""
+    )
+    io = np.array([taken, 0], np.uint32)
+    thread = program.thread("k", pointers(io))
+    while thread.resume() != abi.Status.EXIT:
+        pass
+    assert io[1] == (10 if taken else 5)
+
+
+def test_registers_that_are_live_at_different_times_share_a_place_in_the_frame() -> None:
+    steps = "".join(f"add.u32 %r{i}, %r{i - 1}, {i}; {SUSPEND}" for i in range(1, 9))
+    one = Program(f"{HEAD} add.u32 %r1, %r0, 36; {SUSPEND} st.global.u32 [%io+4], %r1; ret; }}")
+    many = Program(f"{HEAD} {steps} st.global.u32 [%io+4], %r8; ret; }}")
+    io = np.array([100, 0], np.uint32)
+    thread = many.thread("k", pointers(io))
+    while thread.resume() != abi.Status.EXIT:
+        pass
+    assert io[1] == 136
+    assert many.code.kernels["k"].frame_bytes <= one.code.kernels["k"].frame_bytes + 16

@@ -7,9 +7,10 @@ from typing import Any
 
 from ....ptx.ir import TYPE_BYTES, Instruction
 from ..emitter import Emitter
-from ..floats import FORMATS
+from ..formats import FORMATS
 from ..opcode import Action, Opcode, RefusedError, is_signed, opcode, width
-from . import floating as real
+from . import real
+from .halves import lanes, relu16
 
 _FLOATS = ("f16", "bf16", "f32", "f64", "tf32")
 _PAIRS = ("f16x2", "bf16x2", "e4m3x2", "e5m2x2")
@@ -166,7 +167,7 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
                     bits = g.op(f"select i1 {g.op(f'icmp slt i32 {bits}, 0')}, i32 0, i32 {bits}")
                 g.set_int(d, bits, 32)
             else:
-                g.set_int(d, real.relu16(g, bits) if relu else bits, 16)
+                g.set_int(d, relu16(g, bits) if relu else bits, 16)
             return
         if kind == target:
             g.set_real(d, x, target, arithmetic=source != "bf16")
@@ -219,9 +220,7 @@ def _pairs(op: Opcode) -> Action:
 
         def narrow(g: Emitter, ins: Instruction) -> None:
             d, a = ins.operands
-            halves = [
-                _round(g, "f32", real.unpack(g, "f16", h), target[:-2], "rn", True) for h in real.lanes(g, a, "f16x2")
-            ]
+            halves = [_round(g, "f32", real.unpack(g, "f16", h), target[:-2], "rn", True) for h in lanes(g, a, "f16x2")]
             _join(g, d, halves, 8, relu)
 
         return Action(narrow)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from ....ptx.ir import Imm, Instruction, Reg
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode
+from .access import drop_hints
 from .mbarrier import bulk_load
-from .memory import drop_hints
 from .reductions import reduction
 
 

@@ -6,17 +6,18 @@ from __future__ import annotations
 from ....ptx.ir import Imm, Instruction
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, integer_type, is_signed, opcode, width
-from . import floating as real
+from . import floating
+from .real import KINDS
 
 
 def _is_float(op: Opcode) -> bool:
-    return any(p in real.KINDS for p in op.rest)
+    return any(p in KINDS for p in op.rest)
 
 
 @opcode("add", "sub", "addc", "subc")
 def add(op: Opcode) -> Action:
     if _is_float(op):
-        return real.arithmetic(op)
+        return floating.arithmetic(op)
     base, verb = op.base, op.base[:3]
     set_carry = op.flag("cc")
     saturate = op.flag("sat")
@@ -59,7 +60,7 @@ def _halves(g: Emitter, ins: Instruction, verb: str) -> None:
 @opcode("mul", "mad", "madc", "mul24", "mad24")
 def mul(op: Opcode) -> Action:
     if _is_float(op):
-        return real.arithmetic(op)
+        return floating.arithmetic(op)
     base = op.base
     short = base.endswith("24")
     part = op.pick("lo", "hi") if short else op.pick("lo", "hi", "wide")
@@ -110,7 +111,7 @@ def mul(op: Opcode) -> Action:
 def div(op: Opcode) -> Action:
     """A quotient or remainder by zero, which PTX leaves open, is all ones, as on an H200."""
     if _is_float(op):
-        return real.division(op)
+        return floating.division(op)
     rem = op.base == "rem"
     t = integer_type(op)
     n, sign = width(t), is_signed(t)
@@ -140,7 +141,7 @@ def div(op: Opcode) -> Action:
 @opcode("abs", "neg", "min", "max")
 def unary_or_extremum(op: Opcode) -> Action:
     if _is_float(op):
-        return real.arithmetic(op)
+        return floating.arithmetic(op)
     base, relu = op.base, op.flag("relu")
     halves = op.pick("u16x2", "s16x2", default="")
     t = halves[:3] or integer_type(op)

@@ -17,8 +17,8 @@ from ....ptx.ir import Imm, Instruction
 from ... import abi
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode
+from .access import state_space
 from .matrix import BYTES, aligned, give, has, items, refuse, take, together, wmma_shape
-from .memory import state_space
 
 
 # wmma ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ....ptx.ir import SINK, Instruction
 from ... import abi
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode
-from .memory import ORDERS, SCOPES, announce, drop_hints
+from .access import ORDERS, SCOPES, announce, drop_hints
 from .reductions import reduction
 
 

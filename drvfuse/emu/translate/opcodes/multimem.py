@@ -14,7 +14,7 @@ from ....ptx.ir import Instruction
 from ... import abi
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode, width
-from .memory import ORDERS, announce, elements, elements_flag, scope_flags, seen
+from .access import ORDERS, announce, elements, elements_flag, scope_flags, seen
 
 _INTEGERS = {
     **dict.fromkeys(("b32", "b64"), ("and", "or", "xor")),

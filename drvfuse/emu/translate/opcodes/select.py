@@ -9,7 +9,8 @@ from ....ptx.ir import SINK, Instruction, Reg, Special, Vec
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, is_signed, opcode, width
 from ..special import special
-from . import floating as real
+from .comparison import UNORDERED, comparison, set_mask
+from .real import HALVES, KINDS
 
 
 @opcode("selp")
@@ -59,13 +60,13 @@ _UNSIGNED = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
 @opcode("setp", "set")
 def compare(op: Opcode) -> Action:
     sets_predicate = op.base == "setp"
-    verb = op.pick(*_COMPARE, *_UNSIGNED, *real.UNORDERED, "num", "nan")
+    verb = op.pick(*_COMPARE, *_UNSIGNED, *UNORDERED, "num", "nan")
     boolean = op.pick("and", "or", "xor", default="")
     ftz = op.flag("ftz")
     kinds = op.types(1 if sets_predicate else 2)
     t = kinds[-1]
-    if t in real.KINDS:
-        test = real.comparison(verb, t, ftz)
+    if t in KINDS:
+        test = comparison(verb, t, ftz)
     else:
         n = width(t)
         if t == "pred" or verb not in _COMPARE and (verb not in _UNSIGNED or is_signed(t)) or ftz:
@@ -80,7 +81,7 @@ def compare(op: Opcode) -> Action:
     if (
         not sets_predicate
         and kinds[0] not in ("u32", "s32", "f32")
-        and (t not in real.HALVES or kinds[0] not in real.HALVES + ("u16", "s16"))
+        and (t not in HALVES or kinds[0] not in HALVES + ("u16", "s16"))
     ):
         raise RefusedError(f"unsupported type .{kinds[0]}")
 
@@ -106,7 +107,7 @@ def compare(op: Opcode) -> Action:
         if boolean:
             c = g.pred(ins.operands[3])
             results = [g.op(f"{boolean} i1 {r}, {c}") for r in results]
-        real.set_mask(g, d, results, kinds[0])
+        set_mask(g, d, results, kinds[0])
 
     return Action(emit)
 

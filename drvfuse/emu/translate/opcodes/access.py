@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses to memory: state space, order and scope, elements, and the part of an instruction before its suspend.
+
+The runtime checks every access before it is made. A thread suspends before each strong load and each atomic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....ptx.ir import Addr, Instruction, Reg, Vec
+from ... import abi
+from ..emitter import Emitter
+from ..opcode import Opcode, RefusedError
+
+SPACES = {
+    "global": abi.Space.GLOBAL,
+    "shared": abi.Space.SHARED,
+    "shared::cta": abi.Space.SHARED,
+    "shared::cluster": abi.Space.CLUSTER,
+    "local": abi.Space.LOCAL,
+    "const": abi.Space.CONST,
+    "param": abi.Space.PARAM,
+    "param::entry": abi.Space.PARAM,
+    "param::func": abi.Space.PARAM,
+}
+SCOPES = {scope.name.lower(): scope for scope in abi.Scope}
+ORDERS = {order.name.lower(): order for order in abi.Order}
+
+
+def state_space(op: Opcode) -> tuple[str, int]:
+    """(name, flag bits) of the state space of an opcode. The name "" is generic."""
+    name = op.pick(*SPACES, default="")
+    flags = int(SPACES[name]) << abi.SPACE_SHIFT if name else 0
+    return name.split("::")[0], flags
+
+
+def drop_hints(op: Opcode) -> None:
+    """Consume the cache hints of an opcode, which have no effect."""
+    op.flag("ca", "cg", "cs", "lu", "cv", "wb", "wt")
+    op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
+
+
+def scope_flags(op: Opcode, default: str | None = None) -> int:
+    return int(SCOPES[op.pick(*SCOPES, default=default)]) << abi.SCOPE_SHIFT
+
+
+def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
+    """A function that emits the part before a strong access: it stores address and size, and suspends with YIELD."""
+
+    def before(g: Emitter, ins: Instruction) -> int:
+        operand = next((o for o in ins.operands if isinstance(o, Addr)), None)
+        if operand is None:
+            raise RefusedError("an address in brackets is expected")
+        g.put("op_addr", f"i64 {g.address(operand, space)}")
+        g.put("op_size", f"i32 {size}")
+        return g.suspend(ins, abi.Status.YIELD)
+
+    return before
+
+
+def seen(g: Emitter, value: str, n: int) -> None:
+    if g.mode == "raw":
+        return
+    if n != 64:
+        value = g.op(f"{'trunc' if n > 64 else 'zext'} i{n} {value} to i64")
+    g.put("op_seen", f"i64 {value}")
+
+
+def _pointer(g: Emitter, address: str, offset: int = 0) -> str:
+    if offset:
+        address = g.op(f"add i64 {address}, {offset}")
+    return g.op(f"inttoptr i64 {address} to ptr")
+
+
+def elements_flag(count: int, strong: bool) -> int:
+    return (count.bit_length() - 1) << abi.ELEMENTS_SHIFT if strong else 0
+
+
+def elements(operand: Any, count: int) -> tuple[Any, ...]:
+    items = operand.items if isinstance(operand, Vec) else (operand,)
+    if len(items) != count:
+        raise RefusedError(f"{count} element(s) expected")
+    return tuple(items)
+
+
+def place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Instruction) -> Callable[[int], str]:
+    """Emit the check of an access. Returns a function from the byte offset of an element to its pointer."""
+    pointer = g.parameter(operand) if space == "param" else None
+    if pointer is not None:
+        return lambda offset: g.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
+    address = g.address(operand, space)
+    if space != "param" or isinstance(operand.base, Reg):
+        g.check(address, size, flags, ins)
+    return lambda offset: _pointer(g, address, offset)
