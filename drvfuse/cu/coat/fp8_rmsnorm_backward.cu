@@ -25,8 +25,8 @@
 // Storage. Registers: a thread's packs of the current row, xhat and wdy, and its sums for dw and db over the rows.
 // Shared memory: w in fp32, sums of teams and warps, and a ring of rows that bulk copies fill (backward_ring.cuh). With
 // RING 0 there is no ring, and the loads of a row are issued as soon as the registers of the row before it are free,
-// before the reduction of c1. The last KEPT + 1 rows of a segment are added to the sums before their dx is computed, so
-// that other blocks get these sums earlier; KEPT of these rows are read from the ring twice.
+// before the reduction of c1. A team adds the last KEPT + 1 rows of a segment to the sums before their dx is computed,
+// so that other blocks get these sums earlier; KEPT of these rows are read from the ring twice.
 //
 // Order of sums. dw and db: the rows of a team in order (fma), the teams in order, then strand i of STRANDS adds
 // segments i, i + STRANDS, ..., and the strands are added in order; the result is rounded once. c1 and c2: the 8
@@ -46,7 +46,8 @@
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
 
-constexpr int KEPT = DRVFUSE_KEPT;  // rows of a segment whose dx follows the sums, less 1; less than RING
+// Rows of a team that are added to the sums before their dx is computed, without the last row; less than RING.
+constexpr int KEPT = DRVFUSE_KEPT;
 // Warps of a team that issue the ring's copies and load no weights, since these loads would delay the copies.
 constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;
 

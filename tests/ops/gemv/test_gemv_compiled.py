@@ -48,7 +48,8 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
 
 
 def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) -> Image:
-    """The image for the model's shape with an FP8 weight; those in `scaled` have scales of groups of columns."""
+    """The image that the op compiles for the model's shape and an FP8 weight. The operands named in `scaled` have
+    scales for groups of columns."""
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
         rows, gamma = device.empty((m, 7168), act), device.empty(1536, "bfloat16")
