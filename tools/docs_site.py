@@ -130,7 +130,7 @@ GENERATED = {"api": api, "errors": all_errors, "command-line": command_line}
 
 
 def _listed(stub: Path) -> Iterator[tuple[str, str]]:
-    """(module, public name) of every line of a stub that takes a name from a module."""
+    """The module and the public name of every line of a stub that imports a name."""
     yield from re.findall(r"^from (\.[\w.]+) import \w+ as (\w+)$", stub.read_text(), re.MULTILINE)
 
 
