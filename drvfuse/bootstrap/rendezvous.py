@@ -206,7 +206,7 @@ def _greet(connected: socket.socket, place: Place, known: Address, until: float)
 def _reach(
     place: Place, read: Callable[[float], Address], until: float, timeout: float
 ) -> tuple[Address, socket.socket, Unpacker]:
-    """A connection to rank 0, tried again until it listens."""
+    """A connection to rank 0. Attempts are repeated until rank 0 listens."""
     states: dict[Target, str] = {}
     known: Address | None = None
     pause, trouble = 0.01, ""

@@ -19,7 +19,7 @@ MIN_WORKSPACE_BYTES = 4096
 
 
 def integer(argument: str, value: Any, least: int, expected: str = "") -> int:
-    """`value` as an int of at least `least`, or ArgumentError."""
+    """`value` as an int. Raises ArgumentError for a value that is no integer of at least `least`."""
     return require_integer(argument, value, expected or f"an integer, at least {least}", least)
 
 

@@ -3,7 +3,7 @@
 //
 // The host defines the offsets and passes them as definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC).
 // The words of a workspace are epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
-// calls[2][peer] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
+// calls[2][peer], nodes[node] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
 // calls.cuh describes `numbers` and `calls`.
 #pragma once
 #include "common/faults.cuh"
@@ -19,7 +19,9 @@ struct Report {
     u64 expected;
     u64 seen;
     u32 magic;
-    u32 leg;   // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh)
+    // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh), 4: the exchange between nodes
+    // (node_failure.cuh)
+    u32 leg;
     u32 word;  // the missing word, for legs 1 and 2
 };
 
@@ -57,6 +59,9 @@ __device__ __forceinline__ u32* number_word(char* workspace, int peer) {
 }
 __device__ __forceinline__ u64* call_word(char* workspace, u32 generation, int peer) {
     return reinterpret_cast<u64*>(workspace + DRVFUSE_CALLS_OFFSET) + generation * DRVFUSE_MAX_RANKS + peer;
+}
+__device__ __forceinline__ u64* nodes_word(char* workspace, int node) {
+    return reinterpret_cast<u64*>(workspace + DRVFUSE_NODES_OFFSET) + node;
 }
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
 
