@@ -12,17 +12,17 @@
 
 // The report block in pinned host memory. The thread that gives up writes it, `magic` last.
 struct Report {
-    u32 rank;
-    u32 peer;
-    u32 block;
-    u32 phase;
-    u64 expected;
-    u64 seen;
-    u32 magic;
+    u32 rank;      // the rank that reports
+    u32 peer;      // the rank for which it waited
+    u32 block;     // the block that waited
+    u32 phase;     // the number of the barrier or round within the call, from 1; for leg 3 the number of the call
+    u64 expected;  // the awaited flag, epoch or word
+    u64 seen;      // the value that was read last
+    u32 magic;     // DRVFUSE_REPORT_MAGIC: the report is complete
     // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh), 4: the exchange between nodes
     // (node_failure.cuh)
     u32 leg;
-    u32 word;  // the missing word, for legs 1 and 2
+    u32 word;  // the missing word, for legs 1 and 2: its offset in the slots, in units of 16 bytes
 };
 
 // The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
