@@ -38,6 +38,7 @@ from .opcodes import (
     select,
     video,
 )
+from .operands import Operands
 from .raw import emit_module, symbol
 
 OPCODE_MODULES = (
@@ -186,7 +187,7 @@ class Unit:
     def param_bytes(self, fn: Function) -> int:
         return _params(fn)[1]
 
-    def global_address(self, g: Emitter, var: Var, offset: int) -> str:
+    def global_address(self, g: Operands, var: Var, offset: int) -> str:
         if var.extern:
             raise RefusedError(f"{var.name} is external")
         if self.raw:
@@ -194,7 +195,7 @@ class Unit:
         total = self.globals[var.name].offset + offset
         return g.op(f"add i64 %globals, {total}") if total else "%globals"
 
-    def function_address(self, g: Emitter, sym: Sym) -> str:
+    def function_address(self, g: Operands, sym: Sym) -> str:
         if sym.name not in self.module.functions:
             raise RefusedError(f"{sym.name} is not defined")
         return f'ptrtoint (ptr @"{symbol(self, sym.name)}" to i64)' if self.raw else str(self.functions[sym.name])
