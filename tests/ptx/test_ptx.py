@@ -185,7 +185,7 @@ def test_sites_name_their_source_line():
         ("mbarrier.pending_count.shared.b64 %r0, %d0;", "unsupported modifier .shared"),
         ("mbarrier.arrive.expect_tx.shared.b64 %d0, [%r0];", "expected at most, and by expect_tx"),
         ("mbarrier.test_wait.parity.shared.b64 %p0, [%r0], %r1, %r2;", "too many operands"),
-        ("mbarrier.init.shared.b64 [%r0];", "a count is expected of init"),
+        ("mbarrier.init.shared.b64 [%r0];", "only init takes a count"),
         ("cp.async.mbarrier.arrive.shared::cluster.b64 [%r0];", "unsupported modifier .shared::cluster"),
         ("vadd.u32.u32 %r0, %r1, %r2;", "the types .u32 or .s32"),
         ("vadd.u32.u32.u32 %r0.b0, %r1, %r2;", "a fourth operand"),

@@ -159,7 +159,7 @@ def cuMemcpyPeer(
 def cuMemcpyPeerAsync(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int, hStream: Any
 ) -> None:
-    """As cuMemcpyPeer. In a capture it is refused, and the capture is invalidated."""
+    """Queues the copy of cuMemcpyPeer. In a capture the call is refused, and the capture is invalidated."""
     stream, dst, src = proc.stream(hStream), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -270,6 +270,6 @@ def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
 
 @entry()
 def cuMemcpy3DPeerAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
-    """As cuMemcpy3DPeer. In a capture it is refused, and the capture is invalidated."""
+    """Queues the copy of cuMemcpy3DPeer. In a capture the call is refused, and the capture is invalidated."""
     proc.stream(hStream).refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     _rows_async(proc, pCopy, hStream)

@@ -63,7 +63,7 @@ def _target(ptx: bytes) -> str:
 
 
 def _needs(ptx: bytes) -> tuple[int, int]:
-    """(compute capability that a PTX text needs, as one number; 1 if it runs on no other capability)."""
+    """(the compute capability that a PTX text needs, as one number; 1 if the text runs on that capability alone)."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 

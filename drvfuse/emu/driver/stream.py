@@ -51,7 +51,7 @@ def _not_capturing(proc: Process, stream: Stream) -> None:
 
 
 def _pending(proc: Process, stream: Stream) -> list[Any]:
-    """The operations for which a wait for this stream has to wait."""
+    """The operations that must end before a wait for this stream ends."""
     ops = list(stream.tail)
     if stream.is_legacy:
         ops += [op for other in stream.context.streams if other.blocking for op in other.tail]

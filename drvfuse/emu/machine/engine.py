@@ -135,7 +135,9 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """Called when a launch has ended or is stopped: a reference to the clock of what its threads know."""
+        """Called when a launch has ended or is stopped: drop its references to vector clocks, and return a reference to
+        the clock of all that its threads know.
+        """
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
         for reference in (launch.start, launch.primary):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that graphs allocate. It has the same address in all launches, and memory there only while it is allocated.
+"""Memory that graphs allocate. Its address is the same in all launches, and holds memory only while it is allocated.
 
 Address, use and device memory have different lifetimes:
 
 - The address is assigned when the allocation node is created. It is kept while the graph or an executable of it exists,
   or while the memory is allocated. Queued work that uses the address uses this memory.
-- It is `live`, so that later calls may use it, from the call that launches its graph to the call that frees it or that
-  launches a free node for it. There is memory at the address from the run of the allocation node to that of the free;
-  an access before or after is reported as a use after free.
-- It is `backed`, so that device memory is counted for it, from the first launch or upload until its executable is
+- The memory is `live`, which lets later calls use it, from the call that launches its graph to the call that frees it
+or that launches a free node for it. There is memory at the address from the run of the allocation node to that of the
+free; an access before or after is reported as a use after free.
+- The memory is `backed`, which counts as use of device memory, from the first launch or upload until its executable is
   destroyed. Then its bytes stay reserved for graphs of the device until they are trimmed. Two graphs never share memory
   here.
 """
@@ -131,7 +131,7 @@ class GraphMemories:
             self.reserve(memory.allocation.device).used -= memory.allocation.nbytes
 
     def trim(self, device: Device) -> None:
-        """Give the device's reserved memory that is not in use back."""
+        """Give back the reserved memory of the device that is not in use."""
         self.sweep()
         for memory in self._memories:
             if memory.allocation.device is device and not memory.in_use:

@@ -278,7 +278,7 @@ class Machine:
         log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work on a device, if a context there is lost."""
+        """The report that ended the work on a device. None if no context on the device is lost."""
         found = (process.finding(device) for process in self.processes)
         return next((finding for finding in found if finding is not None), None)
 

@@ -112,7 +112,7 @@ def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocatio
 
 
 def unbind(proc: Process, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
-    """Undo one bind of a device. The range has to be that of the bind."""
+    """Undo one bind of a device. The range must be exactly that of the bind."""
     if device not in item.devices:
         raise refused("cuMulticastUnbind: the device is not in the team", device, R.CUDA_ERROR_INVALID_DEVICE)
     ours = [b for b in item.binds if b.device is device]

@@ -134,8 +134,8 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event, as a marker in a stream; processes may share it. `home` is the process that exports
-    it.
+    """The last record of an event, as a marker in a stream. Several processes may share it; `home` is the process that
+    exports it.
     """
 
     op: Op | None = None
@@ -264,7 +264,7 @@ class Memory(Mappable):
 
 @dataclass(eq=False)
 class Handle(Object):
-    """The handle of one process for a Mappable, which it holds while the handle has references."""
+    """The handle of one process for a Mappable, which lives at least as long as the handle has references."""
 
     item: Mappable
     references: int = field(default=1, init=False)

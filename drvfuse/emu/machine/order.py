@@ -188,7 +188,7 @@ class Replayer:
             raise self._failure
 
     def _fail(self, what: str) -> Diverged:
-        """Make the error, which every later call raises too."""
+        """Make an error of the repetition, which every later call raises too."""
         line = "nothing" if self._line is None else f"{self._line} (line {self._line.number})"
         usual = f"{self._usual} usual choices and " if self._usual else ""
         there = f"the run differs from the record {self._path}: there {usual}{line} comes next"

@@ -93,12 +93,16 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True if it may call the driver. The machine's own process counts as alive only if it uses the machine."""
+        """True if the process may call the driver. The machine's own process counts as alive only if it uses the
+        machine.
+        """
         return not self.closed and (self.number > 0 or bool(self.contexts()))
 
     @contextlib.contextmanager
     def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
-        """For a block in which the calling thread waits, in a call of this process, until `done()` is true."""
+        """Context manager for a block in which the calling thread waits, in a call of this process, until `done()` is
+        true.
+        """
         ident = threading.get_ident()
         self._blocked[ident] = done
         try:
@@ -215,7 +219,7 @@ class Process:
         return rule
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work of this process on a device, if a context there is lost."""
+        """The report that ended the work of this process on a device. None if no context on the device is lost."""
         found = (context.finding for context in self.contexts() if context.device.index == device)
         return next((finding for finding in found if finding is not None), None)
 

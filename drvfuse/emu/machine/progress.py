@@ -65,7 +65,7 @@ class Progress:
             ordered = self._behind(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # what the race detector learns must not depend on whether `last` has ended already
+            # The race detector's result must not depend on whether `last` has ended already.
             behind = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
         if overlaps:
@@ -87,7 +87,9 @@ class Progress:
         return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
-        """The operations of `ops` for which a later operation has to wait. With the race detector, ended ones count."""
+        """The operations of `ops` for which a later operation has to wait. With the race detector, they include
+        operations that have ended.
+        """
         live: list[Op] = []
         done: list[Op] = []
         for op in ops:
@@ -177,7 +179,7 @@ class Progress:
             self._findings.report_notices()
             moved = not engine.idle or moved
             for op in list(self._kernels.running):
-                if op in self._kernels.running:  # the fault of another kernel may have ended it
+                if op in self._kernels.running:  # else the fault of another kernel has ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
         while not moved and self._backlog.let_go():  # a released operation may have to wait for a value, or for room
@@ -310,7 +312,9 @@ class Progress:
 
     @contextlib.contextmanager
     def outside(self, process: Process) -> Iterator[None]:
-        """For a block in which the calling thread runs host code of a process, without the machine's lock."""
+        """Context manager for a block in which the calling thread runs host code of a process, without the machine's
+        lock.
+        """
         machine = self.machine
         self.in_host_function += 1
         try:

@@ -115,7 +115,7 @@ class AttachedMachine:
         return f"<{self._machine[1:-1]}, at {self.address}{', closed' if self.closed else ''}>"
 
     def _greet(self, kind: str, **more: Any) -> tuple[socket.socket, Any]:
-        """A new connection, and the machine's answer to its greeting."""
+        """(a new connection, the machine's answer to its greeting)."""
         connection = addresses.connect(self.address, self._argument)
         try:
             send(connection, Tag.HELLO, packed(greeting(kind, **more)))
@@ -308,7 +308,7 @@ class AttachedMachine:
         return Summary((record.kernel, record.counters) for record in self.launches)
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work of this process on a device, if a context there is lost."""
+        """The report that ended the work of this process on a device. None if no context on the device is lost."""
         found: Report | None = self._ask("finding", device)
         return found
 

@@ -96,7 +96,7 @@ class Line:
             done = not code
         finally:
             for descriptor in run.received:
-                incoming.descriptors.append(descriptor)  # it is closed with the other descriptors
+                incoming.descriptors.append(descriptor)  # so that it is closed with the other descriptors
             if not done and run.keep:
                 self.session.kept.append(run.keep)
         out = Outgoing()

@@ -19,7 +19,7 @@ from .registers import storage
 if TYPE_CHECKING:
     from .module import Unit
 
-EXITED = -1  # status of a device function whose thread has exited
+EXITED = -1  # the status that a device function returns if its thread has exited
 
 
 class Emitter(Operands):
@@ -46,7 +46,7 @@ class Emitter(Operands):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # keeps the space, as the runtime must refuse accesses to another block's memory
+            plain = flags  # with the space, as the runtime must refuse accesses to another block's shared memory
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -64,7 +64,8 @@ class Emitter(Operands):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a vector load whose registers are never read, as bits. Compilers load more than they need."""
+        """The elements of a vector load whose registers are never read, as a bit set by position. Compilers load
+        more than they need."""
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)
 

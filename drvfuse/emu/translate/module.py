@@ -64,7 +64,7 @@ def _shape(fn: Function, directive: str) -> tuple[int, int, int] | None:
 
 
 def _prologue() -> list[str]:
-    """The entry of a kernel, or of a function that kernels call: loads of addresses that never change."""
+    """The lines at the entry of a kernel or a device function, which load the addresses that never change."""
     lines = []
     for name, type_, base, structure, member in (
         ("block", "ptr", "t", structs.Thread, "block"),
@@ -91,7 +91,7 @@ class Unit:
 
     def __init__(self, module: Module, raw: bool, prefix: str, functions: dict[str, int]):
         self.module, self.raw, self.prefix = module, raw, prefix
-        self.functions = functions  # functions whose address is taken -> that address
+        self.functions = functions  # the addresses of the functions whose address is taken, by name
         self.helpers = Helpers()
         self.sites: list[Site] = []
         self._emitted = ""  # the function that is being emitted

@@ -143,7 +143,7 @@ class Operands(Registers):
         return value
 
     def parameter(self, operand: Any) -> str | None:
-        """A pointer to the `.param` variable on the stack that an operand names, or None if it names none."""
+        """A pointer to the `.param` variable on the stack that an operand names, or None for any other operand."""
         base = operand.base if isinstance(operand, Addr) else None
         if isinstance(base, Sym) and base.var is not None and id(base.var) in self.param_pointers:
             offset = base.offset + operand.offset

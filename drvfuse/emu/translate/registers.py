@@ -34,7 +34,7 @@ class _Value:
 
 @functools.cache
 def storage(type_: str) -> str:
-    """The LLVM type of a register's stack slot."""
+    """The LLVM type of a register's place in memory."""
     return {"pred": "i1", "f32": "float", "f64": "double"}.get(type_) or f"i{width(type_)}"
 
 

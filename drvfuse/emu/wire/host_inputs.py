@@ -96,7 +96,9 @@ def take_bytes(incoming: Incoming, run: Run) -> int:
 
 
 def _brought(here: int, there: int) -> Address:
-    """The memory at `here` that came with a call; `there` is its address in the caller's process."""
+    """The memory at the address `here`, whose bytes came with a call; `there` is its address in the caller's
+    process.
+    """
     made = Address(here)
     made.origin = there
     return made

@@ -129,7 +129,7 @@ class Array(List):
             found = items(value, lambda item: isinstance(item, kind), expected, self.name)
         else:
             found = items(list(value), lambda item: isinstance(item, int), "int", self.name)
-            len(value)  # as the bindings, raise if it has no length
+            len(value)  # raises the error of the bindings for a value without a length
         return [self.scalar.read(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:

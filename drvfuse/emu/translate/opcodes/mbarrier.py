@@ -65,7 +65,7 @@ def _init(op: Opcode, verb: str) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         address, *count = ins.operands
         if len(count) != (verb == "init"):
-            raise RefusedError("a count is expected of init, and of nothing else")
+            raise RefusedError("only init takes a count, and it needs one")
         which = abi.Mbarrier.INIT if count else abi.Mbarrier.INVAL
         _call(g, ins, which, address, flags, count=g.word(count[0], 32) if count else 0)
 
@@ -86,7 +86,7 @@ def _arrive(op: Opcode, verb: str) -> Action:
         if remote and target is not SINK:
             raise RefusedError("an arrival in .shared::cluster has no result: _ is expected")
         if len(rest) > 1 or ((expects or never_last) and not rest):
-            raise RefusedError("one count is expected at most, and by expect_tx and noComplete")
+            raise RefusedError("at most one count is expected, and expect_tx and .noComplete need one")
         amount = g.word(rest[0], 32) if rest else "1"
         count, nbytes = (1, amount) if expects else (amount, 0)
         _call(g, ins, which, address, flags, count=count, bytes_=nbytes)
