@@ -18,10 +18,13 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4  # links to headings are those of GitHub, and a link to no heading is a warning
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 
 highlight_language = "text"  # of blocks that name none: commands and their output
 html_theme = "furo"
 html_title = f"drvfuse {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = False
 
 

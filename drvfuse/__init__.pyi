@@ -37,9 +37,9 @@ from .runtime.driver import last_calls as last_calls
 from .runtime.graph import Graph as Graph
 from .runtime.interop import ArrayLike as ArrayLike
 from .runtime.kernel import Kernel as Kernel
-from .runtime.kernel import Launch as Launch
-from .runtime.kernel import Module as Module
-from .runtime.kernel import compile as compile
+from .runtime.launch import Launch as Launch
+from .runtime.module import Module as Module
+from .runtime.module import compile as compile
 from .runtime.multicast import Multicast as Multicast
 from .runtime.stream import Event as Event
 from .runtime.stream import Stream as Stream

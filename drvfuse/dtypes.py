@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
-"""The values that `get` takes for an element type: a DType, a name, or a numpy type such as `ml_dtypes.bfloat16`."""
+"""An element type: a DType, its name, such as "bfloat16", or a numpy type, such as `ml_dtypes.bfloat16`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,10 @@ def pytest_configure() -> None:
         import multicast_refusal
 
         multicast_refusal.forbid()
+    if DRIVER == "cuda" and "DRVFUSE_TEST_DIVIDE_GPU" in os.environ:
+        import divided_gpu
+
+        divided_gpu.divide(os.environ["DRVFUSE_TEST_DIVIDE_GPU"])
 
 
 def device_count() -> int:

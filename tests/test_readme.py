@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 PAGES = {
     "algorithms": 1,
-    "arrays": 1,
+    "arrays": 2,
     "checking": 4,
     "collectives": 3,
     "embedding": 1,

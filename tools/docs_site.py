@@ -10,8 +10,10 @@ public names and their order are those of `drvfuse/__init__.pyi`, so a new op ap
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ from drvfuse import coat, errors
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
+NAMED_LINK = re.compile(r"\[([\w-]+\.md)\](?=\(\1(?:#[\w-]+)?\))")
+"""A link whose text is the name of a page: on the site its text is the title of that page."""
 
 SECTIONS = {
     "comm": "Groups and ranks",
@@ -31,14 +35,58 @@ SECTIONS = {
 }
 """Room of `drvfuse` -> heading of its public names, in the order of the page. Other rooms' names stand with the ops."""
 
-BESIDES = {"ops": ["drvfuse.ops.call.prepared.Prepared"]}
-"""Room -> classes that calls return, which programs need not name."""
+BESIDES = {
+    "comm": [f"drvfuse.nodes.exchange.{name}" for name in ("Exchange", "Member", "Part", "Pieces", "Piece")],
+    "ops": [
+        "drvfuse.ops.call.prepared.Prepared",
+        "drvfuse.ops.collectives.fused_results.NormResult",
+        "drvfuse.ops.norm.rmsnorm_fp8.Normed",
+    ],
+    "runtime": ["drvfuse.dtypes.DType", "drvfuse.dtypes.get"],
+}
+"""Room -> names without a short form: what calls return, and what an engine of one's own has to implement."""
+
+TYPES = {
+    "DriverLike": "drvfuse.runtime.driver",
+    "ShapeLike": "drvfuse.runtime.array",
+    "DTypeLike": "drvfuse.dtypes",
+    "ArrayLike": "drvfuse.runtime.interop",
+    "StreamLike": "drvfuse.runtime.stream",
+    "StreamArgument": "drvfuse.ops.call.streams",
+    "Streams": "drvfuse.ops.call.streams",
+    "Argument": "drvfuse.runtime.packing",
+    "Arrays": "drvfuse.ops.collectives.all_gather",
+    "Outputs": "drvfuse.ops.coat.quantised",
+    "Gradients": "drvfuse.ops.coat.rmsnorm_backward",
+    "NDArray": "drvfuse.reference.arithmetic",
+    "Floats": "drvfuse.reference.arithmetic",
+}
+"""Name of a type in signatures -> the module that defines it. Signatures show the name, with a link to its meaning."""
 
 RETURNED = {
-    *("Group", "Rank", "RankGraphs", "Prepared", "Array", "Device"),
+    *("Group", "Rank", "RankGraphs", "Prepared", "Array", "Device", "DType", "Exchange"),
     *("Graph", "Kernel", "Launch", "Module", "Process", "Quantisation"),
 }
 """Classes whose objects programs get from functions: how they are constructed is not shown."""
+
+INTERNAL = {
+    "Group": "of_board require_multicast multicast_staging",
+    "Rank": "wrap require_no_capture drain",
+    "RankGraphs": "capture",
+    "Quantisation": "given check scales_alignment row_bytes row_scale_bytes definitions",
+    "Prepared": "give_back",
+    "Array": "layout pooled used_before order require_open",
+    "Device": "pool",
+    "Graph": "before_launch after_launch admit queue launchable",
+    "Launch": "resize",
+    "Stream": "foreign unchecked mark follow last_event",
+    "SymmetricBuffer": "of",
+    "Machine": "engine refusal report finding note can_reach resident_blocks",
+    "Process": "title alive blocking blocked finding add open_handle orphan get tenancy contexts listeners current "
+    "healthy stream drop_context enqueue refuse_implicit refuse_in_capture context_ops synchronise",
+    "AttachedMachine": "call refuse finding",
+}
+"""Class -> its members without an underscore that are for other rooms of the package, and not for programs."""
 
 
 def api() -> str:
@@ -47,13 +95,16 @@ def api() -> str:
     names: dict[str, list[str]] = {room: [] for room in SECTIONS}
     for home, name in _listed(package / "__init__.pyi"):
         room = home.split(".")[1]
-        names[room if room in SECTIONS else "ops"].append(f"drvfuse.{name}")
+        if name not in TYPES:
+            names[room if room in SECTIONS else "ops"].append(f"drvfuse.{name}")
     sections = [_section(heading, names[room] + BESIDES.get(room, [])) for room, heading in SECTIONS.items()]
     sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
     sections.append(_section("The ops in numpy: `drvfuse.reference`", list(_references(package / "reference"))))
     emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]
+    emulated.append("drvfuse.emu.findings.reports.Place")
     sections.append(_section("The emulated driver: `drvfuse.emu`", emulated))
     sections.append(_section("Settings: `drvfuse.config`", ["drvfuse.config.get", "drvfuse.config.override"]))
+    sections.append(_types())
     return "\n".join(sections)
 
 
@@ -101,11 +152,31 @@ def _described(names: list[str], members: str = "members") -> str:
         value = getattr(importlib.import_module(module), attribute)
         if inspect.isclass(value):
             lines += [f".. autoclass:: {name}", f"   :{members}:", ""]
-        elif callable(value):
-            lines += [f".. autofunction:: {name}", ""]
         else:
-            lines += [f".. autodata:: {name}", "   :no-value:", ""]
+            lines += [f".. autofunction:: {name}", ""]
     return "\n".join(("```{eval-rst}", *lines, "```\n"))
+
+
+def _types() -> str:
+    """The section of the types in signatures, each with the text below its definition."""
+    lines = []
+    for name, module in TYPES.items():
+        text = _escaped(_text_below(module, name))
+        lines += [f".. py:type:: {name}", "", *(f"   {line}" for line in text.split("\n")), ""]
+    return "\n".join(("## Types in signatures", "", "```{eval-rst}", *lines, "```\n"))
+
+
+def _text_below(module: str, name: str) -> str:
+    """The string that stands below the assignment of a name in a module."""
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    for statement, below in itertools.pairwise(body):
+        match statement, below:
+            case (
+                ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if found == name:
+                return inspect.cleandoc(text)
+    raise LookupError(f"{module} has no text below {name}")
 
 
 def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[argparse.ArgumentParser, int]]:
@@ -116,24 +187,50 @@ def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[arg
                 yield from _commands(command, min(level + 1, 4))
 
 
+def title(page: str) -> str:
+    """The title of a page of `docs`, of which two include a page of the root."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    if included := re.fullmatch(r"```\{include\} (\S+)", lines[0]):
+        lines = (ROOT / "docs" / included[1]).read_text().splitlines()
+    return lines[0].removeprefix("# ")
+
+
 def fill(app: Any, page: str, source: list[str]) -> None:
-    """Sphinx's `source-read`: put the generated text where a page asks for it."""
-    source[0] = MARK.sub(lambda mark: GENERATED[mark[1]](), source[0])
+    """Sphinx's `source-read`: put the generated text where a page asks for it, and titles in place of file names."""
+    source[0] = MARK.sub(
+        lambda mark: GENERATED[mark[1]](), NAMED_LINK.sub(lambda link: f"[{title(link[1])}]", source[0])
+    )
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
-    """Sphinx's `autodoc-skip-member`: leave out the methods that other rooms call, and say so ("Called by ...")."""
-    return skipped or (inspect.getdoc(member) or "").startswith("Called ")
+    """Sphinx's `autodoc-skip-member`: omit what other rooms use, and named tuples' fields, which heads show."""
+    owner = app.env.current_document.autodoc_class
+    described = inspect.getdoc(member) or ""
+    return skipped or name in INTERNAL.get(owner, "").split() or described.startswith(("Called ", "Alias for field "))
 
 
 def signature(app: Any, what: str, name: str, value: object, options: object, text: str, returned: str) -> Any:
-    """Sphinx's `autodoc-process-signature`: no arguments for classes that programs do not construct."""
-    return ("", None) if what in ("class", "exception") and name.rpartition(".")[2] in RETURNED else None
+    """Sphinx's `autodoc-process-signature`: types have the names that they have in the source, which are links.
+
+    No arguments are shown for classes that programs do not construct.
+    """
+    if what in ("class", "exception"):
+        return ("", None) if name.rpartition(".")[2] in RETURNED else None
+    if not text or not callable(value):
+        return None
+    from sphinx.util.inspect import stringify_signature
+
+    found = inspect.signature(value)
+    if what == "method" and inspect.isfunction(value) and next(iter(found.parameters), "") == "self":
+        found = found.replace(parameters=list(found.parameters.values())[1:])
+    arguments, _, result = stringify_signature(found, unqualified_typehints=True).rpartition(" -> ")
+    return (arguments, result) if arguments else (result, None)
 
 
 def docstring(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Sphinx's `autodoc-process-docstring`: docstrings are plain text with names in single backquotes, not RST."""
-    lines[:] = _escaped("\n".join(_definitions(lines))).split("\n")
+    blocks = "\n".join(_definitions(lines)).split("\n\n")  # an example is a block of its own, and shown as it is
+    lines[:] = "\n\n".join(text if text.startswith(">>> ") else _escaped(text) for text in blocks).split("\n")
 
 
 def _definitions(lines: list[str]) -> Iterator[str]:

@@ -362,7 +362,7 @@ def page() -> str:
     """The text of docs/ptx.md."""
     lines = [_INTRODUCTION]
     for section, rows in SECTIONS.items():
-        lines += [f"## {section}", "", "| instructions | |", "|---|---|"]
+        lines += [f"## {section}", "", "| instructions | status |", "|---|---|"]
         lines += [f"| {_quoted(names)} | {status(examples)} |" for names, examples in rows.items()]
         lines.append("")
     lines += [

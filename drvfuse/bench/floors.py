@@ -9,7 +9,7 @@ import numpy as np
 
 from ..comm.group import Group
 from ..ops.call.specialisation import CU
-from ..runtime.kernel import compile
+from ..runtime.module import compile
 from .timing import Timing, copy_launch, microseconds_per_call, together
 
 _EMPTY = """

@@ -23,7 +23,7 @@ from ..ops.call.options import PDLLevel
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.array import Array, view
 from ..runtime.device import Device
-from ..runtime.kernel import compile
+from ..runtime.module import compile
 from ..trace.buffer import Trace
 from ..trace.plot import figure_class
 from .timing import microseconds_per_call

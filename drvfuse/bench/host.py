@@ -45,13 +45,14 @@ class Case(NamedTuple):
     """A call with small arrays, for whose end the host does not wait. `streams` are the streams of `prepared`, and
     `wait` waits for the end of a burst of calls.
 
-    `traced` prepares the call with a trace.
+    `prepare` prepares the call again, and `traced` with a trace.
     """
 
     name: str
     where: Group | Device
     prepared: Prepared[Any]
     plain: Callable[[], object]
+    prepare: Callable[[], Prepared[Any]]
     traced: Callable[[Trace], Prepared[Any]]
     streams: Sequence[Stream]
     wait: Callable[[], None]
@@ -68,8 +69,8 @@ def _case(where: Group | Device, name: str, op: Op[..., Any], *arrays: Any, **op
     def traced(trace: Trace) -> Prepared[Any]:
         return op.prepare(*arrays, **options, trace=trace)
 
-    prepared = op.prepare(*arrays, **options)
-    return Case(name, where, prepared, lambda: op(*arrays, **options), traced, streams, where.synchronize)
+    prepare, plain = partial(op.prepare, *arrays, **options), partial(op, *arrays, **options)
+    return Case(name, where, prepare(), plain, prepare, traced, streams, where.synchronize)
 
 
 @contextmanager

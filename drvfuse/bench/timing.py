@@ -17,7 +17,8 @@ from ..comm.rank_graphs import RankGraphs
 from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.graph import Graph
-from ..runtime.kernel import Launch, compile
+from ..runtime.launch import Launch
+from ..runtime.module import compile
 from ..runtime.stream import Event
 
 REPLAYS = 9

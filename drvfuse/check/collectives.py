@@ -31,7 +31,7 @@ from ..ops.collectives.reduce_scatter import reduce_scatter
 from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
-from ..runtime.kernel import Launch
+from ..runtime.launch import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
 from .problems import EPSILON, MAIN, Problem, solved

@@ -25,7 +25,7 @@ from ..ops.collectives.broadcast import broadcast
 from ..ops.collectives.move_kernels import ALGOS
 from ..plans.quantisation import Quantisation
 from ..runtime.array import Array, view
-from ..runtime.kernel import Launch
+from ..runtime.launch import Launch
 from ..runtime.stream import Stream
 from .collectives import AMPLE, PDL, maybe_graph
 from .problems import Host

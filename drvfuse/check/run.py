@@ -21,7 +21,7 @@ from ..ops.call.specialisation import CU
 from ..reference import bits
 from ..runtime.driver import Driver
 from ..runtime.kernel import Kernel
-from ..runtime.kernel import compile as compile_source
+from ..runtime.module import compile as compile_source
 
 _OWN = Path(__file__).parent / "cu"
 HANGS = ("deadlock", "timeout")

@@ -16,7 +16,8 @@ from ..comm.ordering import RankOrder
 from ..comm.partial import PartialCalls
 from ..nodes.in_process import InProcess
 from ..ops.collectives import moving, node_moving
-from ..runtime.kernel import Kernel, Launch
+from ..runtime.kernel import Kernel
+from ..runtime.launch import Configuration, Launch
 from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
@@ -47,13 +48,14 @@ def nothing(original: _Method) -> _Method:
     return lambda *args, **kwargs: None
 
 
-def _on_other_grid(prepare: _Method) -> _Method:
-    def prepared(kernel: Kernel, grid: int, *args: Any, **options: Any) -> Launch:
+def _on_other_grid(configure: _Method) -> _Method:
+    def configured(kernel: Kernel, grid: int, *args: Any, **options: Any) -> Configuration:
         if kernel.info.name.startswith(_COLLECTIVES):
             grid = max(1, grid - options["device"].index % 2)
-        return prepare(kernel, grid, *args, **options)
+        found: Configuration = configure(kernel, grid, *args, **options)
+        return found
 
-    return prepared
+    return configured
 
 
 def _not_on_first_device(call: _Method) -> _Method:
@@ -83,7 +85,7 @@ def _never(original: _Method) -> _Method:
     return lambda *args, **kwargs: False
 
 
-OTHER_GRID = Substitution(Kernel, "prepare", _on_other_grid)
+OTHER_GRID = Substitution(Kernel, "configure", _on_other_grid)
 NO_ORDER = Substitution(RankOrder, "admit", nothing)
 NOT_LAUNCHED = Substitution(Launch, "__call__", _not_on_first_device)
 CLEARED_FLAGS = Substitution(Group, "admit", _with_cleared_flags)

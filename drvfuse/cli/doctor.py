@@ -23,7 +23,7 @@ from ..compiler import library
 from ..errors import DrvfuseError
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
-from ..runtime.kernel import compile as compile_source
+from ..runtime.module import compile as compile_source
 from ..runtime.multicast_support import require_multicast, vetoes
 from .terminal import progress
 

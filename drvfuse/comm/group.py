@@ -49,10 +49,10 @@ _log = logging.getLogger("drvfuse.comm")
 class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
-    Made by :meth:`local`, with all ranks in this process, or by :meth:`connect`, with one of them. `ranks`, iteration
-    and `len` are those of this process. A group serves one call at a time and is driven by one thread; calls on
-    different streams are ordered by events. `peers_readable` says whether every rank can access every other rank's
-    memory: without it the only algorithm is "naive".
+    Made by :meth:`local`, with all ranks in this process, or by :meth:`connect`, with one of them. `size` is the number
+    of all ranks; `ranks`, iteration and `len` cover the ranks of this process. A group serves one call at a time and is
+    driven by one thread; calls on different streams are ordered by events. `peers_readable` says whether every rank can
+    access every other rank's memory: without it the only algorithm is "naive".
     """
 
     def __init__(

@@ -111,7 +111,9 @@ class History:
 
     def launched(self, positions: Sequence[int], note: CallNote) -> None:
         """Record a launch on the ranks at `positions`."""
-        self._append((positions, note))
+        if len(self._entries) >= KEPT:
+            self._forget(KEPT // 2)
+        self._entries.append((positions, note))
 
     def captured(self, position: int, graph: Graph | None, note: CallNote) -> None:
         """Record that `graph`, None for a graph of another library, holds the launch of a call on the rank at
@@ -128,13 +130,10 @@ class History:
         """Record the launch of a graph with these calls. If another graph captures it, its replays are unknown."""
         if inside_graph:
             self._complete = False
-        else:
-            self._append(calls)
-
-    def _append(self, entry: tuple[Sequence[int], CallNote] | GraphCalls) -> None:
+            return
         if len(self._entries) >= KEPT:
             self._forget(KEPT // 2)
-        self._entries.append(entry)
+        self._entries.append(calls)
 
     def settle(self) -> None:
         """Called when all calls are complete and none has timed out: drop their entries."""

@@ -35,15 +35,17 @@ class Rank:
         self.order = RankOrder()
 
     def array(self, host: npt.ArrayLike) -> Array:
-        """A device array with the shape, dtype and contents of `host`; the copy is queued on `stream`."""
+        """A device array with the shape, dtype and contents of `host`. See `Device.array`; the stream is the rank's."""
         return self.device.array(host, stream=self.stream)
 
     def empty(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
-        """An uninitialised array that every device of the group may access, allocated in the order of `stream`."""
+        """An array with undefined contents that every device of the group may access. See `Device.empty`; the stream is
+        the rank's.
+        """
         return self.device.empty(shape, dtype, stream=self.stream)
 
     def zeros(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
-        """Like `empty`, filled with zeros on `stream`."""
+        """`empty`, cleared in the order of the rank's stream."""
         return self.device.zeros(shape, dtype, stream=self.stream)
 
     def before_replay(self, stream: Stream) -> None:

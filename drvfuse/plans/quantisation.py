@@ -42,18 +42,18 @@ class Quantisation:
     It is made by one of its class methods: `per_row`, `static`, `per_group`, `mxfp8`, `nvfp4`, `none`. The rules are
     below. Each float32 operation is rounded to nearest even, and `drvfuse.reference.quantise` has every bit:
 
-    - **row**: scale = min(max|y|, upper_bound) / fp8_max, in the scales' dtype, for each row, where fp8_max is the
+    - `row`: scale = min(max|y|, upper_bound) / fp8_max, in the scales' dtype, for each row, where fp8_max is the
       largest finite code (448 or 57344). Before that max|y| and upper_bound are rounded to the scales' dtype. The code
       is y * (1 / scale), saturated and rounded once, to nearest even. Where 1 / scale is infinite or NaN it is taken as
       0: a row of zeros has scale 0 and codes 0, and a row with a NaN has a NaN scale, codes 0, and NaN where y is NaN.
-    - **static**: the code is y * (1 / scale) with one given scale for all rows. No scales are written.
-    - **group**: the rule "row", applied to each `group` columns of a row. With float8_e8m0fnu scales, which are powers
+    - `static`: the code is y * (1 / scale) with one given scale for all rows. No scales are written.
+    - `group`: the rule "row", applied to each `group` columns of a row. With float8_e8m0fnu scales, which are powers
       of two, the scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least
       2^-127, so its inverse is exact, and only an upper bound or an infinite y saturates. The OCP specification has
       another rule: it divides the largest power of two in max|y| by the largest in fp8_max, and may saturate. A group
       of zeros has scale 2^-127 and codes 0. An infinite limit counts as the largest float32. A group with a NaN has the
       scale NaN (0xFF), and all its codes are NaN.
-    - **group of NVFP4** (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element
+    - `group` of NVFP4 (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element
       of even index in the low four bits. scale = (max|y| / 6) / tensor_scale, saturated and rounded to float8_e4m3fn;
       the code is y * (1 / (scale * tensor_scale)), saturated and rounded to nearest even, or y * 0 where that inverse
       is infinite or NaN, as it is for a scale of 0. FP4 has no NaN: a NaN's code is +6, and the scale is NaN.
@@ -68,6 +68,13 @@ class Quantisation:
     `kind` is "none", "row", "static" or "group". `dtype` is the dtype of the codes (None for the kind "none"), and
     `scales` the dtype of the scales (None where no scales are written). `group` is the number of columns of a scale, 0
     for kinds other than "group". `scale` is the scale given to `static` or the tensor scale of `nvfp4`, else 1.
+
+    The methods that make a description raise ArgumentError for a dtype, layout, number or group that does not exist,
+    and ops raise it for columns that the group does not divide.
+
+    >>> mx = df.Quantisation.mxfp8(layout="tiles")
+    >>> mx.scales, mx.groups(256), mx.scales_shape((100,), 256)
+    (DType(name='float8_e8m0fnu', ...), 8, (1024,))
     """
 
     kind: str
@@ -92,13 +99,15 @@ class Quantisation:
     def per_row(
         cls, dtype: DTypeLike = "float8_e4m3fn", scales: DTypeLike = "float32", upper_bound: float = math.inf
     ) -> Quantisation:
-        """FP8 codes with a scale for each row, in float32 or bfloat16."""
+        """FP8 codes with a scale for each row, in float32 or bfloat16. `upper_bound` limits max|y| in the rule."""
         kind = _dtype("scales", scales, ROW_SCALES)
         return cls("row", _fp8(dtype), scales=kind, upper_bound=_bound(upper_bound))
 
     @classmethod
     def static(cls, scale: float, dtype: DTypeLike = "float8_e4m3fn") -> Quantisation:
-        """FP8 codes with one scale for all rows, which is known before the call. No scales are written."""
+        """FP8 codes with one scale for all rows, a finite number above 0 that is known before the call. No scales are
+        written.
+        """
         return cls("static", _fp8(dtype), scale=_scale("scale", scale))
 
     @classmethod
@@ -110,7 +119,10 @@ class Quantisation:
         layout: str = "row",
         upper_bound: float = math.inf,
     ) -> Quantisation:
-        """FP8 codes with a scale for each 64 or 128 columns of a row, in float32 or float8_e8m0fnu."""
+        """FP8 codes with a scale for each 64 or 128 columns of a row, in float32 or float8_e8m0fnu.
+
+        `layout` is "row", "column" or, for scales of one byte, "tiles". `upper_bound` limits max|y| in the rule.
+        """
         wanted = any_of(list(map(str, GROUPS)))
         group = require_integer("columns", columns, wanted)
         if group not in GROUPS:
@@ -121,13 +133,17 @@ class Quantisation:
 
     @classmethod
     def mxfp8(cls, dtype: DTypeLike = "float8_e4m3fn", layout: str = "row") -> Quantisation:
-        """MXFP8: FP8 codes with a float8_e8m0fnu scale for each 32 columns of a row."""
+        """MXFP8: FP8 codes with a float8_e8m0fnu scale for each 32 columns of a row, in the layout "row", "column" or
+        "tiles".
+        """
         kind = dtypes.get(E8M0)
         return cls("group", _fp8(dtype), _MX_GROUP, kind, _layout(layout, kind))
 
     @classmethod
     def nvfp4(cls, tensor_scale: float, layout: str = "row") -> Quantisation:
-        """NVFP4: e2m1 codes with a float8_e4m3fn scale for each 16 columns, and a given scale for the whole tensor."""
+        """NVFP4: e2m1 codes with a float8_e4m3fn scale for each 16 columns, in the layout "row", "column" or "tiles",
+        and a scale for the whole tensor, which is given: a finite number above 0.
+        """
         kind = dtypes.get("float8_e4m3fn")
         given = _scale("tensor_scale", tensor_scale)
         return cls("group", dtypes.get(FP4), _NV_GROUP, kind, _layout(layout, kind), scale=given)
@@ -154,11 +170,11 @@ class Quantisation:
             raise ArgumentError("quantisation", shown, f"for rows of a multiple of {self.group} columns")
 
     def groups(self, columns: int) -> int:
-        """The number of scales of a row, 0 if no scales are written."""
+        """The number of scales of a row of `columns` columns, 0 if no scales are written."""
         return columns // self.group if self.group else int(self.kind == "row")
 
     def scales_shape(self, rows_shape: Sequence[int], columns: int) -> tuple[int, ...] | None:
-        """The shape of the scales of rows [*rows_shape, columns]; None where none are written."""
+        """The shape of the scales of rows [*rows_shape, columns], padding included; None where none are written."""
         if self.scales is None:
             return None
         if self.kind == "row":

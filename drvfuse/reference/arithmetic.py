@@ -12,7 +12,9 @@ from .. import dtypes
 from ..dtypes import DTypeLike
 
 NDArray = npt.NDArray[Any]
+"""A numpy array of any dtype, those of ml_dtypes included."""
 Floats = npt.NDArray[np.float32]
+"""A numpy array of float32."""
 
 _CANONICAL_NAN = {
     "float32": 0x7FFFFFFF,

@@ -4,27 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import ArgumentError
 from ..plans.quantisation import Quantisation
+from .arithmetic import NDArray
 from .quantised import arrange, scales_by_row
 
-Host = npt.NDArray[Any]
-
 
 @overload
-def all_gather(inputs: Sequence[Host], scales: None = None, quantisation: Quantisation | None = None) -> Host: ...
+def all_gather(inputs: Sequence[NDArray], scales: None = None, quantisation: Quantisation | None = None) -> NDArray: ...
 @overload
 def all_gather(
-    inputs: Sequence[Host], scales: Sequence[Host], quantisation: Quantisation | None = None
-) -> tuple[Host, Host]: ...
+    inputs: Sequence[NDArray], scales: Sequence[NDArray], quantisation: Quantisation | None = None
+) -> tuple[NDArray, NDArray]: ...
 def all_gather(
-    inputs: Sequence[Host], scales: Sequence[Host] | None = None, quantisation: Quantisation | None = None
-) -> Host | tuple[Host, Host]:
+    inputs: Sequence[NDArray], scales: Sequence[NDArray] | None = None, quantisation: Quantisation | None = None
+) -> NDArray | tuple[NDArray, NDArray]:
     """The result on every rank: the rows of all ranks, in the order of the ranks; with `scales` it is (rows, scales).
 
     Scales have one row for each row of the inputs, or the layout of `quantisation`. The result has the same layout.
@@ -42,14 +40,14 @@ def all_gather(
     return rows, arrange(np.concatenate(by_row), quantisation)
 
 
-def broadcast(inputs: Sequence[Host], root: int = 0) -> Host:
+def broadcast(inputs: Sequence[NDArray], root: int = 0) -> NDArray:
     """The result on every rank: the root's array."""
     if root not in range(len(inputs)):
         raise ArgumentError("root", repr(root), f"a rank, 0 to {len(inputs) - 1}")
     return inputs[root].copy()
 
 
-def all_to_all(inputs: Sequence[Host], splits: Sequence[Sequence[int]] | None = None) -> list[Host]:
+def all_to_all(inputs: Sequence[NDArray], splits: Sequence[Sequence[int]] | None = None) -> list[NDArray]:
     """The result on each rank: the rows that all ranks send to it. Rank i sends `splits[i][j]` rows to rank j; None
     stands for equal numbers of rows."""
     ranks = len(inputs)

@@ -23,19 +23,27 @@ if TYPE_CHECKING:
     from .interop import ArrayLike
 
 ShapeLike = SupportsIndex | Iterable[SupportsIndex]
-"""A shape: an int, or ints."""
+"""A shape: the number of elements, or the length of each dimension."""
 
 _INVALID_VALUE = 1
 _ADDRESS = "an address as an int or a CUdeviceptr"
 
 
 class Array:
-    """A C-contiguous array in device memory. Make it with `device.empty/zeros/array` or `view`.
+    """A C-contiguous array in device memory. Make it with `device.empty`, `zeros` or `array`, with those of a rank, or
+    with `view`.
 
-    The array is allocated in the order of `stream`, and `numpy` and `copy_from` work on that stream. When the array is
-    dropped, it is freed on that stream, after the work of every stream that was passed to `used_on`. An array may have
-    no elements; `ptr` is 0 then. `array[2:5]` and `array[i]` are views of a part of the first dimension, which keep the
-    memory alive.
+    `shape` has the lengths of the dimensions, `dtype` is a DType, `ptr` the address as an int, `size` the number of
+    elements, `nbytes` their bytes, and `device` the Device. An array may have no elements; `ptr` is 0 then.
+
+    `array[2:5]` and `array[i]` are views of a part of the first dimension, which keep the memory alive. The array is
+    allocated in the order of `stream`, and `numpy` and `copy_from` work on that stream. When the array is dropped, it
+    is freed on that stream, after the work of every stream that was passed to `used_on`. Other libraries take the array
+    by DLPack or `__cuda_array_interface__`.
+
+    >>> x = df.device(0, driver="emu").array(np.arange(6, dtype=np.float32)).reshape((2, 3))
+    >>> x[1].numpy()
+    array([3., 4., 5.], dtype=float32)
     """
 
     __slots__ = (
@@ -110,7 +118,9 @@ class Array:
         return self._block is not None
 
     def used_on(self, stream: Stream) -> None:
-        """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work."""
+        """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work. Ops and
+        kernels of drvfuse do so by themselves.
+        """
         if self._block is not None:
             self._block.used_on(stream)
 
@@ -136,8 +146,11 @@ class Array:
         return self._view(0, new)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy in host memory. It is made on the array's stream after all work that uses the array; the stream is
-        synchronised.
+        """A copy in host memory, of the numpy type `dtype.numpy` (of ml_dtypes for bfloat16 and FP8, uint8 for FP4).
+
+        The copy is made on the array's stream after all work that uses the array, and the stream is synchronised. It
+        does not say whether a kernel gave up waiting: `Group.check` does. Raises CaptureError while a stream that uses
+        the array is being captured.
         """
         import numpy as np
 
@@ -298,10 +311,13 @@ def view(
     stream: StreamLike | None = None,
     owner: object = None,
 ) -> Array:
-    """An array over memory at `ptr` on `device` that drvfuse does not own. The array keeps `owner` alive.
+    """An array over memory at `ptr` on `device` that drvfuse does not own and does not free.
 
-    `ptr` is an address as an int or a CUdeviceptr.
-    The contents are read and written in the order of `stream`, by default the device's own.
+    `ptr` is an address, as an int or a CUdeviceptr, and a multiple of the element's size. The memory must hold
+    an array of `shape` and `dtype` for as long as the view is used; the view keeps `owner` alive. The contents are read
+    and written in the order of `stream`, by default the device's own. Nothing is copied, and no work is queued.
+
+    Raises ArgumentError for a wrong address, and for memory that the driver does not know, such as that of the host.
     """
     require_kind("device", device, Device, "a drvfuse.Device")
     dimensions, element = check_shape(shape), dtypes.get(dtype)

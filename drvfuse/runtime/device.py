@@ -25,9 +25,12 @@ _PEER_ALREADY_ENABLED = 704
 
 
 def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
-    """The device of that index on a driver (see `get_driver`); one object for each driver and index.
+    """The device of that index on a driver; there is one object for each driver and index.
 
-    Its primary context is retained on first use and shared with every other library in the process.
+    `driver` is "cuda", "emu", an emulated machine or process, or None for the setting `driver`. The device's primary
+    context is retained on first use, and shared with every other library in the process. Raises ArgumentError for an
+    index that the driver does not have, and DriverUnavailable, which says what to install or set, if the driver cannot
+    be used.
     """
     gate = get_driver(driver)
     try:
@@ -64,7 +67,12 @@ class _Use:
 
 
 class Device(Owner):
-    """One GPU. Get it from `device()`. `handle` is the CUdevice, `context` the primary CUcontext."""
+    """One GPU. Get it from `device()`.
+
+    `index` is its ordinal on `driver`, `name` its name, `capability` the compute capability (major, minor), `arch` the
+    architecture, such as "sm_90a", and `sm_count` the number of multiprocessors. `handle` is the CUdevice, `context`
+    the primary CUcontext. The methods that allocate or launch raise ClosedError after `close`.
+    """
 
     def __init__(self, driver: Driver, index: int) -> None:
         super().__init__()
@@ -95,7 +103,9 @@ class Device(Owner):
         return self._use
 
     def attribute(self, name: str) -> int:
-        """A device attribute by its name without the prefix: `attribute("MULTIPROCESSOR_COUNT")`. Cached."""
+        """A device attribute by its name without the prefix CU_DEVICE_ATTRIBUTE_, as in
+        `attribute("MULTIPROCESSOR_COUNT")`. It is read once. Raises Unsupported for a name that the bindings lack.
+        """
         value = self._attributes.get(name)
         if value is None:
             member = enum_value(self.driver.types, "CUdevice_attribute", f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -135,7 +145,9 @@ class Device(Owner):
         return other.driver is self.driver and other.index in self._peers
 
     def allow_peers(self, devices: Iterable[Device]) -> None:
-        """Let `devices`, except those that cannot be peers, read and write all arrays of this device's pool."""
+        """Let kernels of `devices`, except those that cannot be peers, read and write all arrays that this device has
+        allocated or will allocate.
+        """
         self.pool.allow(devices)
 
     @property
@@ -162,21 +174,26 @@ class Device(Owner):
             return self._pool
 
     def empty(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
-        """An array with undefined contents, allocated in order on `stream` (default: the device's own)."""
+        """An array with undefined contents, allocated in the order of `stream` (default: the device's own).
+
+        Does not block. Raises ArgumentError for a wrong shape or dtype,
+        CaptureError while the stream is being captured, and DriverError if the memory is exhausted.
+        """
         from .array import allocate
 
         return allocate(self, shape, dtype, stream)
 
     def zeros(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
-        """An array of zeros, cleared in order on `stream` (default: the device's own)."""
+        """An array of zeros: `empty`, cleared in the order of `stream` (default: the device's own)."""
         array = self.empty(shape, dtype, stream=stream)
         array.stream.fill(array.ptr, 0, array.nbytes)
         return array
 
     def array(self, values: npt.ArrayLike, *, stream: StreamLike | None = None) -> Array:
-        """A copy of a numpy array, or of any object that numpy converts to one.
+        """A copy of a numpy array, or of any object that numpy converts to one, with its shape and dtype.
 
-        Returns when `values` may be reused; the stream is synchronised.
+        The copy is made on `stream` (default: the device's own), which is synchronised, so `values` may be changed when
+        the method returns. Raises ArgumentError for a dtype that drvfuse lacks, and the errors of `empty`.
         """
         from .array import from_numpy
 

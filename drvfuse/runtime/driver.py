@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from .device import Device
 
 DriverLike: TypeAlias = "Driver | Machine | Process | str | None"
-"""The values by which `get_driver` selects a driver."""
+"""A driver: "cuda" for the installed one, "emu" for the default emulated machine, a `drvfuse.emu.Machine`, a `Process`
+of one, or a Driver. None stands for the setting `driver`."""
 
 # In 12.x bindings the name with a suffix has the signature that the plain name has in 13.x, which has no suffixes.
 _NEWEST = {
@@ -304,7 +305,7 @@ class Driver(Owner):
         """Raise ClosedError if the driver cannot be used any more."""
         if _forked:
             raise ClosedError(FORKED)
-        if self.closed:
+        if self.machine is not None and self.machine.closed:
             raise ClosedError(f"{self.machine!r} was closed, and its devices, arrays and groups with it")
 
     def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError | ClosedError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, CaptureError
 from .array import Array, mark_used
-from .driver import Driver
+from .driver import Driver, Owner
 from .lifetime import Owned
 from .stream import LEGACY, Event, Stream
 
@@ -21,14 +21,28 @@ def _destroy(driver: Driver, executable: Any) -> None:
     driver.cuGraphExecDestroy(executable)
 
 
-class Graph(Owned):
-    """Work captured once and launched any number of times. Make it with `Graph.capture(streams)`.
+class Graph(Owned, Owner):
+    """Work captured once and launched any number of times: `with Graph.capture(streams) as graph: ...`.
 
     The caller must keep its buffers alive, or pass them to `keep()`: a replay uses the addresses that were captured.
-    Replays of one graph must not overlap when its kernels use a common workspace; launches on one stream do not.
+    Replays of one graph must not overlap when its kernels use a common workspace; launches on one stream do not. For
+    collectives, `Group.capture` makes a graph for each rank.
+
+    A launch comes after earlier work on its stream. If the graph holds calls of ops on arrays of other libraries, the
+    launch also comes after earlier work on the streams that these libraries named when the calls were prepared, and
+    before later work on these streams.
+
+    >>> device = df.device(0, driver="emu")
+    >>> x = device.zeros(2, "uint8")
+    >>> with df.Graph.capture(device.stream) as graph:
+    ...     device.stream.fill(x.ptr, 7, x.nbytes)
+    >>> graph.launch(device.stream)
+    >>> x.numpy()
+    array([7, 7], dtype=uint8)
     """
 
     def __init__(self, driver: Driver) -> None:
+        Owner.__init__(self)
         self.driver = driver
         self._executable: Any = None
         self._devices: list[int] = []

@@ -38,7 +38,7 @@ class SupportsCudaArrayInterface(Protocol):
 
 
 ArrayLike = Array | SupportsDLPack | SupportsCudaArrayInterface
-"""A device array: drvfuse's own, or that of another library."""
+"""A device array: an `Array`, or an object of another library with DLPack or `__cuda_array_interface__`."""
 
 _INTERFACE_VERSION = 3
 _IMMUTABLE = ("jax", "jaxlib")

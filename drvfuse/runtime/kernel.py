@@ -1,82 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled modules, their kernels, and prepared launches with every launch attribute."""
+"""Kernels of compiled modules: their attributes on a device, and the checks of their launches."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
-import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..compiler.nvrtc import Image, KernelInfo, compile_source
-from ..errors import ArgumentError, LaunchError, Unsupported, kind_of, require_kind
+from ..errors import ArgumentError, LaunchError, Unsupported, require_kind
+from ..ptx.facts import KernelInfo
 from . import calls
-from .array import Array, mark_used
+from .array import Array
 from .device import Device
-from .device import device as get_device
-from .driver import Driver, DriverLike, get_driver
-from .launch_attributes import Cluster, Cooperative, LaunchAttribute, Priority, ProgrammaticStreamSerialization
-from .packing import Argument, Arguments, Struct
-from .stream import Stream, StreamLike
+from .launch import Configuration, Launch, config_of
+from .launch_attributes import Cluster, Cooperative, Priority, ProgrammaticStreamSerialization
+from .packing import Argument
+
+if TYPE_CHECKING:
+    from .module import Module
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
 _PORTABLE_CLUSTER = 8
 _MAX_CLUSTER = 16
-
-
-def compile(
-    source: str | os.PathLike[str],
-    names: Sequence[str] = (),
-    *,
-    driver: DriverLike = None,
-    arch: str | None = None,
-    name: str = "kernel.cu",
-    defines: Mapping[str, str | int] | None = None,
-    options: Sequence[str] = (),
-    include: Sequence[str | Path] = (),
-) -> Module:
-    """Compile CUDA C++ for the devices of `driver` (see `drvfuse.device`).
-
-    `source` is the text as a str, or the path of a file as a `pathlib.Path`. `names` are name expressions such as
-    "kernel<float>", the keys of `module[...]`; extern "C" kernels need none. `arch` is an architecture such as
-    "sm_90a", by default that of device 0. `name` is the label of a text in errors and line information; for a file it
-    is the path. `defines` become -D macros, and `options` are any other NVRTC options. `include` are folders of
-    headers, which are searched after the folder of the source's own file. CUDA's own headers, such as cuda_fp16.h, are
-    found only if their folder is among them. Line information is always on, and the language is C++17 unless an option
-    changes it.
-
-    The result is kept in memory and, if the setting `cache` allows it, on disk. Raises CompileError with NVRTC's log
-    and the source lines that the log names, Unsupported for an architecture that NVRTC does not know, and ArgumentError
-    for a file that cannot be read.
-    """
-    gate = get_driver(driver)
-    if isinstance(source, os.PathLike):
-        name = os.fspath(source)
-        try:
-            source = Path(source).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "not UTF-8"
-            raise ArgumentError(
-                "source", f"{name!r} ({why})", "CUDA C++, or the path of a file that can be read"
-            ) from None
-    if not isinstance(source, str):
-        raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
-    target = arch if arch is not None else get_device(0, driver=gate).arch
-    image = compile_source(
-        source,
-        name=name,
-        arch=target,
-        defines=defines,
-        names=names,
-        options=options,
-        include=include,
-        cubin=gate.takes_cubins,
-    )
-    return Module(image, gate)
 
 
 @dataclass(frozen=True)
@@ -98,48 +45,8 @@ class _Loaded:
     required_cluster: tuple[int, ...] | None
 
 
-class Module:
-    """An image and the kernels in it, loaded on each device at first use.
-
-    It is never unloaded: the driver would wait for running kernels, which the garbage collector must not cause.
-    """
-
-    def __init__(self, image: Image, driver: Driver) -> None:
-        self.image, self.driver = image, driver
-        self._modules: dict[Device, Any] = {}
-        self._kernels: dict[str, Kernel] = {}
-        self._lock = threading.RLock()
-
-    def __repr__(self) -> str:
-        return f"<Module {self.image.name} for {self.image.arch}: {', '.join(self.image.kernels)}>"
-
-    def __getitem__(self, name: str) -> Kernel:
-        """The kernel of that name expression or symbol."""
-        with self._lock:
-            kernel = self._kernels.get(name)
-            if kernel is None:
-                info = self.image.kernels.get(name)
-                if info is None:
-                    known = ", ".join(self.image.kernels) or "none"
-                    raise ArgumentError("name", repr(name), f"a kernel of {self.image.name}: {known}")
-                kernel = self._kernels[name] = Kernel(self, info)
-            return kernel
-
-    def _handle(self, device: Device) -> Any:
-        with self._lock:
-            handle = self._modules.get(device)
-            if handle is None:
-                if device.driver is not self.driver:
-                    raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
-                # The CUDA driver gets the cubin, since it does not load PTX of a newer CUDA version.
-                image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
-                with device.use():
-                    handle = self._modules[device] = self.driver.cuModuleLoadData(image)
-            return handle
-
-
 class Kernel:
-    """A kernel of a module. `info` has its parameters and other facts from its PTX."""
+    """A kernel of a module. `info` has its parameters and other facts from its PTX. `prepare` makes launches of it."""
 
     def __init__(self, module: Module, info: KernelInfo) -> None:
         self.module, self.info = module, info
@@ -149,7 +56,7 @@ class Kernel:
         return f"<Kernel {self.info.name}>"
 
     def load(self, device: Device) -> None:
-        """Load the code on `device` now, so that no later launch can block on loading."""
+        """Load the code on `device` now, so that no later launch can block on loading. Harmless if it is loaded."""
         self._on(device)
 
     def _on(self, device: Device) -> _Loaded:
@@ -189,7 +96,9 @@ class Kernel:
         return self._on(device).attributes
 
     def occupancy(self, device: Device, block: int, smem: int = 0) -> int:
-        """How many blocks of `block` threads with `smem` bytes of dynamic shared memory fit on one multiprocessor."""
+        """The number of blocks of `block` threads with `smem` bytes of dynamic shared memory that fit on one
+        multiprocessor of `device`. Raises LaunchError for more shared memory than a block can have.
+        """
         loaded = self._on(device)
         self._allow_shared(device, loaded, smem)
         with device.use():
@@ -224,28 +133,59 @@ class Kernel:
     ) -> Launch:
         """A launch whose arguments are checked and packed. It can be called with a stream any number of times.
 
-        `grid` always counts blocks, also with clusters; `cluster` is the shape of a cluster in blocks. `args` are
-        Arrays, ints, numbers, and buffers for structs by value (see `packing.Arguments`); `device` is needed only if no
-        argument is an Array. `attrs` are values of `runtime.launch_attributes`, or CUlaunchAttribute objects. The
-        kernel is loaded here.
+        `grid` counts blocks, also with clusters, and `block` threads: an int, or up to three. `args` are the kernel's
+        arguments: an Array or an int for a pointer, numbers, and a ctypes.Structure or bytes of the exact size for a
+        struct by value. `device` is needed only if no argument is an Array. `smem` is dynamic shared memory in bytes;
+        `cluster` the shape of a cluster in blocks; `cooperative`, `pdl` (a dependent launch) and `priority` are launch
+        attributes, and `attrs` any others, as values of `drvfuse.runtime.launch_attributes` or CUlaunchAttribute
+        objects. The kernel is loaded here, and nothing is launched.
 
-        Raises LaunchError if the kernel or the device does not allow the grid, the block or the shared memory; for a
-        grid that is no multiple of the cluster; for clusters of more than 16 blocks, of another shape than
-        __cluster_dims__, or too large for the device; for a cooperative grid that does not fit; and for PDL with a
-        kernel that has no griddepcontrol.wait, since it would race with its predecessor. Raises Unsupported for
-        clusters and PDL on a device before compute capability 9.0.
+        Raises ArgumentError for arguments that the kernel's parameters do not take. Raises LaunchError if the kernel or
+        the device does not allow the grid, the block or the shared memory; for a grid that is no multiple of the
+        cluster; for clusters of more than 16 blocks, of another shape than __cluster_dims__, or too large for the
+        device; for a cooperative grid that does not fit; and for PDL with a kernel that has no griddepcontrol.wait,
+        since it would race with its predecessor. Raises Unsupported for clusters and PDL on a device before compute
+        capability 9.0.
         """
-        where = _device_of(args, device)
+        configuration = self.configure(
+            grid,
+            block,
+            device=_device_of(args) if device is None else device,
+            smem=smem,
+            cluster=cluster,
+            cooperative=cooperative,
+            pdl=pdl,
+            priority=priority,
+            attrs=attrs,
+        )
+        return configuration.prepare(*args)
+
+    def configure(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *,
+        device: Device,
+        smem: int = 0,
+        cluster: int | Sequence[int] | None = None,
+        cooperative: bool = False,
+        pdl: bool = False,
+        priority: int | None = None,
+        attrs: Sequence[object] = (),
+    ) -> Configuration:
+        """The configuration of launches that differ only in their arguments. Checks what `prepare` checks, and raises
+        the same errors."""
+        require_kind("device", device, Device, "a drvfuse.Device")
         dimensions, threads = _dimensions("grid", grid), _dimensions("block", block)
-        loaded = self._on(where)
-        self._check_shape(where, loaded, dimensions, threads)
-        self._allow_shared(where, loaded, smem)
+        loaded = self._on(device)
+        self._check_shape(device, loaded, dimensions, threads)
+        self._allow_shared(device, loaded, smem)
         wanted: list[object] = [] if cluster is None else [Cluster(*_dimensions("cluster", cluster))]
         shape = loaded.required_cluster if cluster is None else _dimensions("cluster", cluster)
         if shape is not None:
-            self._check_cluster(where, loaded, dimensions, threads, smem, shape)
+            self._check_cluster(device, loaded, dimensions, threads, smem, shape)
         if cooperative:
-            self._check_cooperative(where, dimensions, threads, smem)
+            self._check_cooperative(device, dimensions, threads, smem)
             wanted.append(Cooperative())
         if pdl:
             wanted.append(ProgrammaticStreamSerialization())
@@ -253,9 +193,8 @@ class Kernel:
             wanted.append(Priority(priority))
         wanted += attrs
         if any(isinstance(attribute, ProgrammaticStreamSerialization) for attribute in wanted):
-            self._check_pdl(where)
-        arguments = Arguments(self.info, args, where)
-        return Launch(self, where, loaded.handle, dimensions, threads, smem, wanted, arguments)
+            self._check_pdl(device)
+        return Configuration(self, device, loaded.handle, dimensions, threads, smem, wanted)
 
     def _check_shape(self, device: Device, loaded: _Loaded, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
         for what, size, limits in zip(("grid", "block"), (grid, block), device.launch_limits, strict=True):
@@ -289,7 +228,7 @@ class Kernel:
             if blocks > _PORTABLE_CLUSTER:
                 allowed = driver.types.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
                 driver.cuFuncSetAttribute(loaded.handle, allowed, 1)
-            config = _config(driver.types, grid, block, smem, [Cluster(*cluster).build(driver.types)])
+            config = config_of(driver.types, grid, block, smem, [Cluster(*cluster).build(driver.types)])
             if not driver.cuOccupancyMaxActiveClusters(loaded.handle, config):
                 raise LaunchError(
                     f"no cluster of {blocks} blocks of {self.info.name} with {smem} bytes fits on {device!r}"
@@ -313,90 +252,7 @@ class Kernel:
             )
 
 
-class Launch:
-    """A prepared launch. A call with a stream queues the kernel and does not wait. One thread at a time may use it.
-
-    It keeps its Arrays alive, and calls their `used_on`.
-    """
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        device: Device,
-        function: object,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        smem: int,
-        attributes: Sequence[object],
-        arguments: Arguments,
-    ) -> None:
-        self.kernel, self.device, self.grid, self.block, self.smem = kernel, device, grid, block, smem
-        self._function, self._arguments = function, arguments
-        types = device.driver.types
-        built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
-        for attribute in built:
-            if not isinstance(attribute, types.CUlaunchAttribute):
-                raise ArgumentError("attrs", kind_of(attribute), "launch attributes")
-        identities = [int(attribute.id) for attribute in built]
-        if len(set(identities)) != len(identities):
-            raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
-        self._config = _config(types, grid, block, smem, built)
-        self._attributes = tuple(attributes)  # keeps events in them alive
-        shown = (
-            repr(a) if isinstance(a, LaunchAttribute) else made.id.name
-            for a, made in zip(attributes, built, strict=True)
-        )
-        where = kernel.info.name, device.index, grid, block, smem
-        self._facts = calls.LaunchFacts(*where, tuple(shown), kernel.info.params, arguments.structures)
-        self._handle_set = 0
-
-    def __repr__(self) -> str:
-        return f"<Launch {self.kernel.info.name} grid {self.grid} block {self.block} on device {self.device.index}>"
-
-    def set(self, index: int, value: Argument) -> None:
-        """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
-        self._arguments.set(index, value)
-
-    def resize(self, grid: int) -> None:
-        """Use another one-dimensional grid from now on, not larger than the one that `prepare` has checked."""
-        self._config.gridDimX = grid
-        self.grid = (grid, 1, 1)
-        self._facts = self._facts._replace(grid=self.grid)
-
-    def view(self, index: int, kind: type[Struct]) -> Struct:
-        """Argument `index`, a struct, in place: its fields may be written before each launch."""
-        return self._arguments.view(index, kind)
-
-    def __call__(self, stream: StreamLike) -> None:
-        """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
-        if not isinstance(stream, Stream) or stream.device is not self.device:
-            stream = Stream.wrap(self.device, stream)
-        if stream._closed:
-            stream._check_open()
-        if stream.handle != self._handle_set:
-            self._config.hStream = stream.handle
-            self._handle_set = stream.handle
-        arguments = self._arguments
-        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy, since they may be overwritten in place
-        with self.device.use():
-            self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
-        if self._arguments.arrays:
-            outside = stream.foreign and stream.capture_id() is None
-            mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)
-
-
-def _config(types: Any, grid: Sequence[int], block: Sequence[int], smem: int, attributes: list[Any]) -> Any:
-    config = types.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = block
-    config.sharedMemBytes, config.attrs, config.numAttrs = smem, attributes, len(attributes)
-    return config
-
-
-def _device_of(args: Sequence[object], device: Device | None) -> Device:
-    if device is not None:
-        require_kind("device", device, Device, "a drvfuse.Device")
-        return device
+def _device_of(args: Sequence[object]) -> Device:
     for value in args:
         if isinstance(value, Array):
             return value.device

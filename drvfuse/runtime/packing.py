@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 Argument: TypeAlias = (
     "Array | SupportsIndex | SupportsInt | float | bytes | bytearray | memoryview | ctypes.Structure | np.generic"
 )
-"""The value of a kernel's parameter: see `Arguments`."""
+"""The value of a kernel's parameter: an Array or an int for an integer or a pointer, a number for a floating-point
+parameter, bytes or a ctypes.Structure of the exact size for a struct."""
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 

@@ -34,7 +34,8 @@ class HasCudaStream(Protocol):
 
 
 StreamLike = SupportsCudaStream | HasCudaStream | SupportsInt
-"""A stream: drvfuse's own, that of another library, or a handle."""
+"""A stream: a `Stream`, an object of another library with `__cuda_stream__` or `cuda_stream`, or a handle as an int or
+a CUstream (0 and 1: the legacy default stream; 2: that of the calling thread)."""
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -46,7 +47,11 @@ def _destroy_event(driver: Driver, handle: int) -> None:
 
 
 class Event(Owned):
-    """A point in a stream. Created on `device`, which must be the device of every stream that records it."""
+    """A point in a stream of `device`. With `timing` the time between two events can be read.
+
+    `handle` is the CUevent as an int. `close()`, or the end of a `with` block, destroys the event; its methods then
+    raise ClosedError.
+    """
 
     def __init__(self, device: Device, *, timing: bool = False) -> None:
         require_kind("device", device, Device, "a drvfuse.Device")
@@ -61,7 +66,7 @@ class Event(Owned):
         return f"<Event {self.handle:#x} of device {self.device.index}{notes}>"
 
     def record(self, stream: Stream) -> Event:
-        """Mark the work queued on `stream` so far."""
+        """Mark the work queued on `stream`, a stream of the event's device, so far. Returns the event."""
         stream.record(self)
         return self
 
@@ -71,21 +76,23 @@ class Event(Owned):
         self.device.driver.cuEventSynchronize(self.handle)
 
     def query(self) -> bool:
-        """True if the marked work is done."""
+        """True if the marked work is done, or if nothing was recorded. Does not wait."""
         self._check_open()
         return _ready(self.device, "cuEventQuery", self.handle)
 
     def elapsed_ms(self, start: Event) -> float:
-        """Milliseconds from `start` to this event; both need `timing=True` and must be done."""
+        """Milliseconds from `start` to this event. Both need `timing=True` and must be done: DriverError otherwise."""
         self._check_open()
         start._check_open()
         return float(self.device.driver.cuEventElapsedTime(start.handle, self.handle))
 
 
 class Stream(Owned):
-    """A non-blocking stream of `device`. Lower `priority` numbers run first, as in CUDA; out of range is clamped.
+    """A non-blocking stream of `device`: work on it is not ordered with the legacy default stream.
 
-    `handle` is the CUstream as an int. Any object with `__cuda_stream__` is accepted by `wrap`, and this is one.
+    `priority` is that of CUDA: lower numbers run first, and numbers out of range are clamped. `handle` is the CUstream
+    as an int, and `__cuda_stream__` gives it to other libraries. `wrap` makes a Stream for a stream of another library.
+    A closed stream raises ClosedError.
     """
 
     _default = False  # a default stream is that of the current context, so every call on it needs the device's context
@@ -154,7 +161,10 @@ class Stream(Owned):
         return (0, self.handle)
 
     def synchronize(self) -> None:
-        """Block until all queued work is done, then free the memory of dropped objects. CaptureError in a capture."""
+        """Block until all queued work is done, then free the memory of dropped objects.
+
+        Raises CaptureError while the stream is being captured, and DriverError if a kernel of the context has failed.
+        """
         self._check_open()
         if self.capture_id() is not None:
             raise CaptureError(f"{self!r} is being captured and cannot be synchronised")
@@ -163,7 +173,7 @@ class Stream(Owned):
         flush(self.device.driver)
 
     def query(self) -> bool:
-        """True if everything queued so far is done."""
+        """True if everything queued so far is done. Does not wait."""
         self._check_open()
         with self.device.use():
             return _ready(self.device, "cuStreamQuery", self.handle)

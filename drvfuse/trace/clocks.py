@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DrvfuseError
-from ..runtime.kernel import Kernel, Module, compile
+from ..runtime.kernel import Kernel
 from ..runtime.lifetime import launch_group
+from ..runtime.module import Module, compile
 
 if TYPE_CHECKING:
     from ..runtime.device import Device

@@ -53,28 +53,33 @@ def test_a_launch_makes_its_context_current_and_queries_each_stream_once(counted
             case.wait()
 
 
-@pytest.mark.emulated
-def test_a_prepared_launch_makes_few_python_calls():
-    """A prepared launch costs a bounded number of Python calls more than the bare launch."""
-    emulator, own = Path(df.emu.__file__).parent, Path(df.__file__).parent
+def python_calls(call):
+    """The number of calls of drvfuse's Python functions that `call()` makes, without those of the emulated driver."""
+    emulator, own, files = Path(df.emu.__file__).parent, Path(df.__file__).parent, []
 
-    def counted(call):
-        files = []
+    def record(frame, event, argument):
+        # Python 3.12 has no frame for comprehensions
+        if event == "call" and not frame.f_code.co_name.startswith("<"):
+            files.append(Path(frame.f_code.co_filename))
 
-        def record(frame, event, argument):
-            # Python 3.12 has no frame for comprehensions
-            if event == "call" and not frame.f_code.co_name.startswith("<"):
-                files.append(Path(frame.f_code.co_filename))
-
-        sys.setprofile(record)
+    sys.setprofile(record)
+    try:
         call()
+    finally:
         sys.setprofile(None)
-        return sum(own in file.parents and emulator not in file.parents for file in files)
+    return sum(own in file.parents and emulator not in file.parents for file in files)
 
+
+@pytest.mark.emulated
+def test_prepared_launches_and_their_preparation_make_few_python_calls():
+    """A prepared launch makes a bounded number of Python calls more than the bare launch, and `prepare` of a call whose
+    plan exists a bounded number in all."""
     with df.emu.Machine(devices=2) as machine, host.cases(get_driver(machine), 2) as cases:
-        for case, most in zip(cases, (24, 24, 9, 9), strict=True):
+        for case, launching, preparing in zip(cases, (15, 15, 8, 8), (105, 225, 95, 110), strict=True):
             case.plain()
             for _ in range(2):
                 case.prepared.launch()
-            assert counted(case.prepared.launch) - counted(case.bare) <= most, case.name
+            assert python_calls(case.prepared.launch) - python_calls(case.bare) <= launching, case.name
+            case.prepare()  # takes the launches that the plain call has given back
+            assert python_calls(case.prepare) <= preparing, case.name
             case.wait()

@@ -273,6 +273,34 @@ def test_graphs_of_drvfuse_replay_torchs_kernels(connect: Any, ranks: int, rng: 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("ranks", RANKS)
+def test_launches_of_drvfuses_graphs_come_between_work_of_torchs_streams(
+    connect: Any, ranks: int, rng: np.random.Generator
+) -> None:
+    """torch writes the inputs late before each launch, and reads the results and overwrites the inputs directly after
+    it, on its current streams."""
+    with connect(ranks) as group:
+        x, total = (empty(group, (64, 1024), "float32") for _ in range(2))
+        prepared = df.allreduce.prepare(group, x, total)
+        with group.capture() as graphs:
+            prepared.launch()
+        for _ in range(3):
+            hosts = randoms(rng, ranks, (64, 1024), np.float32)
+            sources = tensors(group, hosts)
+            wait()
+            for place, theirs, source in zip(places(group), x, sources, strict=True):
+                with torch.cuda.device(place):
+                    torch.cuda._sleep(DELAY)
+                    theirs.copy_(source)
+            graphs.launch()
+            copies = [theirs.clone() for theirs in total]
+            for theirs in x:
+                theirs.fill_(-1)
+            assert same(copies, reference.allreduce(hosts))
+        graphs.close()
+
+
+@pytest.mark.gpu
 def test_a_dropped_input_is_reused_only_behind_the_call(group: df.Group, rng: np.random.Generator) -> None:
     """torch gives the memory of a dropped tensor to the next one at once, while the call still waits to run."""
     (rank,), (place,) = group, places(group)

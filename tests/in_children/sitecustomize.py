@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The refusal of `multicast_refusal` for the Python processes that tests start, which import this before all else."""
+"""For the Python processes that tests start, which import this before all else: the refusal of `multicast_refusal`, and
+the division of `divided_gpu` if it is asked for."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -15,7 +18,7 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 class _Bindings:
-    """Finds `cuda.bindings.driver` as usual, and puts the refusal into the module once it is loaded."""
+    """Finds `cuda.bindings.driver` as usual, and changes the module once it is loaded."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -27,6 +30,11 @@ class _Bindings:
         def exec_module(module: ModuleType) -> None:
             load(module)
             module.cuMulticastCreate = refusal  # type: ignore[attr-defined]
+            if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" and "DRVFUSE_TEST_DIVIDE_GPU" in os.environ:
+                sys.path.append(str(Path(__file__).parents[1]))
+                import divided_gpu
+
+                divided_gpu.divide(os.environ["DRVFUSE_TEST_DIVIDE_GPU"])
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

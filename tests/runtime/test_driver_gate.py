@@ -248,7 +248,7 @@ def test_importing_the_runtime_loads_no_library() -> None:
     text = run(
         """
         import sys
-        import drvfuse.runtime.kernel, drvfuse.runtime.graph, drvfuse.runtime.vmm
+        import drvfuse.runtime.module, drvfuse.runtime.graph, drvfuse.runtime.vmm
         heavy = [m for m in sys.modules if m.startswith(("cuda.", "llvmlite", "drvfuse.emu", "ml_dtypes"))]
         maps = open("/proc/self/maps").read()
         print(heavy, "libcuda" in maps, "libnvrtc" in maps)

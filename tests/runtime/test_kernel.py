@@ -19,7 +19,7 @@ import drvfuse as df
 from drvfuse.errors import ArgumentError, DriverError, LaunchError, Unsupported
 from drvfuse.ptx.facts import KernelInfo, Param
 from drvfuse.runtime import launch_attributes as attributes
-from drvfuse.runtime.kernel import Module
+from drvfuse.runtime.module import Module
 from drvfuse.runtime.packing import Arguments
 from drvfuse.runtime.stream import Event, Stream
 

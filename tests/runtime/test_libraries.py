@@ -144,6 +144,118 @@ def test_calls_that_are_queued_ahead_make_a_bounded_number_of_queries(group: df.
         assert len(queries) <= 20
 
 
+class Streamed:
+    """An array of a library that names the stream on which it works: torch's and CuPy's are such."""
+
+    def __init__(self, array: Array, stream: Stream) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream.handle}
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_launches_of_a_graph_come_between_work_of_the_libraries_that_own_its_arrays(
+    group: df.Group, joint: bool, rng: np.random.Generator
+) -> None:
+    (rank,) = group
+    values = rng.standard_normal((2, 256)).astype(np.float32)
+    source, x, result = rank.array(values), rank.zeros(values.shape, "float32"), rank.zeros(values.shape, "float32")
+    theirs = Stream(rank.device)
+    prepared = df.allreduce.prepare(group, Streamed(x, theirs), Streamed(result, theirs))
+    if joint:
+        with df.Graph.capture([rank.stream]) as graph:
+            prepared.launch()
+    else:
+        with group.capture() as graphs:
+            prepared.launch()
+        (graph,) = graphs.graphs
+    graph.launch(rank.stream)  # loads it
+    group.synchronize()
+    with blocked(theirs):
+        with rank.device.use():
+            rank.device.driver.cuMemcpyDtoDAsync(x.ptr, source.ptr, x.nbytes, theirs.handle)
+        graph.launch(rank.stream)
+        assert not rank.stream.query()
+    group.synchronize()
+    assert (bits(result.numpy()) == bits(values)).all()
+    with blocked(rank.stream):
+        graph.launch(rank.stream)
+        graph.close()
+        assert not theirs.query()
+    theirs.synchronize()
+
+
+@pytest.mark.emulated
+def test_a_launch_of_a_graph_orders_no_stream_for_own_arrays_or_on_the_stream_of_the_library(
+    counted_calls: Any,
+) -> None:
+    with emu.Machine(devices=1) as machine, df.Group.local(1, driver=machine, max_blocks=4) as group:
+        (rank,), stream = group, Stream(group[0].device)
+        theirs = Stream.wrap(rank.device, stream.handle)
+        x, result = rank.zeros((2, 256), "float32"), rank.empty((2, 256), "float32")
+        foreign = Streamed(x, theirs), Streamed(result, theirs)
+        for arrays, on, waits in (
+            ((x, result), rank.stream, 0),
+            (foreign, rank.stream, 2),  # one before and one after the launch
+            (foreign, theirs, 2),  # those of `RankOrder` and `Stream.mark`, as for any call on a foreign stream
+        ):
+            prepared = df.allreduce.prepare(group, *arrays)
+            with df.Graph.capture([rank.stream]) as graph:
+                prepared.launch()
+            for _ in range(2):  # the second launch follows a call on the same stream
+                calls = counted_calls(rank.device.driver, lambda graph=graph, on=on: graph.launch(on))
+            assert calls.count("cuStreamWaitEvent") == waits
+            if not waits:
+                assert calls == ["cuCtxPushCurrent", "cuGraphLaunch", "cuCtxPopCurrent", "cuStreamIsCapturing"]
+            group.synchronize()
+
+
+@pytest.fixture
+def failing() -> Iterator[tuple[emu.Machine, df.Group]]:
+    """A machine, on which a test makes a launch fail, and a group of two of its devices."""
+    with emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
+        yield machine, group
+
+
+OUT_OF_MEMORY = emu.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+FAILURES = {
+    "rank 1 is not launched": ("one_stage", "cuLaunchKernelEx", 1, 0),
+    "no rank is launched after the copies": ("naive", "cuLaunchKernelEx", 0, 1),
+    "the streams do not meet after the copies": ("naive", "cuEventRecord", 4, 1),
+}
+"""For each failure the algorithm, the driver function that fails, how many calls of it succeed before, and the rank
+whose stream then has work that uses the memory of rank 0."""
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("algo,function,after,used_by", FAILURES.values(), ids=FAILURES)
+def test_a_launch_that_fails_half_way_keeps_arrays_for_what_was_queued_and_orders_their_owner(
+    failing: tuple[emu.Machine, df.Group], algo: str, function: str, after: int, used_by: int
+) -> None:
+    machine, group = failing
+    theirs = [Stream(rank.device) for rank in group]
+    outputs = [rank.empty((2, 256), "float32") for rank in group]
+    df.allreduce(group, [rank.zeros((2, 256), "float32") for rank in group], outputs, algo=algo)  # loads the kernels
+    group.synchronize()
+    inputs = [Immutable(rank.zeros((2, 256), "float32")) for rank in group]
+    results = [Streamed(output, stream) for output, stream in zip(outputs, theirs, strict=True)]
+    prepared = df.allreduce.prepare(group, inputs, results, algo=algo)
+    gone = weakref.ref(inputs[0])
+    with blocked(group[used_by].stream):
+        machine.inject(function, OUT_OF_MEMORY, after=after)
+        with pytest.raises(DriverError, match=function):
+            prepared.launch()
+        del prepared, inputs
+        gc.collect()
+        group[0].empty(16, "float32")  # an allocation frees what can be freed
+        assert gone() is not None and not theirs[0].query()
+    group.reset()
+    gc.collect()
+    assert gone() is None
+    theirs[0].synchronize()
+    ones = [rank.array(np.ones((2, 256), np.float32)) for rank in group]
+    assert all((total.numpy() == 2).all() for total in df.allreduce(group, ones, algo=algo))
+
+
 @pytest.mark.emulated
 def test_objects_that_are_kept_for_work_of_a_closed_device_are_dropped() -> None:
     with emu.Machine(devices=1) as machine:
@@ -337,6 +449,9 @@ def test_torch_tensors_of_every_device_are_taken_on_its_own_streams(
         assert [result.stream.handle for result in results] == [stream.handle for stream in theirs]
         for result in results:
             assert (bits(result.numpy()) == bits(reference.allreduce(hosts))).all()
+        del result, results
+        group.synchronize()
+        group[0].device.synchronize()  # frees the results: a foreign stream must outlive what is allocated on it
     assert torch.device == 0
 
 

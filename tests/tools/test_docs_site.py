@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ DOCS = Path(docs_site.__file__).parents[1] / "docs"
 
 def test_every_public_name_is_in_the_api() -> None:
     text = docs_site.api()
-    named = set(re.findall(r"^\.\. auto\w+:: drvfuse\.(\S+)$", text, re.MULTILINE))
+    named = set(re.findall(r"^\.\. (?:auto\w+:: drvfuse\.|py:type:: )(\S+)$", text, re.MULTILINE))
     modules = {"coat", "config", "dtypes", "emu", "errors", "reference", "reference_gemv"}
     assert {name for name in df.__all__ if name not in modules} <= named
     assert {f"emu.{name}" for name in df.emu.__all__ if name not in ("driver", "program")} <= named
@@ -74,3 +75,17 @@ def test_lists_of_names_in_docstrings_become_definition_lists() -> None:
         *("Things:", "", "", "``one``", "    the first", "    and more"),
         *("", "``second``", "    the other", "", "Then text."),
     ]
+
+
+def test_what_the_api_leaves_out_exists() -> None:
+    public = {path.rpartition(".")[2]: path for path in re.findall(r"autoclass:: (\S+)", docs_site.api())}
+    for name, members in docs_site.INTERNAL.items():
+        module, _, kind = public[name].rpartition(".")
+        found = vars(getattr(importlib.import_module(module), kind))
+        assert set(members.split()) <= set(found), name
+
+
+def test_a_link_that_names_a_page_gets_the_title_of_its_target() -> None:
+    source = ["see [nodes.md](nodes.md#engines), [all](nodes.md), [changelog.md](changelog.md)"]
+    docs_site.fill(None, "page", source)
+    assert source == ["see [More than one node](nodes.md#engines), [all](nodes.md), [Changelog](changelog.md)"]

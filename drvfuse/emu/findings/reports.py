@@ -25,7 +25,7 @@ _WORDS = 4
 
 @dataclass(frozen=True)
 class Place:
-    """The place of an access. A copy or fill has no line and no thread.
+    """The place of an access: kernel, file, line, device, block and thread. A copy or fill has no line and no thread.
 
     callers  the calls by which its code was inlined, as (file, line), innermost first
     process  the name of the process that made it, if the machine has several
@@ -53,8 +53,15 @@ class Place:
 class Report:
     """One report of a machine. Fields that do not apply are None.
 
-    kind      "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
+    kind      "out_of_bounds", "race", "deadlock", ...: docs/findings.md has a section for each
+    message   what is wrong, in words
+    kernel    the name of the kernel, or of the copy or call
+    file      the source file of the place; without line information it is None, and `line` is a line of the PTX
+    line      the line of the place
     device    ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
+    block     the index of the block, (x, y, z)
+    thread    the index of the thread in its block, (x, y, z)
+    address   the address of the access
     other     for a race: the earlier access
     edge      for a race: the reason why the two accesses are not ordered
     callers   for a race: the calls by which the code of the later access was inlined, as in `Place`

@@ -37,7 +37,7 @@ class Scalar:
 
 
 def float32(value: float) -> Scalar:
-    """A float32 parameter, rounded to nearest."""
+    """A float32 parameter of an epilogue: `value`, a number, rounded to nearest. ArgumentError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ArgumentError("float32", repr(value), "a number")
     with np.errstate(over="ignore"):
@@ -45,7 +45,7 @@ def float32(value: float) -> Scalar:
 
 
 def int32(value: int) -> Scalar:
-    """An int32 parameter; ArgumentError if it does not fit."""
+    """An int32 parameter of an epilogue. ArgumentError for a value that is no integer or does not fit."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**31) <= value < 2**31:
         raise ArgumentError("int32", repr(value), "an integer from -2**31 to 2**31 - 1")
     return Scalar(dtypes.get("int32"), int(value))
@@ -53,7 +53,9 @@ def int32(value: int) -> Scalar:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A parameter with a copy on every rank. The caller promises equal copies; a plain list may differ by rank."""
+    """A parameter of an epilogue with a copy on every local rank, in their order. The caller promises equal copies; a
+    plain list may differ by rank.
+    """
 
     copies: tuple[Any, ...]
 
@@ -84,9 +86,9 @@ class Epilogue:
     """An element-wise epilogue, `Epilogue("x * scale + bias[col]", scale=float32(0.5), bias=array)`.
 
     `expression` is a CUDA C++ expression. In scope: `x`, the fp32 sum over the ranks, not yet rounded; `i`, the flat
-    index of the element; `row` and `col`, its index along the last dimension and that of the rest; `rank`. Its value
-    is converted to fp32 and rounded once to the output's dtype. Kernels are compiled without contraction of `a * b + c`
-    to fma.
+    index of the element; `col`, its index along the last dimension; `row`, the flat index of that row in the other
+    dimensions; `rank`, 0 for an op on one device. Its value is converted to fp32 and rounded once to the output's
+    dtype. Kernels are compiled without contraction of `a * b + c` to fma.
 
     A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; array elements appear as float where the dtype
     is a floating one. A parameter that differs by rank is a list with one entry per local rank; one with the same
@@ -94,10 +96,19 @@ class Epilogue:
     may be overwritten or freed only after the call is complete on all ranks, not just on the rank that holds it.
     Nothing checks indices, and an array parameter must not overlap what the collective writes.
 
-    An epilogue that differs by rank (a list, or `rank` in the expression) needs algo "one_stage" or "naive":
-    "two_stage" computes each element on one rank alone.
+    An epilogue that differs by rank (a list, or `rank` in the expression) needs an algorithm of `allreduce` in which
+    each rank computes every element: "push_one_shot", "one_stage" or "naive". "push_two_shot" and "two_stage" compute
+    an element on one rank alone. `reduce_scatter` takes such an epilogue with every algorithm.
 
-    Only the expression and the parameters' types enter the kernel, so `with_` never recompiles.
+    Only the expression and the parameters' types enter the kernel, so `with_` and `Prepared.set` never recompile.
+    Raises ArgumentError for text that is no single expression, and for a parameter that is a plain number or has a name
+    that C++ or the epilogue uses; an expression that does not compile is a CompileError of the call.
+
+    >>> with df.Group.local(2, driver="emu", max_blocks=8) as group:
+    ...     xs = [rank.array(np.full(4, 1 + rank.index, np.float32)) for rank in group]
+    ...     halved = df.Epilogue("x * scale", scale=df.float32(0.5))
+    ...     print(df.allreduce(group, xs, epilogue=halved)[1].numpy())
+    [1.5 1.5 1.5 1.5]
     """
 
     def __init__(self, expression: str, /, **parameters: object) -> None:

@@ -9,6 +9,7 @@ from ...comm.ordering import same
 from ...errors import CaptureError
 from ...runtime import held
 from ...runtime.array import Array, mark_used
+from ...runtime.graph import Graph
 from ...runtime.stream import LEGACY, Event, Stream
 from .operands import Operand
 
@@ -18,11 +19,12 @@ class Route:
 
     A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
     `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
-    mostly both are empty. `unordered` are the foreign arrays whose library names no stream; they must live until a
+    mostly both are empty. `libraries` are all streams of other libraries on which arrays of the call are produced, also
+    `stream` itself. `unordered` are the foreign arrays whose library names no stream; they must live until a
     launch is complete. `recorded` is the memory besides the arrays in which the use by the stream is recorded already.
     """
 
-    __slots__ = ("_away", "arrays", "owners", "producers", "stream", "recorded", "unordered")
+    __slots__ = ("_away", "arrays", "libraries", "owners", "producers", "stream", "recorded", "unordered")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Route:
         """`away` are the arrays whose own stream may be another stream."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.unordered = unordered
+        self.libraries: Sequence[Stream] = ()
         self.recorded: Sequence[Array] | None = None
 
     @classmethod
@@ -45,7 +48,9 @@ class Route:
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
         unordered = [o.array for o in operands if o.foreign and (o.producer is None or not o.producer.foreign)]
-        return cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners, unordered)
+        route = cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners, unordered)
+        route.libraries = _distinct(p for o in operands if o.foreign and (p := o.producer) is not None and p.foreign)
+        return route
 
     @classmethod
     def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
@@ -101,6 +106,29 @@ class Route:
                 owner.wait(event)
             else:
                 owner.follow(self.stream)
+
+
+class ReplayOrder:
+    """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
+
+    Each launch of the graph is ordered with them as a call of these arrays is: after their earlier work, and before
+    their later work.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._streams: list[Stream] = []
+        graph.before_launch(self._before)
+        graph.after_launch(self._after)
+
+    def add(self, streams: Sequence[Stream]) -> None:
+        """Order later launches of the graph with these streams too."""
+        self._streams = _distinct((*self._streams, *streams))
+
+    def _before(self, stream: Stream) -> None:
+        Route(stream, (), (), self._streams).follow_producers(stream.capture_id())
+
+    def _after(self, stream: Stream, event: Event | None) -> None:
+        Route(stream, (), (), (), self._streams).lead_owners(event, stream.capture_id())
 
 
 def _outside(stream: Stream, capture: int | None) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from ...plans.limits import Limits
 from ...runtime.device import Device
-from ...runtime.kernel import Kernel, Launch
+from ...runtime.kernel import Kernel
+from ...runtime.launch import Launch
 from .options import PDLLevel
 from .specialisation import Specialisation, load
 
@@ -135,12 +136,19 @@ class Planned:
         `cluster` blocks form a cluster. A launch advances the epoch of its group by `barriers`. `awaits_peers`: it
         waits for launches of other ranks, and with `compares` it compares its call with theirs. `adapts(ready, alone,
         wide)` changes a launch as `Ready.adapt` says."""
-        self.device, self.template, self.threads, self.smem = device, template, threads, smem
+        self.template, self.threads, self.cluster = template, threads, cluster
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
-        self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
-        self.cluster, self.barriers, self.awaits_peers = cluster if cluster > 1 else None, barriers, awaits_peers
-        self.adapts, self.compares = adapts, compares
+        self.barriers, self.awaits_peers, self.adapts, self.compares = barriers, awaits_peers, adapts, compares
+        self._configuration = self.kernel.configure(
+            self.grid,
+            threads,
+            device=device,
+            smem=smem,
+            cluster=cluster if cluster > 1 else None,
+            cooperative=waits and self.grid > 1,
+            pdl=pdl is not PDLLevel.OFF,
+        )
         self.idle: list[Ready] = []  # launches that no call uses now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:
@@ -148,23 +156,10 @@ class Planned:
         try:
             ready = self.idle.pop()
         except IndexError:
-            return Ready(self, self._make(more))
+            return Ready(self, self._configuration.prepare(self.template, *more))
         for index, value in enumerate(more, 1):
             ready.launch.set(index, value)
         return ready
-
-    def _make(self, more: Sequence[Any]) -> Launch:
-        return self.kernel.prepare(
-            self.grid,
-            self.threads,
-            self.template,
-            *more,
-            device=self.device,
-            smem=self.smem,
-            cluster=self.cluster,
-            cooperative=self.cooperative,
-            pdl=self.pdl,
-        )
 
 
 def resident(kernel: Kernel, device: Device, threads: int, smem: int = 0) -> int:

@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from ...comm.history import CallNote, Noted
-from ...errors import ArgumentError, CaptureError
+from ...errors import ArgumentError, CaptureError, DrvfuseError
 from ...plans.traffic import NONE, Traffic
 from ...runtime import held
 from ...runtime.graph import capturing
 from ...runtime.lifetime import enter_launches, leave_launches
 from .operands import Operand, no_overlap
-from .order import Route
+from .order import ReplayOrder, Route
 from .planned import Ready
 from .tracing import CallTrace
 from .turns import Turns
 
 if TYPE_CHECKING:
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from .streams import StreamArgument, Streams
 
@@ -100,7 +101,7 @@ def submit(
     outside = captures.count(None) == len(captures)
     if alone or not outside:
         schedule.check(captures, alone)
-    turns.follow(positions, streams)
+    elsewhere = turns.follow(positions, streams)
     for index, route in enumerate(routes):
         if route.producers:
             route.follow_producers(captures[index])
@@ -111,15 +112,31 @@ def submit(
         schedule.launch(positions, streams)
     except BaseException:
         turns.abandon()
+        _record_what_was_queued(call, turns, positions, routes, captures, sections)
         raise
     finally:
         leave_launches()
+    _record(call, turns, positions, routes, captures, sections, elsewhere)
+
+
+def _record(
+    call: Noted,
+    turns: Turns,
+    positions: Sequence[int],
+    routes: Sequence[Route],
+    captures: Sequence[int | None],
+    sections: Sequence[object],
+    elsewhere: bool,
+) -> None:
+    """Record the queued launches of a call in their arrays and in graphs, and order the owners of foreign arrays after
+    these launches. `elsewhere`: a launch may be on another stream than the previous call (`Turns.follow`)."""
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
         stream = route.stream  # marked now, as a foreign stream may be destroyed before something waits for it
         event = stream.mark() if stream.foreign and capture is None else None
-        turns.launched(position, stream, event, capture)
+        if elsewhere:
+            turns.launched(position, stream, event, capture)
         if more is not route.recorded or event is not None:
             route.record_use(event, more)
         if capture is not None:
@@ -129,10 +146,39 @@ def submit(
                 graph.keep(*route.arrays, *turns.more, *sections)
                 if route.unordered:
                     graph.after_launch(route.keep_unordered)
+                if route.libraries:
+                    graph.part(ReplayOrder).add(route.libraries)
         elif route.unordered:
             held.keep(stream, route.unordered)
         if route.owners:
             route.lead_owners(event, capture)
+
+
+def _record_what_was_queued(
+    call: Noted,
+    turns: Turns,
+    positions: Sequence[int],
+    routes: Sequence[Route],
+    captures: Sequence[int | None],
+    sections: Sequence[object],
+) -> None:
+    """Like `_record`, after an error between the launches of a call. Raises nothing: that error is about to be raised.
+
+    A schedule does not tell which launches and copies it has queued, so all are recorded. An event after a stream
+    without new work does no harm. Work on the stream of one rank may use the arrays of another rank (the copies of
+    "naive"), and the schedule may not have ordered the two streams yet. So each stream first follows all others,
+    except in captures.
+    """
+    outside = [route.stream for route, capture in zip(routes, captures, strict=True) if capture is None]
+    for index, route in enumerate(routes):
+        for other in outside if captures[index] is None else ():
+            with suppress(DrvfuseError):
+                route.stream.follow(other)
+        one = slice(index, index + 1)
+        try:
+            _record(call, turns, positions[one], routes[one], captures[one], sections, True)
+        except DrvfuseError:  # for example, no event can be recorded after the loss of a context
+            route.stream.device.driver.abandoned.extend(route.arrays)
 
 
 class Replaceable(Protocol):
@@ -228,7 +274,9 @@ class Prepared(Generic[R]):
         after `group.close()`.
         """
         if streams is None and rank is None and stream is None:
-            self._queue(self._positions, self._streams)
+            if not self._usual:
+                self._usual = [self._route(*each) for each in enumerate(self._streams)]
+            submit(self, self._turns, self._schedule, self._positions, self._usual, self._sections)
             return self._result
         positions, chosen = self._turns.choose(streams, rank, stream, [arrays[0] for arrays in self._reads])
         if positions:
@@ -258,11 +306,7 @@ class Prepared(Generic[R]):
         self._parameters = new
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
-        routes = self._usual if streams is self._streams else []
-        if not routes:
-            routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
-            if streams is self._streams:
-                self._usual = routes
+        routes = [self._route(*each) for each in zip(positions, streams, strict=True)]
         submit(self, self._turns, self._schedule, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:

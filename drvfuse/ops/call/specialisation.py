@@ -12,7 +12,8 @@ from ...errors import Unsupported
 from ...plans.definitions import Defines as Defines
 from ...runtime.device import Device
 from ...runtime.driver import Driver
-from ...runtime.kernel import Kernel, Module
+from ...runtime.kernel import Kernel
+from ...runtime.module import Module
 from . import faults
 
 CU = Path(__file__).parents[2] / "cu"

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .operands import Operand
 
 StreamArgument = StreamLike | Literal["current"] | None
-"""The device's own stream (None), the stream that the first array's framework names ("current"), or a stream."""
+"""None for the device's own stream, "current" for the current stream of the first array's framework, or a stream."""
 Streams = StreamArgument | Sequence[StreamLike]
-"""A `StreamArgument` for all local ranks of a group, or a list with a stream for each."""
+"""None or "current" for all local ranks of a group, one stream for a single local rank, or a list with one for each."""
 
 
 def _current(operand: Operand, argument: str) -> Stream:

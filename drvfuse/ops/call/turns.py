@@ -44,8 +44,9 @@ class Turns(Protocol):
     def admit(self, streams: Sequence[Stream]) -> None:
         """Raise the error that an earlier launch has reported, or reset the state that it left behind."""
 
-    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        """Order the streams after the launches of the previous call."""
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
+        """Order the streams after the launches of the previous call. Returns whether a stream may be another stream
+        than that of the previous call: then `launched` must be called."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called before launches of `call` at these positions, outside of captures."""
@@ -54,8 +55,8 @@ class Turns(Protocol):
         """Called when an error has kept some launches of a call from being made."""
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
-        """Called after the launch at `position` was queued; where the stream is foreign, `event` was recorded after
-        it.
+        """Called after the launch at `position` was queued on `stream`, if `follow` returned True. `capture` is the
+        capture that holds the launch; if the stream is foreign and not captured, `event` was recorded after the launch.
         """
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
@@ -92,16 +93,17 @@ class GroupTurns:
                 return [position], [] if stream is None else [local.wrap(stream)]
         raise ArgumentError("rank", repr(rank), f"a local rank, one of {[local.index for local in self._ranks]}")
 
-    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
+        elsewhere = False
         for index, stream in enumerate(streams):
             rank = self._ranks[positions[index]]
-            if rank.order.last is not stream or stream.foreign:
+            if rank.order.last is not stream or stream.foreign:  # otherwise the order has this stream already
                 rank.order.admit(stream, rank.index)
+                elsewhere = True
+        return elsewhere
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
-        order = self._ranks[position].order
-        if order.last is not stream or stream.foreign:  # otherwise the order has this stream already
-            order.launched(stream, event, capture)
+        self._ranks[position].order.launched(stream, event, capture)
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         self.group.captured(position, graph, call)
@@ -126,8 +128,8 @@ class DeviceTurns:
     def admit(self, streams: Sequence[Stream]) -> None:
         pass
 
-    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        pass
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
+        return False
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         pass

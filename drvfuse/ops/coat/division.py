@@ -65,7 +65,8 @@ def fp8_division_transpose(
     has no effect on values. stochastic=True is refused, since COAT's stochastic rounding is biased.
 
     If s_y is given, `outputs` is (y, y_t), or (y_t,) with `only_transposed`. Otherwise it is (y, s_y, y_t) or (y_t,
-    s_y). All other options are those of `fp8_rmsnorm_forward`.
+    s_y). All other options are those of `fp8_rmsnorm_forward`. The rule is
+    `drvfuse.reference.coat_rmsnorm.fp8_division`.
     """
     given = Options.of(outputs, stream, pdl_level, workspace)
     names = ("y_t", "s_y") if only_transposed else ("y", "s_y", "y_t")

@@ -81,9 +81,14 @@ def fp8_rmsnorm_pg2pg_forward(
 
     x [M, N] or [B, S, N] is FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32. QB is 16, 32, 64 or 128,
     and N at most 32768. qy has x's shape and dtype, and s_y the shape and dtype of s_x. rstd [M] is float32, with the
-    bits of `fp8_rmsnorm_forward`. y = (x * s_x * rstd) * w is computed in fp32, and its groups are quantised as this
-    module's docstring says. `transpose_output_2d` has no effect, since there is no transpose. `outputs` is
-    (qy, s_y, rstd).
+    bits of `fp8_rmsnorm_forward`. `transpose_output_2d` has no effect, since there is no transpose.
+
+    y = (x * s_x * rstd) * w in fp32. With `most`, the largest |y| of a group, its scale is (most + 1e-10) / fp8_max; y
+    is divided by that scale and rounded once to FP8, and the scale is stored as bfloat16. NaN elements stay NaN and do
+    not enter `most`; a group of NaNs has a NaN scale. An infinite y becomes NaN, and the rest of its group 0.
+
+    `outputs` is (qy, s_y, rstd). No workspace is needed. The other options, ownership, streams and errors are those of
+    `fp8_rmsnorm_forward`. The rule is `drvfuse.reference.coat_groups.fp8_rmsnorm_pg2pg_forward`.
     """
     given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
@@ -108,7 +113,8 @@ def fp8_add_Ifp_Ifp_Ofp_Og16(
 
     x1 and x2 [M, N] or [B, S, N] are bfloat16 and are added in fp32. `fp8type` is "E4M3", "E5M2" or a dtype, QB is 16,
     32, 64 or 128, and N at most 32768. sum and x have the inputs' shape, and s_x is [..., ceil(N / QB)]. The fp32 sum
-    is quantised, not the rounded one. `outputs` is (sum, x, s_x).
+    is quantised, not the rounded one, by the rule of `fp8_rmsnorm_pg2pg_forward`. `outputs` is (sum, x, s_x). No
+    workspace is needed; the other options, ownership, streams and errors are those of `fp8_rmsnorm_forward`.
     """
     given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x1=x1, x2=x2)
     read, shape = _addends(driver, x1, x2, QB)

@@ -83,7 +83,8 @@ def fp8_layernorm_param_forward(
     Without rows s_y is that of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y and all qy
     are NaN; any other NaN stays in its column. An infinite y makes s_y infinite, and all finite y become 0.
 
-    `outputs` is (qy, s_y, qy_t, mean, rstd). `workspace` needs `fp8_workspace_bytes(N)` bytes.
+    `outputs` is (qy, s_y, qy_t, mean, rstd). `workspace` needs `fp8_workspace_bytes(N)` bytes. All other options are
+    those of `fp8_rmsnorm_forward`. The rule is `drvfuse.reference.coat_layernorm.fp8_layernorm_forward`.
     """
     return _forward(
         "fp8_layernorm_param_forward",
@@ -140,8 +141,8 @@ def fp8_layernorm_param_backward(
     + c2)) * v; dw = sum of g * xhat and db = sum of g over the rows, in fp32, rounded once. The bits are the same in
     every run and on every device. `num_warps` and the values of b have no effect.
 
-    `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)` bytes. Time-outs are those of
-    `fp8_rmsnorm_backward`.
+    `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)` bytes. All other options, and time-outs,
+    are those of `fp8_rmsnorm_backward`. The rule is `drvfuse.reference.coat_layernorm.fp8_layernorm_backward`.
     """
     given, affine, saved = Options.of(outputs, stream, pdl_level, workspace), {"w": w, "b": b}, {"m": m, "v": v}
     name = "fp8_layernorm_param_backward"

@@ -19,6 +19,7 @@ from ..call.operands import Operand
 from ..call.results import Wanted
 
 Outputs = Sequence[ArrayLike] | None
+"""The arrays that a call writes, in the order in which its docstring names them; None allocates them."""
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
 COAT_WARPS = 8  # COAT's functions return this number

@@ -28,6 +28,7 @@ from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, weight_type
 
 Gradients = ArrayLike | Sequence[ArrayLike]
+"""An array, or up to three arrays that stand for their sum."""
 R = TypeVar("R")
 
 
@@ -52,7 +53,10 @@ class BackwardParams(Fp8Params):
 
 
 def fp8_workspace_bytes(columns: int) -> int:
-    """The bytes that `workspace=` needs for calls with this number of columns, all zero before the first use."""
+    """The number of bytes that a workspace needs for calls with `columns` columns, an integer of at least 1.
+
+    The caller allocates a uint8 array of that size, zeroes it once, and passes it as `workspace`.
+    """
     return workspace_bytes(require_integer("columns", columns, "an integer, at least 1", 1))
 
 
@@ -86,7 +90,8 @@ def fp8_rmsnorm_backward(
     `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)` bytes, which is zeroed once and
     serves one launch at a time. All other options are those of the forward pass. N is at most 32768. If blocks wait for
     one another longer than `spin_timeout`, dw is not written, and the next call with the workspace raises GridTimeout,
-    as do `check_device` and `Graph.launch()`.
+    as do `check_device` and `Graph.launch()`. The order of every sum is that of
+    `drvfuse.reference.coat_rmsnorm.fp8_rmsnorm_backward`.
     """
     given, name = Options.of(outputs, stream, pdl_level, workspace), "fp8_rmsnorm_backward"
     return gradient(name, given, x, s_x, g, QB, {"w": w}, {"v": v}, lambda dx, dw: (dx, dw))

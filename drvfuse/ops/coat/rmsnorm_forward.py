@@ -53,6 +53,8 @@ def fp8_rmsnorm_forward(
     x [M, N] or [B, S, N] is FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32. QB is 16, 32, 64 or 128,
     and N at most 262144. qy has x's shape and dtype. s_y is a 0-d bfloat16 array; qy * s_y are the real values. rstd
     [M] is float32. qy_t is (N, M); for 3-D x without `transpose_output_2d` it is (B, N, S) with qy_t[b] = qy[b].T.
+    Arrays may be drvfuse's or those of any library with DLPack or `__cuda_array_interface__`; x and s_x may be slices
+    of the columns of wider arrays.
 
     y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). Without rows s_y
     is that of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y and all qy are NaN; any
@@ -66,6 +68,7 @@ def fp8_rmsnorm_forward(
     launch is cooperative (few rows take one cluster or a single block). It does not block, and can be captured if
     outputs are given. If blocks wait for one another longer than `spin_timeout`, the outputs are undefined, and the
     next call with the workspace raises GridTimeout. Arguments that do not fit raise ArgumentError before any launch.
+    The rule is COAT's, rounding by rounding in `drvfuse.reference.coat_rmsnorm`; docs/fp8.md lists the differences.
     """
     given, driver = Options.of(outputs, stream, pdl_level, workspace), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)

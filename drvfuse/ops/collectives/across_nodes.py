@@ -28,7 +28,7 @@ from .move_kernels import MoveKernel, MoveParams
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...nodes.link import NodeLink
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
 
 

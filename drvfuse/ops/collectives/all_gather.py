@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from ...trace.buffer import Trace
 
 Arrays = ArrayLike | Sequence[ArrayLike]
+"""An array for each local rank of a group; a bare array stands for a list of one."""
 
 
 class Gathered(NamedTuple):
-    """What `all_gather` returns with scales: all rows and all scales, on every local rank."""
+    """What `all_gather` returns with scales: two lists, of all rows and of all scales, with an array per local rank."""
 
     output: list[Array]
     scales: list[Array]
@@ -143,8 +144,8 @@ def all_gather(
     tiles.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace`, bare arrays of one rank, the order of the streams and the errors
-    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and
-    "naive" is refused, as are scales by column or tile.
+    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and "naive" is refused,
+    as are scales by column or in tiles. `drvfuse.reference.all_gather` is the same in numpy.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if scales is None and gathered_scales is not None:

@@ -48,7 +48,8 @@ def all_to_all(
     In place: `outputs[i]` may be `inputs[i]` itself if for all ranks i and j as many rows go from i to j as from j to
     i. Then the rows from a rank replace the rows for that rank.
 
-    The other arguments, alignment and errors are those of `all_gather`.
+    The other arguments, alignment and errors are those of `all_gather`. `drvfuse.reference.all_to_all` is the same in
+    numpy.
     """
     common = moving.options("all_to_all", group, algo, pdl_level, max_num_blocks, trace)
     ranks = range(group.size)

@@ -54,10 +54,10 @@ def allreduce(
     """Sum `inputs` over the ranks, element by element; every rank gets the sum.
 
     `inputs` is a list with one array per local rank, all of one shape and dtype (float32, float16 or bfloat16), each
-    contiguous, 16-byte aligned and on its rank's device: `Array`s, or any object with DLPack or
-    `__cuda_array_interface__`. `outputs` likewise; None allocates them. `outputs[i]` may be `inputs[i]` itself and must
-    otherwise share memory with nothing. With one local rank a bare array is accepted in place of a list, and a bare
-    array comes back.
+    contiguous, 16-byte aligned and on its rank's device: an `Array`, or any object with DLPack or
+    `__cuda_array_interface__`. `outputs` is such a list; None allocates them. `outputs[i]` may be `inputs[i]` itself
+    and must otherwise share memory with nothing. With one local rank a bare array is accepted in place of a list, and a
+    bare array comes back.
 
     The sum starts at +0.0f and adds ranks 0, 1, ... in float32, is passed through `epilogue` if there is one, and is
     rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits,
@@ -93,7 +93,7 @@ def allreduce(
     Raises ArgumentError, Unsupported (multicast that is vetoed or that devices lack), ClosedError, CompileError (an
     epilogue that does not compile), CaptureError (allocation, the multicast staging's included, or unjoined streams
     during capture), MulticastError (its set-up failed) before anything is launched, and BarrierTimeout if an earlier
-    call on the group timed out.
+    call on the group timed out. The rule in numpy, rounding by rounding, is `drvfuse.reference.allreduce`.
     """
     common = CallOptions.of("allreduce", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
     require_kind("use_multimem", use_multimem, bool, "True or False")

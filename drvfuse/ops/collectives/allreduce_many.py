@@ -34,7 +34,7 @@ from .tuned import Tuned
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...dtypes import DType
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from ...trace.buffer import Trace
 
@@ -56,10 +56,10 @@ def allreduce_many(
     """Sum several tensors over the ranks, each as `allreduce` does; every rank gets all sums.
 
     `tensors[i]` is the list of local rank i's arrays, 1 to 64, each of any shape, all of one dtype; array t of every
-    rank has the same shape. What `allreduce` says of its inputs holds for each. `outputs` likewise; None allocates
-    them. `outputs[i][t]` may be `tensors[i][t]` itself and must otherwise share memory with nothing. Returns a list of
-    arrays for each local rank. With one local rank a list of arrays is accepted in place of a list of lists, and a list
-    of arrays comes back.
+    rank has the same shape. What `allreduce` says of its inputs holds for each. `outputs` are such lists; None
+    allocates them. `outputs[i][t]` may be `tensors[i][t]` itself and must otherwise share memory with nothing. Returns
+    a list of arrays for each local rank. With one local rank a list of arrays is accepted in place of a list of lists,
+    and a list of arrays comes back.
 
     One launch per rank reduces all tensors; over several nodes it takes two launches and an exchange (docs/nodes.md).
     The bits are those of `allreduce` of each tensor alone. A tensor is sent in whole packs of 16 bytes, so a smaller

@@ -96,7 +96,8 @@ def allreduce_rmsnorm_fp8(
 
     `outputs`, `scales` [...] and `residual_outputs` (of the residuals' dtype) are allocated where None.
     `residual_outputs[i]` may be `residuals[i]`; otherwise nothing that is written may share memory with anything.
-    `algo`, `pdl_level`, `max_num_blocks`, `streams`, `trace`, arrays and errors are as for `allreduce`.
+    `algo`, `pdl_level`, `max_num_blocks`, `streams`, `trace`, arrays and errors are as for `allreduce`. The rule in
+    numpy, rounding by rounding, is `drvfuse.reference.allreduce_rmsnorm_fp8`.
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """

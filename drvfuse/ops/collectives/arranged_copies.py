@@ -20,7 +20,7 @@ from .move_kernels import Arrangement
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from .moving import MovePart
 

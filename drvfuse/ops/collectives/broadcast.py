@@ -41,13 +41,14 @@ def broadcast(
     """Copy the input of rank `root` of the group to the output of every rank.
 
     `inputs` is a list with one array per local rank, all of one shape and dtype, as in `all_gather` but of any number
-    of dimensions. Only the root's input is read, so another rank may pass its output as its input. `outputs` likewise;
-    None allocates them. In place: `outputs[i]` may be `inputs[i]` itself.
+    of dimensions. Only the root's input is read, so another rank may pass its output as its input. `outputs` is such a
+    list; None allocates them. In place: `outputs[i]` may be `inputs[i]` itself.
 
     `algo` may also be "relay": the root pushes each part of its array to one rank, which stores it and pushes it on to
     the others, so that no link carries the array twice. With fewer than three ranks "relay" means "push".
 
-    The other arguments, alignment and errors are those of `all_gather`.
+    The other arguments, alignment and errors are those of `all_gather`. `drvfuse.reference.broadcast` is the same in
+    numpy.
     """
     common = moving.options("broadcast", group, algo, pdl_level, max_num_blocks, trace, (RELAY,))
     if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:

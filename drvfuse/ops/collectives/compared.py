@@ -16,7 +16,7 @@ from .plan import call_of_rank
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
 
 

@@ -18,7 +18,7 @@ from .arranged_copies import ArrangedCopies
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-    from ...runtime.kernel import Launch
+    from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from .moving import MovePart
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...comm.workspace import PAYLOAD_OFFSET
 from ...errors import Unsupported
-from ...runtime.kernel import Launch
+from ...runtime.launch import Launch
 from ...runtime.reach import copyable_by
 from ...runtime.stream import Event
 

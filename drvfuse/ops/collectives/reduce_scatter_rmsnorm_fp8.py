@@ -64,7 +64,9 @@ def reduce_scatter_rmsnorm_fp8(
     `allreduce_rmsnorm_fp8` gives it, and the other arguments are those of that op. Residuals are not replicated: the
     `residual_outputs` of one call are the residuals of the next.
 
-    `algo` is "push", "pull", "naive" or "auto", as for `reduce_scatter`, over several nodes too.
+    `algo` is "push", "pull", "naive" or "auto", as for `reduce_scatter`, over several nodes too. `pdl_level`,
+    `max_num_blocks`, `streams`, `trace`, arrays and errors are as for `allreduce`. The rule, rounding by rounding, is
+    `drvfuse.reference.reduce_scatter_rmsnorm_fp8`.
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """

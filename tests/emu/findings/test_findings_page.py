@@ -47,3 +47,13 @@ def test_each_section_shows_a_report_of_its_kind() -> None:
         shown = re.findall(r"```python\n.*?```\n\n```text\n(.*?)```", text, re.DOTALL)
         found = any(re.search(rf"^{kind}(:| at )", output, re.M) for output in shown)
         assert found != (kind in WITHOUT_EXAMPLE), kind
+
+
+def test_the_table_lists_each_kind_with_the_error_that_its_example_gets() -> None:
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(#\1\) \| .* \| (.*) \|$", PAGE.read_text(), re.M))
+    assert list(rows) == list(sections())
+    for kind, text in sections().items():
+        shown = re.findall(r"```python\n.*?```\n\n```text\n(.*?)```", text, re.DOTALL)
+        codes = re.findall(r"^CUDA_ERROR_(\w+)$", "".join(shown), re.M)  # of calls: <CUresult.CUDA_ERROR_...>
+        assert not codes or rows[kind].split(";")[0] in codes, kind
+        assert ("no finding" in rows[kind]) == (kind in reports.NO_FINDINGS), kind

@@ -10,6 +10,7 @@ from fp8_support import BF16, Strided, bits, guarded, same
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError
+from drvfuse.ops.call.planned import PlanCache
 from drvfuse.reference import coat_rmsnorm
 from drvfuse.runtime.kernel import Kernel
 
@@ -128,13 +129,14 @@ def test_wrong_arguments_are_refused(device):
 
 @pytest.mark.parametrize("given", [False, True])
 def test_only_a_launch_whose_blocks_wait_is_cooperative(device, rng, monkeypatch, given):
-    asked, prepare = [], Kernel.prepare
+    asked, configure = [], Kernel.configure
 
     def recorded(self, grid, *args, **options):
         asked.append((grid > 1, options["cooperative"]))
-        return prepare(self, grid, *args, **options)
+        return configure(self, grid, *args, **options)
 
-    monkeypatch.setattr(Kernel, "prepare", recorded)
+    device.part(PlanCache).clear()  # a plan has the configuration of its launches
+    monkeypatch.setattr(Kernel, "configure", recorded)
     x = device.array(rng.standard_normal((528, 96)).astype(np.float32).astype(BF16))
     df.coat.fp8_division(x, 16, "E4M3", device.array(np.array(0.5, BF16)) if given else None)
     assert asked == [(True, not given)]

@@ -152,7 +152,8 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
     """Launch `number` calls of two groups, among them replays of a graph of six calls, with epochs that pass 2**32."""
     options = {"driver": driver, "workspace_bytes": 32 << 10 if kinds is FEW else 1 << 20, "max_blocks": 4}
     if kinds is MANY:
-        options["max_blocks"] = 56  # two groups, beside those that other tests keep open in this process
+        # Two groups, and those that other tests keep open in this process: 56 of the 132 multiprocessors of an H200.
+        options["max_blocks"] = df.device(0, driver=driver).sm_count * 14 // 33
     with (
         faults.in_kernels(fault),
         df.Group.local(n, **options) as first,

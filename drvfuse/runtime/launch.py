@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of a kernel: the configuration, which is checked once, and prepared launches with their own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError, kind_of
+from . import calls
+from .array import mark_used
+from .device import Device
+from .launch_attributes import LaunchAttribute
+from .packing import Argument, Arguments, Struct
+from .stream import Stream, StreamLike
+
+if TYPE_CHECKING:
+    from .kernel import Kernel
+
+
+class Configuration:
+    """A kernel on a device with its grid, block, shared memory and launch attributes. Made by `Kernel.configure`.
+
+    `function` is the loaded kernel, `smem` the bytes of dynamic shared memory.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        device: Device,
+        function: object,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        smem: int,
+        attributes: Sequence[object],
+    ) -> None:
+        self.kernel, self.device, self.function = kernel, device, function
+        self.grid, self.block, self.smem = grid, block, smem
+        self.attributes = tuple(attributes)  # keeps events in them alive
+        types = device.driver.types
+        self._built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
+        for attribute in self._built:
+            if not isinstance(attribute, types.CUlaunchAttribute):
+                raise ArgumentError("attrs", kind_of(attribute), "launch attributes")
+        identities = [int(attribute.id) for attribute in self._built]
+        if len(set(identities)) != len(identities):
+            raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
+        self._names = tuple(
+            repr(given) if isinstance(given, LaunchAttribute) else built.id.name
+            for given, built in zip(attributes, self._built, strict=True)
+        )
+
+    def prepare(self, *args: Argument) -> Launch:
+        """A launch with these arguments, which are checked and packed as by `Kernel.prepare`."""
+        return Launch(self, Arguments(self.kernel.info, args, self.device))
+
+    def build(self) -> Any:
+        """A new CUlaunchConfig without a stream."""
+        return config_of(self.device.driver.types, self.grid, self.block, self.smem, self._built)
+
+    def facts(self, arguments: Arguments) -> calls.LaunchFacts:
+        """What the record of calls shows of a launch with these arguments."""
+        info = self.kernel.info
+        where = info.name, self.device.index, self.grid, self.block, self.smem
+        return calls.LaunchFacts(*where, self._names, info.params, arguments.structures)
+
+
+class Launch:
+    """A prepared launch. A call with a stream queues the kernel and does not wait. One thread at a time may use it.
+
+    It keeps its Arrays alive, and calls their `used_on`.
+    """
+
+    def __init__(self, configuration: Configuration, arguments: Arguments) -> None:
+        self.kernel, self.device, self.grid = configuration.kernel, configuration.device, configuration.grid
+        self.block, self.smem = configuration.block, configuration.smem
+        self._function, self._attributes = configuration.function, configuration.attributes
+        self._arguments, self._config = arguments, configuration.build()
+        self._facts = configuration.facts(arguments)
+        self._handle_set = 0
+
+    def __repr__(self) -> str:
+        return f"<Launch {self.kernel.info.name} grid {self.grid} block {self.block} on device {self.device.index}>"
+
+    def set(self, index: int, value: Argument) -> None:
+        """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
+        self._arguments.set(index, value)
+
+    def resize(self, grid: int) -> None:
+        """Use another one-dimensional grid from now on, not larger than the one that `prepare` has checked."""
+        self._config.gridDimX = grid
+        self.grid = (grid, 1, 1)
+        self._facts = self._facts._replace(grid=self.grid)
+
+    def view(self, index: int, kind: type[Struct]) -> Struct:
+        """Argument `index`, a struct, in place: its fields may be written before each launch."""
+        return self._arguments.view(index, kind)
+
+    def __call__(self, stream: StreamLike) -> None:
+        """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
+        if not isinstance(stream, Stream) or stream.device is not self.device:
+            stream = Stream.wrap(self.device, stream)
+        if stream._closed:
+            stream._check_open()
+        if stream.handle != self._handle_set:
+            self._config.hStream = stream.handle
+            self._handle_set = stream.handle
+        arguments = self._arguments
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy, since they may be overwritten in place
+        with self.device.use():
+            self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
+        if self._arguments.arrays:
+            outside = stream.foreign and stream.capture_id() is None
+            mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)
+
+
+def config_of(types: Any, grid: Sequence[int], block: Sequence[int], smem: int, attributes: list[Any]) -> Any:
+    """A CUlaunchConfig without a stream; `attributes` are objects of the bindings."""
+    config = types.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes, config.attrs, config.numAttrs = smem, attributes, len(attributes)
+    return config

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled modules, loaded on devices, and the kernels in them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..compiler.nvrtc import Image, compile_source
+from ..errors import ArgumentError, kind_of
+from .device import Device
+from .device import device as get_device
+from .driver import Driver, DriverLike, get_driver
+from .kernel import Kernel
+
+
+def compile(
+    source: str | os.PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    driver: DriverLike = None,
+    arch: str | None = None,
+    name: str = "kernel.cu",
+    defines: Mapping[str, str | int] | None = None,
+    options: Sequence[str] = (),
+    include: Sequence[str | Path] = (),
+) -> Module:
+    """Compile CUDA C++ for the devices of `driver` (see `drvfuse.device`).
+
+    `source` is the text as a str, or the path of a file as a `pathlib.Path`. `names` are name expressions such as
+    "kernel<float>", the keys of `module[...]`; extern "C" kernels need none. `arch` is an architecture such as
+    "sm_90a", by default that of device 0. `name` is the label of a text in errors and line information; for a file it
+    is the path. `defines` become -D macros, and `options` are any other NVRTC options. `include` are folders of
+    headers, which are searched after the folder of the source's own file. CUDA's own headers, such as cuda_fp16.h, are
+    found only if their folder is among them. Line information is always on, and the language is C++17 unless an option
+    changes it.
+
+    The result is kept in memory and, if the setting `cache` allows it, on disk. Nothing is loaded or launched. Raises
+    CompileError with NVRTC's log and the source lines that the log names, Unsupported for an architecture that NVRTC
+    does not know, and ArgumentError for a file that cannot be read.
+
+    >>> device = df.device(0, driver="emu")
+    >>> twice = df.compile('extern "C" __global__ void twice(int* x) { x[threadIdx.x] *= 2; }', driver="emu")["twice"]
+    >>> x = device.array(np.arange(4, dtype=np.int32))
+    >>> twice.prepare(1, 4, x)(device.stream)
+    >>> x.numpy()
+    array([0, 2, 4, 6], dtype=int32)
+    """
+    gate = get_driver(driver)
+    if isinstance(source, os.PathLike):
+        name = os.fspath(source)
+        try:
+            source = Path(source).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "not UTF-8"
+            raise ArgumentError(
+                "source", f"{name!r} ({why})", "CUDA C++, or the path of a file that can be read"
+            ) from None
+    if not isinstance(source, str):
+        raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
+    target = arch if arch is not None else get_device(0, driver=gate).arch
+    image = compile_source(
+        source,
+        name=name,
+        arch=target,
+        defines=defines,
+        names=names,
+        options=options,
+        include=include,
+        cubin=gate.takes_cubins,
+    )
+    return Module(image, gate)
+
+
+class Module:
+    """A compiled source. `module[name]` is a Kernel, by its symbol or by the name expression that `compile` was given;
+    ArgumentError names the kernels that there are. The module is loaded on each device at first use.
+
+    It is never unloaded: the driver would wait for running kernels, which the garbage collector must not cause.
+    """
+
+    def __init__(self, image: Image, driver: Driver) -> None:
+        self.image, self.driver = image, driver
+        self._modules: dict[Device, Any] = {}
+        self._kernels: dict[str, Kernel] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<Module {self.image.name} for {self.image.arch}: {', '.join(self.image.kernels)}>"
+
+    def __getitem__(self, name: str) -> Kernel:
+        """The kernel of that name expression or symbol."""
+        with self._lock:
+            kernel = self._kernels.get(name)
+            if kernel is None:
+                info = self.image.kernels.get(name)
+                if info is None:
+                    known = ", ".join(self.image.kernels) or "none"
+                    raise ArgumentError("name", repr(name), f"a kernel of {self.image.name}: {known}")
+                kernel = self._kernels[name] = Kernel(self, info)
+            return kernel
+
+    def _handle(self, device: Device) -> Any:
+        with self._lock:
+            handle = self._modules.get(device)
+            if handle is None:
+                if device.driver is not self.driver:
+                    raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
+                # The CUDA driver gets the cubin, since it does not load PTX of a newer CUDA version.
+                image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
+                with device.use():
+                    handle = self._modules[device] = self.driver.cuModuleLoadData(image)
+            return handle
