@@ -27,7 +27,7 @@ _NONE = (1 << 64) - 1  # the index of the failed copy if the whole batch is refu
 
 
 def batch_stream(proc: Process, hStream: Any) -> Stream:
-    """The stream of a batch. Failure if it is the legacy stream, or is being captured."""
+    """The stream of a batch. Raises Failure if it is the legacy stream, or is being captured."""
     stream = proc.stream(hStream)
     check(not stream.is_legacy)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -44,7 +44,7 @@ def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], wai
 
 
 def _at_once(p: Any) -> bool:
-    """Whether the source of a copy is read before the call returns. Failure for an invalid srcAccessOrder."""
+    """Whether the source of a copy is read before the call returns. Raises Failure for an invalid srcAccessOrder."""
     order = field(p, "srcAccessOrder")
     check(order in _ORDERS)
     return bool(order == _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)

@@ -17,7 +17,7 @@ from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS
 
-_NOW = object()  # given in place of a stream: the copy is on the legacy stream, and the call waits for it
+_NOW = object()  # stands for the legacy stream in a call that waits for its copy
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # the end of a program's address space
 
@@ -168,8 +168,8 @@ def cuMemcpyPeerAsync(
 
 
 def field(p: Any, name: str) -> Any:
-    """A field of a structure. 0 if the structure has no such field. Failure for a number that is no member of its
-    enum.
+    """A field of a structure. 0 if the structure has no such field. Raises Failure for a number that is no member of
+    its enum.
     """
     try:
         return getattr(p, name, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches and discards of several ranges of managed memory by one call, which exist since CUDA 13. The ranges are
+"""Calls that prefetch or discard several ranges of managed memory. They exist since CUDA 13. The ranges of one call are
 not ordered with one another.
 """
 

@@ -122,7 +122,7 @@ class Engine:
         return loader.load(ptx)
 
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
-        """Remember the name of an operation for reports. Only the last operations are remembered."""
+        """Remember the name of an operation for reports. Only the names of the most recent operations are kept."""
         if launch is None:
             context = op.command.context
             title = op.command.title

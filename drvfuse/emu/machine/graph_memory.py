@@ -86,7 +86,9 @@ class GraphMemories:
         return self._reserves[device.index]
 
     def create(self, owner: Graph, device: Device, nbytes: int, access: dict[int, int]) -> GraphMemory:
-        """Make the memory of a new allocation node. Failure if the device, or the address space, has no room for it."""
+        """Make the memory of a new allocation node. Raises Failure if the device, or the address space, has no room for
+        it.
+        """
         memory, process = GraphMemory(owner, access), self._process
         if nbytes > device.total:
             raise process.memory.full(device, nbytes, f"it has {device.total} bytes")
@@ -151,7 +153,7 @@ class GraphMemories:
             )
 
     def free_now(self, memory: GraphMemory) -> None:
-        """Free `memory` at once. The call that does this has waited for its users."""
+        """Free `memory` at once. The caller has waited for the work that uses it."""
         memory.live = False
         self._process.memory.give_back(memory.allocation)
         self.sweep()

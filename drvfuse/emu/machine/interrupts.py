@@ -33,7 +33,7 @@ _interrupted: set[int] = set()  # identifiers of the threads with a pending inte
 def _note(number: int, frame: FrameType | None) -> None:
     global _open, _pending
     if _watcher is not None and _handler is not None:
-        if _pending:  # a second Ctrl-C, while the first one still has had no effect
+        if _pending:  # this is a second Ctrl-C, and the first one has had no effect yet
             _handler(number, frame)
         _pending = True
         _watcher()

@@ -55,7 +55,9 @@ _ARCHES = {
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A kernel that has ended, completed or not, with its counts. `process` is as in a `Report`."""
+    """A kernel that has ended, completed or not, with its counts. `process` is the name of its process if the machine
+    has several.
+    """
 
     kernel: str
     device: int
@@ -258,7 +260,7 @@ class Machine:
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
     ) -> Injected:
-        """`Process.inject` for the machine's own process."""
+        """Does what `Process.inject` does, for the machine's own process."""
         return self.own.inject(function, code, device=device, after=after, times=times)
 
     def held(self) -> dict[str, int]:
@@ -369,5 +371,5 @@ def _configured(served: bool) -> Machine:
 
 
 def _same(one: Report, other: Report) -> bool:
-    """Whether two reports are equal except for their processes."""
+    """Whether two reports are equal, whatever their processes."""
     return (one.message, one.kernel, one.file, one.line) == (other.message, other.kernel, other.file, other.line)

@@ -116,7 +116,7 @@ class ProcessMemory:
         self._starts.pop(bisect.bisect_left(self._starts, allocation.base))
 
     def charge(self, device: Device, nbytes: int) -> None:
-        """Count `nbytes` of device memory as used. Failure if the device has less left."""
+        """Count `nbytes` of device memory as used. Raises Failure if the device has less left."""
         self._process.machine.mappables.descriptors.sweep()
         if device.used + nbytes > device.total:
             raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
@@ -266,7 +266,7 @@ class ProcessMemory:
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
     def shared(self, allocation: Allocation) -> Export:
-        """The export of an allocation, by which other processes can open it."""
+        """The Export by which other processes can open an allocation."""
         if allocation.export is None:
             allocation.export = Export(self, allocation)
         return allocation.export
@@ -285,7 +285,7 @@ class ProcessMemory:
         return view
 
     def close(self, view: Allocation) -> None:
-        """Undo one `open`."""
+        """Undo one `open` of this view."""
         view.opens -= 1
         if view.opens == 0:
             self._leave(view)

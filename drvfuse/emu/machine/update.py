@@ -74,7 +74,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
             if edge != was or (before in paired) != (other in taken) or paired.get(before, other) is not other:
                 raise Unfit(
                     TOPOLOGY,
-                    "a node has another dependency than in the executable, or another kind of edge",
+                    "a node and its counterpart in the executable have different dependencies or edges",
                     node,
                     before,
                 )

@@ -35,7 +35,7 @@ class Waits:
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
         """Run until these operations are done. Operations that can never be done are ended with a deadlock report.
-        Failure if the process that waits (by default the process of the operations) is closed during the wait.
+        Raises Failure if the process that waits (by default the process of the operations) is closed during the wait.
         """
         ops = list(ops)
         waited = [op for op in ops if not op.done]
@@ -74,7 +74,9 @@ class Waits:
         return True
 
     def drain(self, process: Process) -> None:
-        """Run until nothing can move without the host or the clock. Failure if the process is closed during this."""
+        """Run until nothing can move without the host or the clock. Raises Failure if the process is closed during
+        this.
+        """
         while self._step():
             self._machine.lock.give_way()
             if process.closed:

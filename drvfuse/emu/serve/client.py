@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # captured work uses host memory later
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # captured work may use host memory after the call
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
@@ -317,12 +317,12 @@ class AttachedMachine:
         return int(self._ask("clock"))
 
     def held(self) -> dict[str, int]:
-        """`Machine.held`, for the whole machine."""
+        """Returns what `Machine.held` returns, for the whole machine."""
         found: dict[str, int] = self._ask("held")
         return found
 
     def declare_polled(self, memory: Any | SupportsInt, nbytes: int | None = None) -> None:
-        """`Machine.declare_polled`."""
+        """Does what `Machine.declare_polled` does."""
         address = getattr(memory, "ptr", memory)
         try:
             address = int(address)
@@ -331,7 +331,9 @@ class AttachedMachine:
         self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
 
     def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:
-        """`Process.inject`, for calls of this process. `clear_injected` removes all injected failures."""
+        """Does what `Process.inject` does, for calls of this process. `clear_injected` removes all injected
+        failures.
+        """
         self._ask("inject", function, code, device, after, times)
 
     def clear_injected(self) -> None:

@@ -138,7 +138,7 @@ class Line:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The exception itself, or one with its text if it cannot be pickled."""
+    """The exception itself or, if it cannot be pickled, an exception with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

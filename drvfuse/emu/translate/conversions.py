@@ -128,7 +128,7 @@ class Conversions:
             body = "  %w = zext i16 %h to i32\n  %b = shl i32 %w, 16\n  %r = bitcast i32 %b to float\n  ret float %r\n}"
         else:
             magnitude = (1 << (f.width - 1)) - 1
-            scale = (127 - f.bias + 1023) << 52  # as a double, the form of float constants in LLVM IR
+            scale = (127 - f.bias + 1023) << 52  # written as a double, as LLVM IR writes float constants
             body = f"""  %mag = and {t} %h, {magnitude}
   %neg = icmp slt {t} %h, 0
   %w = zext {t} %mag to i32

@@ -99,7 +99,7 @@ def opcode(*bases: str) -> Callable[[Handler], Handler]:
 
 
 def width(type_: str) -> int:
-    """The width of a PTX type in bits. It is 1 for pred."""
+    """The width of a PTX type in bits. The width of pred is 1."""
     return 1 if type_ == "pred" else TYPE_BYTES[type_] * 8
 
 

@@ -51,7 +51,7 @@ class Lent(HostMemory):
     def complete(self, value: Any, others: Sequence[Any]) -> Any:
         nbytes = others[self.places[self.parameter.extent or ""]]
         if type(value) is Address and nbytes > value.keep.nbytes:
-            raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call is about {nbytes}")
+            raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call needs {nbytes}")
         return value
 
 

@@ -27,7 +27,7 @@ _FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
-    """The base class of all kinds of arguments, which is also the kind of plain numbers."""
+    """An argument of any kind. This base class is also the kind of arguments that are plain numbers."""
 
     dependent = False
     """True for a kind whose value depends on other arguments. `complete` is called only for these kinds."""

@@ -42,7 +42,9 @@ def mbarrier(op: Opcode) -> Action:
 
 
 def _place(op: Opcode, *more: str) -> int:
-    """The flag bits of the state space of an mbarrier: the block's own shared memory, one of `more`, or generic."""
+    """The flag bits of the state space of an mbarrier. The space may be the block's own shared memory, one of the
+    spaces `more`, or generic.
+    """
     space = op.pick("shared", "shared::cta", *more, default="")
     op.pick("b64")
     spaces = {"": abi.Space.GENERIC, "shared::cluster": abi.Space.CLUSTER}
@@ -96,7 +98,9 @@ def _arrive(op: Opcode, verb: str) -> Action:
 
 
 def _pending(op: Opcode, verb: str) -> Action:
-    """The number of arrivals that were still to come in a state that an arrival returned. It reads no memory."""
+    """`mbarrier.pending_count`: the number of pending arrivals in a state that an arrival has returned. The instruction
+    reads no memory.
+    """
     op.pick("b64")
 
     def emit(g: Emitter, ins: Instruction) -> None:
