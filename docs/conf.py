@@ -19,6 +19,7 @@ myst_heading_anchors = 4  # links to headings are those of GitHub, and a link to
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"NDArray": "NDArray"}  # for overloads, whose signatures docs_site does not write
 
 highlight_language = "text"  # of blocks that name none: commands and their output
 html_theme = "furo"

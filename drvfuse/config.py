@@ -104,7 +104,7 @@ SETTINGS: Mapping[str, Setting] = {
         _boolean,
         False,
         "0 or 1",
-        "1: a kernel in front of each collective compares the calls of all ranks. Read when a group is made.",
+        "1: a kernel before each collective compares the calls of all ranks. Read when a group is made.",
     ),
     "multicast": Setting(
         _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then."

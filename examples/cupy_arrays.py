@@ -26,7 +26,7 @@ def main() -> None:
                 with streams[-1]:
                     inputs.append(cupy.full((128, 1024), 1 + rank.index, cupy.float32))
                     outputs.append(cupy.empty_like(inputs[-1]))
-        df.allreduce(group, inputs, outputs, streams=streams)  # runs behind what CuPy has queued on these streams
+        df.allreduce(group, inputs, outputs, streams=streams)  # runs after what CuPy has queued on these streams
         total = sum(range(1, gpus + 1))
         right = all(holds(output, total, stream) for output, stream in zip(outputs, streams, strict=True))
         print("CuPy's arrays hold the sum over the GPUs:", right)

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decode step of a tensor-parallel transformer without a framework: one CUDA graph per GPU and token.
 
-Each rank has its heads, its part of the feed-forward layer and its part of the vocabulary. Of a layer these are left:
+Each rank has its heads, its part of the feed-forward layer and its part of the vocabulary. A layer consists of these
+launches:
 
     qkv = w_qkv . x              GEMV
     a = attention(qkv, cache)    the kernel below, which also appends to the cache
     x, r = norm(r + sum over ranks of w_out . a)
     x, r = norm(r + sum over ranks of w_down . silu(w_up . x))
 
-where each norm is one launch with the all-reduce and the residual add in front of it, and gives FP8 with a scale, which
-the next product reads. The weights come from the file of safetensors that is named on the command line; without one the
-program writes a small random model. The same step in numpy rounds as the ops do (`drvfuse.reference`): the logits of
-emulated GPUs have its bits, and a GPU's differ by what the last bits of its `expf` come to.
+Each norm is one launch together with the all-reduce and the residual add before it, and gives FP8 rows with a scale,
+which the next product reads. The weights come from the file of safetensors that is named on the command line; without
+one the program writes a small random model. The same step in numpy rounds as the ops do (`drvfuse.reference`): the
+logits of emulated GPUs have its bits. Those of a GPU may differ, as the last bits of its `expf` are others.
 
     python examples/decode_step.py [MODEL]      # 2 GPUs; DRVFUSE_DRIVER=emu for emulated ones
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps through COAT's FP8 RMSNorm: activations are kept in FP8, and the gradients need no other copy.
 
-A linear model behind a norm learns a random target. The norm's forward gives its output in FP8 with one scale, as it is
-for the forward product and transposed for the gradient of the weight; its backward reads the FP8 input that the forward
-kept. Both run on the GPU, in one launch each; the two matrix products, which an engine has already, are numpy's here.
+A norm followed by a linear layer learns a random target. The forward of the norm gives its output twice, in FP8 with
+one scale: by rows for the forward product, and transposed for the gradient of the weight. The backward of the norm
+reads the FP8 input that the forward kept. Both run on the GPU, in one launch each; the two matrix products, which an
+engine has already, are numpy's here.
 
     python examples/fp8_training_step.py        # one GPU; DRVFUSE_DRIVER=emu for an emulated one
 

@@ -25,7 +25,7 @@ def main() -> None:
         inputs = [jax.device_put(jnp.full((128, 1024), 1 + i, jnp.bfloat16), d) for i, d in enumerate(devices)]
         sums = df.allreduce(group, inputs)  # waits on the GPUs for what JAX still computes
         back = [jax.dlpack.from_dlpack(array) for array in sums]
-        doubled = [array * 2 for array in back]  # runs behind the all-reduce
+        doubled = [array * 2 for array in back]  # runs after the all-reduce
         total = sum(range(1, len(devices) + 1))
         print("JAX sees the sum over the GPUs:", all(bool((array == 2 * total).all()) for array in doubled))
         same = all(a.unsafe_buffer_pointer() == b.ptr for a, b in zip(back, sums, strict=True))

@@ -21,8 +21,8 @@ import numpy as np
 import drvfuse as df
 
 RANKS, THREADS = 4, 256
-PART = 16 * THREADS  # bytes
-COUNTER = RANKS * PART  # offset of the counter, behind the parts
+PART = 16 * THREADS  # bytes of a rank's part
+COUNTER = RANKS * PART  # offset of the counter, which follows the parts
 
 SOURCE = r"""
 // One block. `mine`: this rank's part of the result, at the multicast address. `arrived`: this rank's counter at its

@@ -27,9 +27,11 @@ hypothesis.settings.load_profile("drvfuse")
 
 
 def pytest_configure() -> None:
-    """Check the environment before tests are collected. Nothing sets the variable by default, CI included: see
-    CONTRIBUTING.md.
+    """Make garbage collections rare, and refuse multicast objects on the CUDA driver unless the variable allows them.
+
+    Nothing sets the variable by default, CI included: see CONTRIBUTING.md.
     """
+    gc.set_threshold(50_000)
     if os.environ.get("DRVFUSE_TEST_MULTICAST") != "1":
         import multicast_refusal
 

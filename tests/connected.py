@@ -59,7 +59,8 @@ def outcomes(calls: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T 
 
 
 class Ranks:
-    """`processes[i]` and `boards[i]` of rank i of n on a machine, and `groups[i]` once they have connected."""
+    """n ranks on a machine. Rank i has the emulated process `processes[i]`, the board `boards[i]` and, after `connect`,
+    the group `groups[i]`."""
 
     def __init__(self, machine: df.emu.Machine, n: int, timeout: float = 20.0) -> None:
         self.machine, self.size = machine, n
@@ -69,9 +70,9 @@ class Ranks:
         self.groups: list[df.Group] = []
 
     def connect(self, devices: Sequence[int] | None = None, **options: Any) -> list[df.Group]:
-        """A group of all ranks, rank i on device `devices[i]`; an option that is a list has an entry for each rank.
+        """Open a group of all ranks, rank i on device `devices[i]`. An option that is a list has an entry per rank.
 
-        The boards of an earlier group are closed by then.
+        Boards of an earlier call are closed and replaced.
         """
         if self.groups:
             self.boards.close()

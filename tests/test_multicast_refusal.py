@@ -51,7 +51,7 @@ def test_the_emulated_driver_keeps_its_own_function() -> None:
         assert create is not multicast_refusal.refusal and create is machine.driver.cuMulticastCreate
 
 
-def test_the_refusal_is_there_before_any_test_module_is_imported() -> None:
+def test_the_refusal_is_in_effect_before_any_test_module_is_imported() -> None:
     assert "multicast_refusal" in sys.modules and AT_IMPORT is multicast_refusal.refusal
 
 

@@ -227,7 +227,7 @@ def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
 @pytest.mark.parametrize("name", dtypes.NAMES)
 def test_a_dtype_equals_its_names_and_nothing_else(name: str) -> None:
     dtype = dtypes.get(name)
-    of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has none
+    of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has no FP4 dtype
     for same in (name, *of_numpy, pickle.loads(pickle.dumps(dtype))):
         assert dtype == same and same == dtype
     assert np.dtype(dtype) == dtype.numpy  # type: ignore[call-overload]

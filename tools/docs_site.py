@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import enum
 import importlib
 import inspect
 import itertools
@@ -58,6 +59,8 @@ TYPES = {
     "Arrays": "drvfuse.ops.collectives.all_gather",
     "Outputs": "drvfuse.ops.coat.quantised",
     "Gradients": "drvfuse.ops.coat.rmsnorm_backward",
+    "Peers": "drvfuse.emu.machine.machine",
+    "Index": "drvfuse.emu.findings.places",
     "NDArray": "drvfuse.reference.arithmetic",
     "Floats": "drvfuse.reference.arithmetic",
 }
@@ -78,6 +81,7 @@ INTERNAL = {
     "Array": "layout pooled used_before order require_open",
     "Device": "pool",
     "Graph": "before_launch after_launch admit queue launchable",
+    "Kernel": "configure",
     "Launch": "resize",
     "Stream": "foreign unchecked mark follow last_event",
     "SymmetricBuffer": "of",
@@ -126,7 +130,7 @@ GENERATED = {"api": api, "errors": all_errors, "command-line": command_line}
 
 
 def _listed(stub: Path) -> Iterator[tuple[str, str]]:
-    """(module, public name) of every line of a stub that takes a name from a module."""
+    """The module and the public name of every line of a stub that imports a name."""
     yield from re.findall(r"^from (\.[\w.]+) import \w+ as (\w+)$", stub.read_text(), re.MULTILINE)
 
 
@@ -214,9 +218,9 @@ def signature(app: Any, what: str, name: str, value: object, options: object, te
 
     No arguments are shown for classes that programs do not construct.
     """
-    if what in ("class", "exception"):
-        return ("", None) if name.rpartition(".")[2] in RETURNED else None
-    if not text or not callable(value):
+    if what in ("class", "exception") and name.rpartition(".")[2] in RETURNED:
+        return "", None
+    if not text or not callable(value) or (inspect.isclass(value) and issubclass(value, enum.Enum)):
         return None
     from sphinx.util.inspect import stringify_signature
 
@@ -224,7 +228,7 @@ def signature(app: Any, what: str, name: str, value: object, options: object, te
     if what == "method" and inspect.isfunction(value) and next(iter(found.parameters), "") == "self":
         found = found.replace(parameters=list(found.parameters.values())[1:])
     arguments, _, result = stringify_signature(found, unqualified_typehints=True).rpartition(" -> ")
-    return (arguments, result) if arguments else (result, None)
+    return (arguments, None if inspect.isclass(value) else result) if arguments else (result, None)
 
 
 def docstring(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:

@@ -376,7 +376,7 @@ def page() -> str:
 
 
 def _quoted(names: str) -> str:
-    """Names in code style; words behind them are not."""
+    """Names in code style; the words that follow a name are plain."""
     return names if " of " in names else ", ".join(f"`{name}`" for name in names.split(", "))
 
 

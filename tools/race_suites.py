@@ -140,7 +140,7 @@ def run(case: Case, seed: int, profile: str) -> tuple[list[Any], str]:
 
 
 def judge(case: Case, seeds: range, profile: str) -> tuple[str, str]:
-    """(verdict, detail) of a case. Seeds after the first one that reports a race do not run."""
+    """The verdict on a case and its details. Seeds after the first one that reports a race do not run."""
     detail = ""
     for seed in seeds:
         races, failure = run(case, seed, profile)

@@ -49,7 +49,7 @@ class Panel:
     unit: str = "KiB per rank"
 
     def points(self, column: str) -> Points:
-        """(size, value) of a column in the order of sizes; of several rows of one size the first."""
+        """The pairs (size, value) of a column in the order of sizes. Of several rows of one size, the first counts."""
         found: dict[float, float] = {}
         for row in table(self.section, self.where):
             if all(row[key] == value for key, value in self.only.items()):

@@ -381,9 +381,10 @@ class Group(Owned, Owner):
         """Record what the block queues on `streams`, by default each rank's own, as one CUDA graph per local rank.
 
         Use it as `with group.capture() as graphs: ...`, then call `graphs.launch()`. Nothing runs inside the block.
-        `streams` has one stream for each local rank, on its device. Chains of collectives are faster than in one graph
-        over all streams (`Graph.capture(streams)`), which starts and ends on one stream. The algorithm "naive" needs
-        such a graph and raises Unsupported here. Otherwise raises the errors of `Graph.capture`.
+        `streams` has one stream for each local rank, on its device. A chain of collectives is faster in these graphs
+        than in one graph over all streams (`Graph.capture(streams)`), which starts and ends on one stream. The
+        algorithm "naive" needs one graph over all streams, and raises Unsupported here. Otherwise raises the errors of
+        `Graph.capture`.
         """
         self.require_open()
         with RankGraphs.capture(self, streams) as graphs:

@@ -37,8 +37,8 @@ class Work:
     `multimem`: inputs are read through multicast memory, and staged there; `to_outputs`: results are stored to all
     ranks' outputs there. `nodes`: the kernel adds the partial sums of nodes, which `node_sums` has written.
     `residual_itemsize` is that of the residual, or 0 if it has the inputs' dtype. `normed`: the normed rows, in the
-    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `out_lanes`: the numbers
-    that an element of the output holds.
+    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `scales_itemsize`: the
+    bytes of a scale. `out_lanes`: the numbers that an element of the output holds.
     """
 
     op: str
@@ -55,6 +55,7 @@ class Work:
     residual_itemsize: int = 0
     normed: bool = False
     group: int = 0
+    scales_itemsize: int = 4
     out_lanes: int = 1
 
     @property
@@ -70,8 +71,15 @@ class Work:
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
-        """The most bytes that the scales of a row take when they pass between ranks: one word for each scale."""
+        """The most bytes that a row's scales take when its owner stores them for other ranks: one word per scale."""
         return 4 * (columns // self.group if self.group else 1)
+
+    def sent_scale_bytes(self, columns: int) -> int:
+        """The bytes of the words in which push_two_shot sends a row's scales (cu/collectives/scale_words.cuh)."""
+        if self.scales_itemsize != 1 or not self.group:
+            return self.scale_bytes(columns)
+        in_warp = 32 * self.width // self.group  # groups
+        return 4 * ceil_div(columns // self.group, min(4, in_warp))
 
 
 def ragged(elements: int, itemsize: int) -> bool:

@@ -109,7 +109,7 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
     if two_shot:
         step, per_step = (
             work.ranks,
-            (work.ranks - 1) * (row_bytes + work.sent_bytes(row_packs) + work.scale_bytes(columns)),
+            (work.ranks - 1) * (row_bytes + work.sent_bytes(row_packs) + work.sent_scale_bytes(columns)),
         )
     else:
         step, per_step = 1, (work.ranks - 1) * row_bytes

@@ -55,10 +55,16 @@ HOPPER = Costs(
     move_direct=Cost(8.0, 350e3),
     move_staged=Cost(9.0, 300e3),
 )
-"""Measured on 2 H200 (docs/performance.md); the times of 3 to 8 GPUs follow from the bytes that they receive. For
-reduce-scatters the constants are those of the all-reduces by one shot and by one stage from 16 MiB on, where the choice
-matters. Moves by push and by direct accesses were measured before their kernels copied the bytes that stay on a rank
-beside those that move. Relays and staged moves are estimates: `drvfuse tune` on three GPUs or more measures them."""
+"""The constants of Hopper, of which some are measured and some are estimates of the same times:
+
+- The constants of the all-reduces, with and without norm, were measured on 2 H200 (docs/performance.md). For 3 to 8
+  GPUs the model computes times from them and from the bytes that a rank receives; it was not checked there.
+- `scatter_push` and `scatter_pull` are estimates: the constants of all-reduces by one shot and by one stage from 16 MiB
+  on, where the choice matters.
+- `move_push` and `move_direct` were measured on 2 H200, with kernels that copied the bytes that stay on a rank after
+  the bytes that move. Today's kernels copy both at the same time.
+- `move_relay` and `move_staged` are estimates. `drvfuse tune` on three GPUs or more measures them.
+"""
 
 AMPERE = Costs(
     one_shot=Cost(2.5, 200e3),
@@ -73,8 +79,8 @@ AMPERE = Costs(
     move_staged=Cost(12.0, 175e3),
 )
 BLACKWELL = Costs(*(Cost(base_us, 2 * bytes_per_us) for base_us, bytes_per_us in HOPPER))
-"""Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink. Ampere's base times are
-longer, those of the fused ops most, as it has no clusters."""
+"""Estimates of all constants of Ampere and Blackwell; none was measured. They are Hopper's constants with the bandwidth
+of the generation's NVLink. Ampere's base times are longer, those of the fused ops most, as it has no clusters."""
 
 
 def costs(capability: tuple[int, int]) -> Costs:

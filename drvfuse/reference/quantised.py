@@ -158,7 +158,7 @@ def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Seque
     """Scales [*rows_shape, groups] from `scales`, which an op has written in the layout of the quantisation.
 
     The rows have the shape `rows_shape`, a tuple such as (rows,), and `columns` elements each: (*rows_shape, columns)
-    is the shape of the op's inputs. Raises ArgumentError if `scales` has not the shape that follows.
+    is the shape of the op's inputs. Raises ArgumentError if `scales` does not have the shape that follows from them.
     """
     if not isinstance(rows_shape, Sequence):
         raise ArgumentError("rows_shape", repr(rows_shape), "a tuple: the shape of the inputs without the columns")

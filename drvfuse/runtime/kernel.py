@@ -247,8 +247,8 @@ class Kernel:
             raise Unsupported(f"PDL needs compute capability 9.0; {device!r} has {device.capability}")
         if not self.info.has_pdl_wait:
             raise LaunchError(
-                f"{self.info.name} has no griddepcontrol.wait: launched with PDL it would read what the kernel in front"
-                " of it has not written yet"
+                f"{self.info.name} has no griddepcontrol.wait: launched with PDL it would read what the previous kernel"
+                " on the stream has not written yet"
             )
 
 

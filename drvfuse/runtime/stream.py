@@ -225,7 +225,7 @@ class Stream(Owned):
                 self.wait(event)
 
     def capture_id(self) -> int | None:
-        """The id of the capture this stream takes part in, or None.
+        """The id of the capture in which this stream takes part, or None if it is not being captured.
 
         Raises CaptureError if the capture was invalidated, or if this is the legacy default stream and a stream that
         waits for it is being captured.

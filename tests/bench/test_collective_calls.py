@@ -17,7 +17,7 @@ from drvfuse.bench.forms import FORMS
 from drvfuse.bench.settings import EMULATED
 
 pytestmark = pytest.mark.emulated
-ROWS = BANK + 3  # this limit is smaller than the inputs, so a rank's tensor repeats rows
+ROWS = BANK + 3  # more rows than the bank of random rows has, so a rank's tensor repeats some of them
 
 
 @pytest.fixture(scope="module")

@@ -206,12 +206,12 @@ def test_a_fused_op_without_residual_is_compared_with_the_stored_allreduce_and_t
     assert collectives_report.stored_us(_result(fused, norm_alone=norm)) == 60.0
     assert collectives_report.stored_us(_result(fused)) is None
     assert collectives_report.stored_us(_result(fused, residual=True, norm_alone=norm)) == 50.0
-    # an algorithm of the norm alone reduces nothing
+    # The compiled norm alone is no peer of the fused op, as it sums nothing.
     assert collectives_report.peer_us(_result(fused, norm_alone=norm)) is None
     assert peers.names("allreduce") == PEERS and peers.names(fused) == (*PEERS, NORM)
 
 
-def test_results_are_plotted_beside_times_of_other_libraries(tmp_path: Path) -> None:
+def test_results_are_plotted_with_the_times_of_other_libraries(tmp_path: Path) -> None:
     results = [_result(NCCL={"us": 60.0, "spread": 1.0}, NCCL_windows={"failed": "no"}), _result(residual=True)]
     collectives_report.plot(results, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

@@ -27,7 +27,7 @@ def test_every_time_is_measured_and_floors_are_the_times_to_copy_as_many_bytes(m
         assert not machine.reports
     for name in rmsnorm_fp8.FORMS:
         rest = 2 * result[name]["floor_us"] - ELEMENT[name] * rows * columns
-        # beyond these bytes: row scales and gamma
+        # `rest` has the scales of rows and gamma.
         assert 0 <= rest <= 4 * rows + 2 * columns and result[name]["us"] > 0
     assert [len(line) for line in rmsnorm_fp8.lines(result)] == [len(rmsnorm_fp8.HEAD)] * 2
     assert json.loads(json.dumps(result)) == result

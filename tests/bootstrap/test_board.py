@@ -54,7 +54,7 @@ def test_a_vote_raises_the_failure_of_the_lowest_rank_everywhere(boards):
         assert (error.rank, error.what, error.failure) == (1, "bind memory", "out of memory")
         assert str(error) == "bind memory failed on rank 1: out of memory"
     for error in each(boards, lambda board: board.vote("bind memory", "" if board.rank == 2 else None)):
-        assert error.rank == 2  # a failure with an empty message counts
+        assert error.rank == 2  # an exception without a message is a failure too
 
 
 def test_ranks_in_different_steps_all_raise_and_the_next_step_succeeds(boards):

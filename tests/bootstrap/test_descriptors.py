@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors between ranks: which arrive where, whose they are, and that none is left behind when something fails."""
+"""Descriptors between ranks: which arrive where, whose they are, and that none stays open after a failure."""
 
 from __future__ import annotations
 

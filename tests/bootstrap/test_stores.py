@@ -76,7 +76,7 @@ class TorchGroup:
 
 
 def meet_all(size: int, stores, timeout: float = 10, ranks=None, known: bool = True):
-    """The board of every rank, or the exception that it raised."""
+    """For each rank its board, or the exception that it raised while it connected."""
 
     def one(rank: int):
         try:

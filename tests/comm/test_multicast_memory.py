@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Group.symmetric(multicast=True)`, `multicast_at` and the staging memory of ops: results, driver calls and errors."""
+"""`Group.symmetric(multicast=True)`, `multicast_at` and the staging memory of ops: results, driver calls, errors."""
 
 from __future__ import annotations
 

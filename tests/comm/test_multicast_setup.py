@@ -180,7 +180,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_failing_undo_is_reported_beside_the_first_failure(machine: df.emu.Machine, group: df.Group) -> None:
+def test_a_failing_undo_is_reported_with_the_first_failure(machine: df.emu.Machine, group: df.Group) -> None:
     machine.inject("cuMemMap", 401, after=3)
     machine.inject("cuMulticastUnbind", 999, device=0)
     error = failure(group)

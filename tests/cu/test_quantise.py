@@ -76,9 +76,8 @@ def values(rng, rows, columns):
     """Rows of every size, with zeros, ties of FP4, an infinity and a NaN."""
     y = rng.standard_normal((rows, columns)) * np.exp2(rng.integers(-140, 120, (rows, 1)))
     y[2] = 0
-    y[4:8] = (
-        rng.integers(-24, 25, (4, columns)) * 0.125
-    )  # twice y under the FP4 scales below: ties of FP4 and their neighbours
+    # With the scale that 3 below gives their groups, these are FP4 values, ties between two of them, and neighbours.
+    y[4:8] = rng.integers(-24, 25, (4, columns)) * 0.125
     y[5:7] = np.nextafter(y[5:7].astype(np.float32), np.float32([[9], [-9]]))
     y[4:8, ::16] = 3
     y[8:10] = rng.standard_normal((2, columns))
@@ -124,5 +123,5 @@ def test_the_padding_of_tiles_is_cleared_in_16_byte_stores():
         device.synchronize()
         total = machine.launches[-1].counters.total
     assert total.local_written == 127 * 512
-    # of each tile: 31 pieces of 16 bytes, and the rest of the piece that holds the row
+    # In each tile, 31 of 32 pieces of 16 bytes are padding, and 12 bytes of the piece that holds the row's 4 scales.
     assert total.accesses == (31 + 3) * 128

@@ -33,7 +33,7 @@ __device__ u64 timer() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;":"=l"(v)
 
 @functools.cache
 def ptx(source: str) -> str:
-    """The PTX of a kernel's CUDA source, compiled behind PRELUDE; PTX is returned unchanged."""
+    """The PTX of a kernel's CUDA source, compiled after PRELUDE. A source that is PTX is returned unchanged."""
     if source.startswith(".version"):
         return source
     _, program = nvrtc.nvrtcCreateProgram((PRELUDE + "#line 1\n" + source).encode(), FILE.encode(), 0, [], [])

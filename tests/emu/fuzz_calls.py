@@ -3,8 +3,8 @@
 
     python fuzz_calls.py {here|served} SEED ROUNDS LOG
 
-A call has to return a tuple of the right shape, or raise what reading its arguments raises; nothing else, and no crash.
-LOG holds the calls, so that a crash can be traced to the last one.
+Every call must return a tuple of the right shape or raise an error about its arguments. Any other error and any crash
+is a failure. The calls are logged in LOG, so that a crash can be traced to the last of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ODD = (None, "text", b"bytes", 1.5, float("nan"), [], [None], (), {}, object(), 
 
 
 def host_memory() -> dict[str, Any]:
-    """Memory of 64 KiB behind which nothing is mapped, memory that cannot be written, and addresses without any."""
+    """Addresses of 64 KiB of memory that no mapping follows, of memory that cannot be written, and of no memory."""
     pages = mmap.mmap(-1, 1 << 20)
     start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     libc = ctypes.CDLL(None)
@@ -99,7 +99,7 @@ def ok(result: tuple[Any, ...]) -> Any:
 
 
 class Arguments:
-    """Draws arguments by what the function takes."""
+    """Draws random arguments for a function by the types of its parameters."""
 
     def __init__(self, draw: random.Random, host: dict[str, Any]) -> None:
         self.draw, self.host = draw, host

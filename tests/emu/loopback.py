@@ -25,7 +25,7 @@ from drvfuse.emu.wire.parameters import Layout
 
 
 class Loopback:
-    """Stands for the client and for the server of a machine in one process: the services of both that calls use."""
+    """The services that calls use on the client's side and on the server's side, both in one process."""
 
     def __init__(self, machine: Machine | None) -> None:
         self.machine = machine

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs translated PTX straight, one thread at a time, compiled as kernels are, with runtime functions that allow
-everything."""
+"""Runs translated PTX without an engine, one thread at a time. It is compiled as kernels are; its runtime functions are
+stubs that check nothing."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import drvfuse as df
 
 @pytest.fixture
 def connect() -> Callable[[int], df.Group]:
-    """`connect(ranks)`: a group of so many GPUs."""
+    """`connect(ranks)`: a group with that number of GPUs."""
     return lambda ranks: df.Group.local(ranks, driver="cuda", max_blocks=16)
 
 

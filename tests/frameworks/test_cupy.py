@@ -278,7 +278,7 @@ def test_graphs_of_drvfuse_replay_cupys_kernels(connect: Any, ranks: int, rng: n
 
 
 @pytest.mark.gpu
-def test_a_dropped_input_is_reused_only_behind_the_call(group: df.Group, rng: np.random.Generator) -> None:
+def test_a_dropped_input_is_reused_only_after_the_call(group: df.Group, rng: np.random.Generator) -> None:
     """CuPy gives the memory of a dropped array to the next one at once, while the call still waits to run."""
     (rank,) = group
     own = cupy.cuda.ExternalStream(rank.stream.handle, rank.device.index)

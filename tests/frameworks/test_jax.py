@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's arrays as inputs and drvfuse's results in JAX, without a copy. JAX names no stream, and writes no array that
-exists.
+"""JAX's arrays as inputs and drvfuse's results in JAX, without a copy. JAX names no stream, and never
+writes to an existing array.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_jax_reads_fused_fp8_rows_as_bytes(connect: Any, ranks: int, rng: np.ran
 def test_a_call_waits_for_what_jax_still_computes(connect: Any, ranks: int, rng: np.random.Generator) -> None:
     @jax.jit
     def slow(x: Any) -> Any:
-        """Adds 1 a thousand times, behind matrix products that take time and whose result is not used."""
+        """Adds 1 a thousand times, after matrix products that take time and whose result is not used."""
 
         def step(_: Any, carry: Any) -> Any:
             y, square = carry

@@ -301,7 +301,7 @@ def test_launches_of_drvfuses_graphs_come_between_work_of_torchs_streams(
 
 
 @pytest.mark.gpu
-def test_a_dropped_input_is_reused_only_behind_the_call(group: df.Group, rng: np.random.Generator) -> None:
+def test_a_dropped_input_is_reused_only_after_the_call(group: df.Group, rng: np.random.Generator) -> None:
     """torch gives the memory of a dropped tensor to the next one at once, while the call still waits to run."""
     (rank,), (place,) = group, places(group)
     for _ in range(3):

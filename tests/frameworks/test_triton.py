@@ -110,7 +110,7 @@ def test_a_triton_kernel_runs_between_two_collectives(
 
 
 @images
-def test_a_graph_replays_a_kernel_behind_a_collective(driver: str, kept: str, rng: np.random.Generator) -> None:
+def test_a_graph_replays_a_kernel_after_a_collective(driver: str, kept: str, rng: np.random.Generator) -> None:
     with df.Group.local(1, driver=driver, max_blocks=4) as group:
         (rank,) = group
         x, y, total, out = (rank.zeros((3, 1000), "bfloat16") for _ in range(4))

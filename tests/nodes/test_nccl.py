@@ -44,7 +44,7 @@ class Stand:
 
     def __init__(self, device):
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
-        self.messages: list = []  # (communicator, whether it is sent, address, bytes, peer, stream)
+        self.messages: list = []  # by message: communicator, whether it is sent, address, bytes, peer, stream
         self.states: dict[object, list[int]] = {}
         self.answers: list[int] = []  # calls of comm_get_async_error that return "in progress"
 
@@ -150,7 +150,7 @@ def test_nodes_of_one_host_are_refused_where_nccl_might_make_multicast_objects(s
     monkeypatch.delenv("NCCL_NVLS_ENABLE")
     if setting is not None:
         monkeypatch.setenv("NCCL_NVLS_ENABLE", setting)
-    monkeypatch.setattr(stand, "comm_init_rank_config", None)  # is not called
+    monkeypatch.setattr(stand, "comm_init_rank_config", None)  # must not be called
     with pytest.raises(errors.Unsupported, match="set NCCL_NVLS_ENABLE=0 in the environment of all processes"):
         open_group(stand)
 

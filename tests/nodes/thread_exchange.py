@@ -58,7 +58,7 @@ class ThreadExchange:
         (part,) = parts
         part.stream.synchronize()
         own = [(piece.node, self._read(part, piece.address, piece.nbytes)) for piece in part.sent]
-        for node, sent in enumerate(self._tell(part, own)):
+        for node, sent in enumerate(self._exchange_values(part, own)):
             found = [values for to, values in sent if to == part.member.node]
             places = [piece for piece in part.received if piece.node == node]
             for values, place in zip(found, places, strict=True):
@@ -68,7 +68,7 @@ class ThreadExchange:
     def _meet(self, part: Part, address: int) -> list[np.ndarray]:
         """The numbers of the peers in every node; the number of this node is read from `address`."""
         part.stream.synchronize()
-        return self._tell(part, self._read(part, address, 4 * part.count).view(np.float32))
+        return self._exchange_values(part, self._read(part, address, 4 * part.count).view(np.float32))
 
     def _read(self, part: Part | Pieces, address: int, nbytes: int) -> np.ndarray:
         values = np.empty(nbytes, np.uint8)
@@ -76,7 +76,7 @@ class ThreadExchange:
             part.member.device.driver.cuMemcpyDtoH(values.ctypes.data, address, nbytes)
         return values
 
-    def _tell(self, part: Part | Pieces, own: Any) -> list[Any]:
+    def _exchange_values(self, part: Part | Pieces, own: Any) -> list[Any]:
         """Exchange values with the peers in all nodes."""
         member = part.member
         self._number += 1

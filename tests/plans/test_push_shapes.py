@@ -179,7 +179,7 @@ def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_tensors_of_two_to_the_31_rows_or_more_are_refused(algo, ranks, workspace_bytes):
-    """The limit includes the last round, which is as long as the others, and the step behind it."""
+    """The limit includes the last round, which is as long as the others, and the step after it."""
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 

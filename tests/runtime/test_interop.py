@@ -204,7 +204,7 @@ def test_array_interface_of_a_type_without_a_code_takes_any_bytes_of_its_size(dr
     assert array.__cuda_array_interface__["typestr"] == f"<V{dtype.itemsize}"
     for code in ("|V", "<V", "|u" if dtype.itemsize == 1 else "<u"):
         foreign = interface(array, typestr=f"{code}{dtype.itemsize}")
-        of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has no such dtype
+        of_numpy = (dtype.numpy, dtype.numpy.type) if name != dtypes.FP4 else ()  # numpy has no FP4 dtype
         for own in (name, f"torch.{name}", *of_numpy):
             foreign.dtype = own
             assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype

@@ -26,7 +26,7 @@ from drvfuse.runtime.stream import LEGACY, Event, Stream
 
 
 class Immutable:
-    """An array of a library that offers DLPack, and no current stream: JAX's are such."""
+    """An array of a library that has DLPack but no current stream, as JAX."""
 
     def __init__(self, array: Array, refusal: Exception | None = None) -> None:
         self.array, self.refusal = array, refusal
@@ -53,8 +53,8 @@ WILD = 'extern "C" __global__ void wild(int* x) { *x = 1; }'
 def blocked(stream: Stream) -> Iterator[None]:
     """Work that is queued on `stream` inside the block does not run before its end.
 
-    On a GPU the kernel in front gives up after some seconds, and the block must not load a kernel: loading one may wait
-    for those that run.
+    On a GPU the preceding kernel gives up after some seconds, and the block must not load a kernel, as loading one may
+    wait for running kernels.
     """
     driver = stream.device.driver
     flag = PinnedBuffer(driver, 4)
@@ -87,7 +87,7 @@ def test_memory_of_a_library_without_a_stream_api_lives_until_the_launch_is_comp
         df.allreduce(group, foreign, output)
         del foreign
         gc.collect()
-        rank.device.empty(16, "float32")  # an allocation frees what can be freed
+        rank.device.empty(16, "float32")  # an allocation first frees memory that no work uses
         assert gone() is not None
     rank.stream.synchronize()
     gc.collect()
@@ -118,7 +118,7 @@ def test_memory_of_a_closed_graph_lives_until_its_last_launch_is_complete(group:
         prepared.launch()
     gone = weakref.ref(foreign)
     del prepared, foreign
-    graph.launch(rank.stream)  # loads it
+    graph.launch(rank.stream)  # loads the graph
     rank.stream.synchronize()
     with blocked(rank.stream):
         graph.launch(rank.stream)
@@ -145,7 +145,7 @@ def test_calls_that_are_queued_ahead_make_a_bounded_number_of_queries(group: df.
 
 
 class Streamed:
-    """An array of a library that names the stream on which it works: torch's and CuPy's are such."""
+    """An array of a library that names the stream on which it works, as torch and CuPy."""
 
     def __init__(self, array: Array, stream: Stream) -> None:
         self.array = array
@@ -168,7 +168,7 @@ def test_launches_of_a_graph_come_between_work_of_the_libraries_that_own_its_arr
         with group.capture() as graphs:
             prepared.launch()
         (graph,) = graphs.graphs
-    graph.launch(rank.stream)  # loads it
+    graph.launch(rank.stream)  # loads the graph
     group.synchronize()
     with blocked(theirs):
         with rank.device.use():
@@ -246,7 +246,7 @@ def test_a_launch_that_fails_half_way_keeps_arrays_for_what_was_queued_and_order
             prepared.launch()
         del prepared, inputs
         gc.collect()
-        group[0].empty(16, "float32")  # an allocation frees what can be freed
+        group[0].empty(16, "float32")  # an allocation first frees memory that no work uses
         assert gone() is not None and not theirs[0].query()
     group.reset()
     gc.collect()
@@ -297,7 +297,7 @@ def test_arrays_of_a_library_without_a_stream_api_are_not_exported_during_a_capt
     gone = weakref.ref(foreign)
     del prepared, foreign
     gc.collect()
-    assert gone() is not None  # the graph keeps it
+    assert gone() is not None  # the graph keeps the array alive
     graph.launch(rank.stream)
     assert (output.numpy() == 3).all()
 

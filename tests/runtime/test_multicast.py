@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Multicast`, call by call, on the emulated driver: what it refuses before a driver call, and that nothing stays."""
+"""`Multicast`, call by call, on the emulated driver: what it refuses, and that it leaves nothing allocated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of docs/performance.md: they show their tables, stand on their page, and are readable everywhere."""
+"""The pictures of docs/performance.md show the figures of their tables, in colours that are readable on any page."""
 
 from __future__ import annotations
 

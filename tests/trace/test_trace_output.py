@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outputs from trace records: one time axis, figures, a Chrome trace, tables, an image."""
+"""What is made of trace records: a common time axis, figures, a Chrome trace, tables and an image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lap(role: int, clock: int) -> int:
 
 
 def block(entry_ns, entry, exit_ns, *laps, exit, waits=(), room=6, sm=3):
-    """The words of a block with room for so many phases."""
+    """The words of a block with room for that number of phases."""
     words = [entry_ns, entry, exit_ns + (sm << 48), exit, *waits, *laps]
     return [*(word % 2**64 for word in words), *[0] * (layout.block_words(room, len(waits)) - len(words))]
 

@@ -76,7 +76,7 @@ def test_a_collective_or_norm_is_traced_with_the_requested_algorithm(op, algo, k
 
 
 def test_every_op_that_takes_a_trace_can_be_traced_by_the_command(capsys):
-    """The help lists the ops; those of COAT cannot be traced."""
+    """The help of the command lists the ops. The ops of COAT cannot be traced."""
     with pytest.raises(SystemExit):
         main(["trace", "--help"])
     listed = re.sub(

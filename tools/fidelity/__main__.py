@@ -7,10 +7,10 @@
     python -m tools.fidelity record-matrix --out tests/tools/fidelity/h200_matrix.npz   # on a machine with a GPU
     python -m tools.fidelity compare-matrix tests/tools/fidelity/h200_matrix.npz        # anywhere
 
-`record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave; `--families` takes a part
-of the forms, for a file beside the others. `compare` prints every form that is not equal and a table of them by opcode;
-its status is 1 if one differs. `both` runs the two drivers side by side. The two others do the same for matrix
-instructions; `--times N` for N times as many operands.
+`record` runs the generated PTX on a GPU, by the assembler of its driver, and writes the results to a file; with
+`--families`, only those of some families of forms. `compare` prints every form whose results are not equal, and a table
+of verdicts by opcode; its status is 1 if a form differs. `both` runs the GPU and the emulated driver and compares them.
+The commands with `matrix` do the same for matrix instructions; `--times N` takes N times as many operands.
 """
 
 from __future__ import annotations

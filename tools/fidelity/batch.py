@@ -2,7 +2,7 @@
 """Forms with the same operand kinds as kernels of one PTX module: the operands are loaded once, each result stored.
 
 A kernel's parameters are the operand columns (each as long as `rows`), PAIR, the results (one block of `rows` after
-the other), 16 bytes of scratch a row, and the number of rows. A thread has one row; blocks have BLOCK threads.
+the other), 16 bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .forms import FAMILIES, Form, table
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
-ROOM = 48  # bytes of further shared memory for each thread
+ROOM = 48  # further bytes of shared memory per thread
 PAIR = 0x40490FDBC0B504F3  # the bits of two fp32 numbers
 KERNEL_FORMS = 40  # forms in one kernel: bounds what a compiler optimises together
 
@@ -91,7 +91,7 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 @functools.cache
 def batches(families: tuple[str, ...] = FAMILIES) -> tuple[Batch, ...]:
-    """All forms by their operand kinds, in the order in which those appear first."""
+    """All forms in batches of the same operand kinds, in the order in which these kinds first appear."""
     groups: dict[tuple[str, ...], list[Form]] = {}
     for form in table(families):
         groups.setdefault(form.sources, []).append(form)

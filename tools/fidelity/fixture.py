@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU's answers in one small file, and what differs from them.
 
-Of each answer (a column of words) the file has a digest. It has the words themselves where a bound must be checked or
-where they compress well. Of all others it has sums: lay the words out in lines of 32; a hash of each line and of each
-column, and the exclusive or of each column. So a word that differs is found where its line and its column meet, and
-where one line differs, the exclusive or gives the GPU's value too.
+An answer is a column of words. The file has a digest of each answer. It also has the words of an answer for which a
+bound must be checked, or whose words compress well. For any other answer it has sums: with the words laid out in lines
+of 32, a hash of each line, a hash of each column, and the exclusive or of each column. A word that differs lies where a
+line and a column differ; if a single line differs, the exclusive or gives the GPU's word.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Answer:
-    """What a driver gave: `source` stands for what was run, `rule` names what counts as equal."""
+    """The words that a driver gave. `source` is a digest of what was run; `rule` names what counts as equal."""
 
     source: bytes
     words: np.ndarray

@@ -54,7 +54,7 @@ def table(families: tuple[str, ...] = FAMILIES) -> tuple[Form, ...]:
 
 
 def product(*choices: tuple[str, ...]) -> Iterator[str]:
-    """Every concatenation of one choice of each; write modifiers with their dot and "" for none."""
+    """Every string of one item from each of `choices`, in order. Items are modifiers with their dot, or "" for none."""
     return map("".join, itertools.product(*choices))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of blocks, in clusters of one block. All give the operand, or 0 or 1."""
+"""Instructions of thread block clusters, run in clusters of one block. A form's result is its operand, 0 or 1."""
 
 from __future__ import annotations
 

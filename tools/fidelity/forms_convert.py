@@ -18,7 +18,7 @@ def kind(integer: str) -> str:
 
 
 def held(integer: str) -> str:
-    """The kind of a result of an integer type: 8 bits are extended in a register of 32."""
+    """The kind of a result of an integer type: 8 bits are extended to a register of 32 bits."""
     return "i32" if integer[1:] == "8" else f"i{integer[1:]}"
 
 
@@ -42,7 +42,7 @@ def _integers() -> Iterator[Form]:
 
 
 def _contains(target: str, source: str) -> bool:
-    """Has `target` every value of `source`? PTX allows no `.sat` then."""
+    """Whether `target` has every value of `source`; PTX then allows no `.sat`."""
     n, m = int(target[1:]), int(source[1:])
     return n >= m if target[0] == source[0] else target[0] == "s" and n > m
 

@@ -23,7 +23,7 @@ def forms() -> Iterator[Form]:
 
 
 def _comparisons() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(type, operand kind, comparisons)."""
+    """For each type: its name, the kind of its operands, and its comparisons."""
     for n in ("16", "32", "64"):
         yield f"b{n}", f"i{n}", ("eq", "ne")
         yield f"s{n}", f"i{n}", ORDERED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warp-wide operations and block barriers. Rows are lanes: 32 in order are a warp."""
+"""Warp-wide operations and block barriers. Each row is a lane; 32 consecutive rows are a warp."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix instructions run on a driver: one kernel a form, one warp a block, the results as words."""
+"""Matrix instructions run on a driver: one kernel per form, one warp per block, the results as words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULE_FORMS = 24
 
 
 def batches(times: int = 1) -> Iterator[tuple[MatrixForm, ...]]:
-    """The forms of one module each, with so many times as many operands."""
+    """Forms in groups of one module each, with `times` as many operands as the table has."""
     forms = tuple(replace(form, warps=times * form.warps) for form in table())
     for start in range(0, len(forms), MODULE_FORMS):
         yield forms[start : start + MODULE_FORMS]

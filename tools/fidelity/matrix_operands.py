@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands of matrix products, tile by tile: what the tiles are made for cycles through MODES.
 
-A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, everything comes of integers.
+A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, they are computed with integers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _cancelling(m: _Maker) -> Tile:
 
 
 def _cancelling_c(m: _Maker) -> Tile:
-    """C is close to minus the one great product."""
+    """C is close to the negated large product."""
     a, b, c = m.tile((-14, -6), (-14, -6), (0, 0))
     k = int(m.stream.below(1, m.shape.k)[0])
     exponent = int(m.stream.below(1, 5)[0])
@@ -178,7 +178,7 @@ def _zeros(m: _Maker) -> Tile:
 
 
 def _ties(m: _Maker) -> Tile:
-    """Elements have few bits, some of them far below the others: sums end in half a last place."""
+    """Elements have few bits, some of them far below the others: sums end in half a unit in the last place."""
     s = m.shape
     a, b, c = m.number(m.a, s.of("a"), -1, 1, 1), m.number(m.b, s.of("b"), -1, 1, 1), m.number(m.c, s.of("c"), 0, 3)
     few = min(4, s.k)
@@ -192,7 +192,7 @@ def _ties(m: _Maker) -> Tile:
 
 
 def _below_product(m: _Maker) -> Tile:
-    """One great product; the others 18 to 30 binary places below it, or as far as the operands allow."""
+    """One large product; the others are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     a, b, c = m.tile((-15, -9), (-15, -9), (-30, -18))
     k = int(m.stream.below(1, m.shape.k)[0])
     a[:, k] = m.number(m.a, (m.shape.m, 1), 0, 1)[:, 0]
@@ -202,7 +202,7 @@ def _below_product(m: _Maker) -> Tile:
 
 
 def _below_c(m: _Maker) -> Tile:
-    """A great C; the products 18 to 30 binary places below it, or as far as the operands allow."""
+    """A large C; the products are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     return m.tile((-7, -3), (-7, -3), (10, 15))
 
 
@@ -221,7 +221,7 @@ def _vanishing(m: _Maker) -> Tile:
 
 
 def _zero_by_great(m: _Maker) -> Tile:
-    """Half of the products are of a zero and a great number; the others, and C, are small."""
+    """Half of the products have a zero and a large factor; the others, and C, are small."""
     a, b, c = m.tile((-m.a.bias // 2, -m.a.bias // 2 + 3), (-m.b.bias // 2, -m.b.bias // 2 + 3), (-m.c.bias, -14))
     at = np.argsort(m.stream.words(m.shape.k), kind="stable")[::2]
     for k in at.tolist():
@@ -232,7 +232,7 @@ def _zero_by_great(m: _Maker) -> Tile:
 
 
 def _edge(m: _Maker) -> Tile:
-    """C is the greatest number or just below, and the products are about half of its last place."""
+    """C is the greatest number or just below, and the products are about half a unit in its last place."""
     place = m.c.bias - m.c.mantissa - 1
     a = min(place // 2, m.a.bias)
     b = min(place - a, m.b.bias)

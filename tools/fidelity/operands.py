@@ -51,9 +51,9 @@ FORMATS = {
 }
 PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "e4m3x2": "e4m3", "e5m2x2": "e5m2"}
 
-# Operand kinds that are not formats: bits of the register. "i8" is a 32-bit register of which 8 bits are read; "amount"
-# a shift amount or field position; "bit" 0 or 1; "few" has equal lanes in a warp; "uniform" warps of equal lanes;
-# "clamp" the last operand of shfl.
+# The bits of the register, for operand kinds that are not formats. "i8": 8 bits of the register are read. "amount": a
+# shift amount or the position of a field. "bit": 0 or 1. "few": edge values, so that lanes of a warp have equal ones.
+# "uniform": all lanes of a warp have the same value, in half of the warps. "clamp": the last operand of shfl.
 _WIDTHS = {"i8": 32, "i16": 16, "i32": 32, "i64": 64, "amount": 32, "bit": 32, "few": 32, "few64": 64}
 _WIDTHS |= {"uniform": 32, "uniform64": 64, "clamp": 32}
 
@@ -96,7 +96,7 @@ def _unique(values: list[int], bits: int) -> Words:
 
 
 def _number(f: Format, value: float) -> int:
-    """Bits of a positive number, or of the nearest below it that the format has."""
+    """The bits of a positive number, rounded down to a number of the format."""
     mantissa, exponent = math.frexp(value)
     e = exponent - 1 + f.bias
     if e >= f.top:
@@ -181,7 +181,7 @@ def _corners(kind: str, count: int) -> Words:
 
 
 def _ties(f: Format, count: int, stream: Stream) -> Words:
-    """Values at and beside the midpoints of narrower formats, and of integers."""
+    """Values at and next to the midpoints of narrower formats, and of integers."""
     kept = stream.choose(np.array([k for k in (2, 3, 7, 10, 23) if k < f.mantissa - 1], np.uint64), count)
     dropped = np.uint64(f.mantissa) - kept
     mantissa = stream.words(count) & np.uint64((1 << f.mantissa) - 1)
@@ -258,11 +258,11 @@ def _related(f: Format, arity: int, count: int, stream: Stream) -> list[Words]:
         assemble(
             ex + f.bias - stream.choose(np.array([1, f.top], np.uint64), count).astype(np.int64), stream.words(count)
         ),
-        _reciprocal(f, x, stream),  # a product beside the least normal number
+        _reciprocal(f, x, stream),  # a product next to the least normal number
         x,
     ]
     y = np.choose(mode, choices)
-    # A quotient beside the least normal number.
+    # A quotient next to the least normal number.
     near_one = (x & fraction) + stream.below(count, 9) - np.uint64(4)
     x = np.where(mode == 7, stream.below(count, 4) << m | near_one & fraction, x)
     high = np.uint64(f.bias - 1) + (x >> m & np.uint64(f.top)) - stream.below(count, 2)

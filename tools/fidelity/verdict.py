@@ -13,7 +13,7 @@ from .fixture import Answer, Difference, Stored, differing
 from .forms import Form
 from .rules import RULES
 
-SHOWN = 4  # operands shown of a difference
+SHOWN = 4  # at most this many differing rows of a form are described
 
 
 @dataclass(frozen=True)

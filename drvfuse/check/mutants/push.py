@@ -35,7 +35,7 @@ MUTANTS = (
         (*WRONG, *HANGS),
     ),
     Mutant(
-        "codes-without-marks",
+        "codes-without-keys",
         "eight FP4 codes of -6 are sent unchanged, though their word is that of an empty slot",
         "push protocols for data that may hold the word of an empty slot",
         partial(near_push_rows, shape=(9, 512), form="nvfp4", timeout=0.002),

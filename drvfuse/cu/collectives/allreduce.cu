@@ -31,7 +31,7 @@
 //   after the second barrier (all ranks have summed), results after the first barrier of the next chunk (all ranks have
 //   gathered).
 //   Across calls: a rank arrives at the start barrier after its previous call is complete, so payloads are free behind it.
-//   NODES: the kernel `node_sums` in front has passed a start barrier, at which the peers have completed all earlier
+//   NODES: the kernel `node_sums` before it has passed a start barrier, at which the peers have completed all earlier
 //   calls and chunks, so results may be written. Until the one barrier of this kernel the peers read from this rank only
 //   what their `node_sums` reads: inputs, or staging, which no result overlaps. At that barrier the peers' `node_sums`
 //   are complete too, which frees the inputs. A rank reads sums in its own device's memory alone.

@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     Pushing push(p.call, p.push);
     follow_producer(trace);
-    InPack own = input_at(p, first);  // before start(), as everything behind it waits for the state that it reads
+    InPack own = input_at(p, first);  // before start(): later instructions wait for the state that it loads
     push.start();
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

@@ -171,7 +171,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
                         store_words<OutPack::words>(own + results + j * out_stride + at * sizeof(OutPack), pack.word);
                         store_of_row(p.output, begin + j, at, p, pack);
                     },
-                    [&](int group, float scale, u32) {
+                    [&](int group, float scale) {
                         store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j * groups + group,
                                      scale);
                         store_scalar(scale_at(p, begin, j, group), scale);

@@ -43,7 +43,7 @@ struct FusedMultimemParams : FusedParams {
 
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
-// residual_out lies behind the staged row, as it would overwrite packs that other threads have not read yet.
+// residual_out lies behind the staged row. In the row's place it would overwrite packs that other threads have not read yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
 // Where in a slot the results lie.
@@ -100,7 +100,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
                 if constexpr (STAGED && HEAD != 0) __syncthreads();
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
-                    [&](int group, float scale, u32) { broadcast_scale(slot + scale_offset + 4 * group, scale); },
+                    [&](int group, float scale) { broadcast_scale(slot + scale_offset + 4 * group, scale); },
                     [&](int at, const InPack& pack) {
                         broadcast_pack(slot + normed_offset + at * sizeof(InPack), pack);
                     });

@@ -13,19 +13,20 @@
 #include "common/quantise.cuh"
 
 struct Arrangement {
-    int rows, groups;  // rows and groups of the scales of all ranks
-    int itemsize;      // 4 or 1
-    int tiles;         // 1: tiles, 0: columns
-    // The first row among all rows, and the number of rows, of the rank from which this rank receives, by distance.
-    int first[DRVFUSE_MAX_RANKS];
-    int count[DRVFUSE_MAX_RANKS];
+    int rows;      // the number of rows of all ranks
+    int groups;    // the number of scales of a row
+    int itemsize;  // bytes of a scale: 4 or 1
+    int tiles;     // 1: the scales are in tiles, 0: by column
+    // By distance, for the rank from which this rank receives:
+    int first[DRVFUSE_MAX_RANKS];  // the index of its first row among all rows
+    int count[DRVFUSE_MAX_RANKS];  // the number of its rows
 };
 
-// Four words of a rank's scales: where each belongs among the scales of all rows, and how many of its bytes are scales.
+// The places of four words of a rank's scales among the scales of all rows.
 struct Places {
-    i64 at[4];
-    int bytes[4];
-    u32 mask;  // in tiles: the bytes of a word whose groups exist
+    i64 at[4];     // the offset of each word in the result, in bytes
+    int bytes[4];  // the number of bytes of each word that are stored, 0 or less for none
+    u32 mask;      // the bits of a word that are stored; the others become 0 (groups that do not exist, in tiles)
 };
 
 __device__ __forceinline__ int padded4(int rows) { return (rows + 3) / 4 * 4; }

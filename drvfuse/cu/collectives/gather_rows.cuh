@@ -3,7 +3,7 @@
 //
 // `row(owner)` is the row of the tensor that an owner has, or negative if it has none. `from(owner)` is the address of that
 // row's bytes, a multiple of 16. The copies begin with the owner `First` ranks behind this rank, so that not all ranks read
-// from one. `tensor` is passed by reference so that it is loaded where it is used, not ahead of the loop.
+// from one. `tensor` is passed by reference, so that the compiler loads it inside the loop and no register keeps it.
 #pragma once
 #include "collectives/norm_rows.cuh"
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-gather, broadcast and all-to-all behind barriers: bytes of each rank to others, in one kernel per rank.
 //
-// Layout. moves.cuh. Pack j of what a pair of ranks moves belongs to thread j mod (blocks * threads) of the grid, on both.
+// Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of the
+// grid, on both ranks.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, that of the rank that is read from (pull) or written to
-//   (put). A call is staged if peers cannot access its inputs (pull) or outputs (put), if they would access bytes off
-//   16-byte addresses across the link, if scales are arranged (put), as only their receiver can arrange them, or if it is
-//   in place and a peer would overwrite bytes that are still to be read.
+//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: with pull that of the rank that sends them, with put that
+//   of the rank that receives them. A call of several ranks is staged if peers cannot access its inputs (pull) or outputs
+//   (put), if they would access bytes off 16-byte addresses across the link, or if it is in place and a peer would overwrite
+//   bytes that are still to be read. A put of arranged scales is always staged, as only their receiver can arrange them.
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
 // Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is
 // one slot, otherwise one for each pair of ranks, by distance.
@@ -34,6 +35,7 @@ constexpr bool PUT = DRVFUSE_PUT;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
 constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
+constexpr int RUNS = STAGED ? 1 : 4;             // packs in flight per thread if packs are not aligned
 static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
 
 #if !DRVFUSE_STAGED
@@ -66,11 +68,11 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
                            distance > 0 ? teams.moving.count : teams.staying.count};
         const i64 count = distance > 0 ? p.most : own;
         if constexpr (PUT) {
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 team, count, trace, [&](i64 j) { return source_of(p, distance, j); },
                 [&](i64 j) { return far_target_of(p, distance, j); });
         } else {
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 team, count, trace, [&](i64 j) { return far_source_of(p, distance, j); },
                 [&](i64 j) { return target_of(p, distance, j); });
         }
@@ -84,7 +86,7 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 // The place of pack j of a chunk in the payload of `workspace`, for the bytes that a rank sends to its peer at `distance`.
 __device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
     const i64 slot = ONE_COPY ? 0 : distance - 1;
-    return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, 16};
+    return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, (p.chunk_packs - j) * 16};
 }
 
 __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
@@ -92,14 +94,14 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
     i64 half = 0;
     Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
-    copy_own<PACKS>(p, whole_grid(), trace);
+    copy_own<PACKS, RUNS>(p, whole_grid(), trace);
 #pragma unroll 1
     for (i64 begin = 0; begin < p.most || begin == 0; begin += p.chunk_packs) {
         const i64 left = p.most - begin, count = left < p.chunk_packs ? left : p.chunk_packs;
 #pragma unroll 1
         for (int distance = 1; distance < (ONE_COPY && RANKS > 1 ? 2 : RANKS); ++distance) {
             char* const to = PUT ? p.call.workspaces[(p.call.rank + distance) % RANKS] : own;
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 whole_grid(), count, trace, [&](i64 j) { return source_of(p, distance, begin + j); },
                 [&](i64 j) { return staged(p, to, half, distance, j); });
         }
@@ -107,11 +109,11 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 #pragma unroll 1
         for (int distance = 1; distance < RANKS; ++distance) {
             char* const from = PUT ? own : p.call.workspaces[(p.call.rank + RANKS - distance) % RANKS];
-            copy_packs<PACKS>(
+            copy_packs<PACKS, RUNS>(
                 whole_grid(), count, trace,
                 [&](i64 j) {
                     Spot at = staged(p, from, half, distance, j);
-                    if (target_of(p, distance, begin + j).left <= 0) at.left = 0;
+                    if (target_of(p, distance, begin + j).remaining <= 0) at.remaining = 0;
                     return at;
                 },
                 [&](i64 j) { return target_of(p, distance, begin + j); });

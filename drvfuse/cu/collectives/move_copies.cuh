@@ -1,22 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of packs by the threads of a grid or of some of its blocks, and the bytes that stay on their rank.
+// Copies of packs by all threads of a grid or by the threads of some of its blocks. Copies of the bytes that stay on a rank.
 #pragma once
 #include "collectives/moves.cuh"
 #include "collectives/place.cuh"
 
-// A team of `count` threads; pack j belongs to its thread j mod `count`. `number` is this thread's, or -1 if it is in
-// another team.
+// Threads that share copies: pack j belongs to thread j mod `count` of the team.
 struct Team {
-    i64 number, count;
+    i64 number;  // the number of this thread in the team, or -1 if it belongs to another team
+    i64 count;   // the number of threads of the team
 };
 
 __device__ __forceinline__ Team whole_grid() {
     return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
 }
 
-// Copies the team's packs of [0, count) from from(j) to to(j), unless from(j) has no bytes or is to(j). If all packs of the
-// warp are whole and aligned, B packs per thread are in flight at once. Called by whole warps.
-template <int B, typename From, typename To>
+// Copies up to RUNS packs per lane, which are `stride` packs apart: the first from `source` to `target`, and no pack beyond
+// the next `count` packs. It stops before the first pack for which the packs of the warp are not one run in both arrays.
+// All loads are issued before the first store. Returns the number of packs per lane that were copied. Called by whole warps.
+template <int RUNS>
+__device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target, i64 count, i64 stride) {
+    if (!all_in_a_run(source) || !all_in_a_run(target) || source.address == target.address) return 0;
+    i64 bytes = min(min(source.remaining, target.remaining), count * 16);
+    bytes = __shfl_sync(0xffffffffu, bytes, 31);  // of the last lane: it has the packs that are nearest to the end
+    Loaded loaded[RUNS];
+    int copied = 0;
+#pragma unroll
+    for (int b = 0; b < RUNS; ++b) {
+        if (bytes < 16 + b * stride * 16) break;
+        load_run(loaded[b], run_of_all(source.address + b * stride * 16));
+        ++copied;
+    }
+#pragma unroll
+    for (int b = 0; b < RUNS; ++b) {
+        if (b >= copied) break;
+        u32 word[4];
+        packs_of_run(word, loaded[b], run_of_all(source.address + b * stride * 16));
+        store_run(run_of_all(target.address + b * stride * 16), word);
+    }
+    return copied;
+}
+
+// Copies the team's packs j of [0, count) from from(j) to to(j). Packs without bytes, and those that are in their place, are
+// left out. B packs per thread are in flight if all of them are whole and aligned, otherwise RUNS packs. Called by whole
+// warps.
+template <int B, int RUNS, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;
     const i64 stride = team.count, lane = threadIdx.x % 32;
@@ -28,17 +55,25 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
         for (int b = 0; b < B; ++b) {
             const Spot source = from(j + b * stride);
             const auto target = to(j + b * stride);
-            exists[b] = j + b * stride < count && source.left > 0 && source.at != target.at;
+            exists[b] = j + b * stride < count && source.remaining > 0 && source.address != target.address;
             whole &= !exists[b] || (is_whole(source) && is_whole(target));
         }
         if (!__all_sync(0xffffffffu, whole)) {
+            const i64 end = j + B * stride;
 #pragma unroll 1
-            for (i64 k = j; k - lane < count && k < j + B * stride; k += stride) {
+            for (i64 k = j; k - lane < count && k < end;) {
                 Spot source = from(k);
                 auto target = to(k);
-                if (k >= count || source.left <= 0 || source.at == target.at) source.left = target.left = 0;
+                if constexpr (RUNS > 1) {
+                    const int copied = copy_runs<RUNS>(source, target, min(count, end) - k, stride);
+                    k += copied * stride;
+                    if (copied > 0) continue;
+                }
+                if (k >= count || source.remaining <= 0 || source.address == target.address)
+                    source.remaining = target.remaining = 0;
                 load_bytes(words[0], source);
                 store_bytes(target, words[0]);
+                k += stride;
             }
             trace.lap(TraceRole::load);
             trace.lap(TraceRole::store);
@@ -46,13 +81,13 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
         }
 #pragma unroll
         for (int b = 0; b < B; ++b) {
-            if (exists[b]) ptx::load_v4(words[b], from(j + b * stride).at);
+            if (exists[b]) ptx::load_v4(words[b], from(j + b * stride).address);
         }
         trace.need(words);
         trace.lap(TraceRole::load);
 #pragma unroll
         for (int b = 0; b < B; ++b) {
-            if (exists[b]) ptx::store_v4(to(j + b * stride).at, words[b]);
+            if (exists[b]) ptx::store_v4(to(j + b * stride).address, words[b]);
         }
         trace.lap(TraceRole::store);
     }
@@ -73,9 +108,9 @@ __device__ __forceinline__ void clear_padding(const MoveParams& p) {
 }
 
 // Copies the packs that stay on this rank, from pack `first` on.
-template <int B>
+template <int B, int RUNS>
 __device__ __forceinline__ void copy_own(const MoveParams& p, const Team& team, Trace& trace, i64 first = 0) {
-    copy_packs<B>(
+    copy_packs<B, RUNS>(
         team, own_packs(p) - first, trace, [&](i64 j) { return source_of(p, 0, first + j); },
         [&](i64 j) { return target_of(p, 0, first + j); });
 }

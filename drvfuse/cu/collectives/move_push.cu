@@ -19,29 +19,23 @@
 #include "collectives/move_slots.cuh"
 
 constexpr bool SAME = DRVFUSE_SAME;
-constexpr int SOURCES = SAME ? 1 : PEERS;
+constexpr int SOURCES = SAME ? 1 : PEERS + 1;
 
-// A thread's packs of a unit: one for each peer, or one for all, and the pack that stays. A pack that does not exist is not
-// sent.
+// A thread's packs of a unit: one for all ranks, or one for each peer and then the pack that stays. A pack that does not
+// exist is not sent.
 struct Packs {
     u32 word[SOURCES][4];
-    u32 own[1][4];
     bool exists[SOURCES];
-    i64 own_left;
+    int own_bytes;  // bytes of the pack that stays; 0 if there is none, or if it is in its place already
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
+    const auto source = [&](int k) { return source_of(p, (k + 1) % RANKS, index); };
 #pragma unroll
-    for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source_of(p, k + 1, index).left > 0;
-    load_packs(packs.word, all_are_whole(p), [&](int k) { return source_of(p, k + 1, index); });
+    for (int k = 0; k < SOURCES; ++k) packs.exists[k] = source(k).remaining > 0;
+    load_packs(packs.word, all_are_whole(p), source);
     const Spot own = source_of(p, 0, index);
-    packs.own_left = own.at == target_of(p, 0, index).at ? 0 : own.left;
-    if (SAME && RANKS > 1) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) packs.own[0][i] = packs.word[0][i];
-    } else {
-        load_packs(packs.own, all_are_whole(p), [&](int) { return own; });
-    }
+    packs.own_bytes = own.address == target_of(p, 0, index).address ? 0 : bytes_of(own);
 }
 
 __device__ __forceinline__ void send_unit(const Packs& packs, const Pushing& push, const Slots& slots) {
@@ -58,12 +52,25 @@ __device__ __forceinline__ void send_unit(const Packs& packs, const Pushing& pus
     }
 }
 
+// Stores this thread's pack of the bytes that stay on this rank.
+__device__ __forceinline__ void store_own(const Packs& packs, const MovePushParams& p, i64 index) {
+    u32 own[1][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own[0][i] = packs.word[SOURCES - 1][i];
+    const auto target = [&](int) {
+        auto spot = target_of(p, 0, index);
+        spot.remaining = packs.own_bytes;
+        return spot;
+    };
+    store_packs(all_are_whole(p), target, own);
+}
+
 __device__ __forceinline__ void receive_unit(const MovePushParams& p, Pushing& push, Trace& trace, i64 index,
                                              const Slots& slots) {
     u32 words[PEERS][4], keys[PEERS][1];
     bool wanted[PEERS];
 #pragma unroll
-    for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).left > 0;
+    for (int k = 0; k < PEERS; ++k) wanted[k] = target_of(p, k + 1, index).remaining > 0;
     push.receive(words, wanted, slots.offset, slots.stride, keys, slots.key_offset, slots.key_stride);
     trace.need(keys);
     trace.lap(TraceRole::receive);
@@ -84,12 +91,12 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     begin(p.call);
     const i64 first_index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const Spot first_source = source_of(p, RANKS > 1, first_index);
-    if (first_source.left > 0) ptx::prefetch_l2(first_source.at);  // warms the address translation
+    if (first_source.remaining > 0) ptx::prefetch_l2(first_source.address);  // warms the address translation
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    if (RANKS > 1 && first_index < p.chunk_packs)  // before start(), as everything behind it waits for the state
-        load_unit(packs, p, first_index);
+    // before start(): later instructions wait for the state that it loads
+    if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
     clear_padding(p);  // while the packs are loaded
     push.start();
     bool first = true;
@@ -105,19 +112,12 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
             send_unit(packs, push, slots);
             trace.lap(TraceRole::push);
             push.join();
-            store_packs(
-                all_are_whole(p),
-                [&](int) {
-                    auto own = target_of(p, 0, index);
-                    own.left = packs.own_left;
-                    return own;
-                },
-                packs.own);
+            store_own(packs, p, index);
             first = false;
             receive_unit(p, push, trace, index, slots);
         }
     }
     push.join();
-    copy_own<2>(p, whole_grid(), trace, RANKS > 1 ? p.push.rounds * p.chunk_packs : 0);
+    copy_own<2, RANKS == 1 ? 2 : 1>(p, whole_grid(), trace, RANKS > 1 ? p.push.rounds * p.chunk_packs : 0);
     end(p.call, trace);
 }

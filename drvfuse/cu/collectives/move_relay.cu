@@ -44,7 +44,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     bool exists = false;
     if (root) {
         const Spot from = source_of(p, 1, unit.index);
-        exists = from.left > 0;
+        exists = from.remaining > 0;
         load_packs(own, all_are_whole(p), [&](int) { return from; });
     }
 #pragma unroll
@@ -61,7 +61,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     u32 words[PEERS][4], keys[PEERS][1];
     bool wanted[PEERS];
 #pragma unroll
-    for (int k = 0; k < PEERS; ++k) wanted[k] = !root && to.left > 0 && k + 1 == source;
+    for (int k = 0; k < PEERS; ++k) wanted[k] = !root && to.remaining > 0 && k + 1 == source;
     push.receive(words, wanted, unit.slots.offset, unit.slots.stride, keys, unit.slots.key_offset,
                  unit.slots.key_stride, root || relays ? PUSH : GATHER);
     trace.need(keys);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     if (relays) {
 #pragma unroll
         for (int distance = 1; distance < RANKS; ++distance) {
-            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.left > 0, own[0]);
+            if (distance != RANKS - behind_root) send_to(push, unit.slots, distance, to.remaining > 0, own[0]);
         }
     }
     if (!root) store_packs(all_are_whole(p), [&](int) { return to; }, own);
@@ -99,6 +99,6 @@ extern "C" __global__ void __launch_bounds__(256)
             move_unit(p, push, trace, unit_at(p, round, unit), behind_root);
     }
     push.join();
-    copy_own<2>(p, whole_grid(), trace);
+    copy_own<2, 1>(p, whole_grid(), trace);
     end(p.call, trace);
 }

@@ -37,6 +37,7 @@ struct MoveParams {
 
 __device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
 
+// The place of pack `index` of an array of rows, followed by an array of scales.
 __device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i64 scale_bytes, i64 index) {
     const i64 behind = index - packs_of(row_bytes);
     if (behind < 0) return {rows + index * 16, row_bytes - index * 16};
@@ -58,8 +59,8 @@ struct ArrangedSpot : Spot {
     __device__ __forceinline__ ArrangedSpot(const MoveParams& params, int from, i64 index)
         : p(params), distance(from), pack(index - packs_of(params.rows.received[from].nbytes)) {
         const Move &rows = p.rows.received[from], &scales = p.scales.received[from];
-        at = pack < 0 ? p.rows.output + rows.target + index * 16 : nullptr;
-        left = pack < 0 ? rows.nbytes - index * 16 : scales.nbytes - pack * 16;
+        address = pack < 0 ? p.rows.output + rows.target + index * 16 : nullptr;
+        remaining = pack < 0 ? rows.nbytes - index * 16 : scales.nbytes - pack * 16;
     }
 };
 
@@ -69,8 +70,8 @@ __device__ __forceinline__ bool is_whole(const ArrangedSpot& spot) {
 
 __device__ __forceinline__ void store_bytes(const ArrangedSpot& to, const u32 (&word)[4]) {
     const bool scales = to.pack >= 0;
-    if (scales && to.left > 0) store_scales(to.p.scales.output, to.p.arrangement, to.distance, u32(to.pack), word);
-    store_bytes(Spot{to.at, scales ? 0 : to.left}, word);
+    if (scales && to.remaining > 0) store_scales(to.p.scales.output, to.p.arrangement, to.distance, u32(to.pack), word);
+    store_bytes(Spot{to.address, scales ? 0 : to.remaining}, word);
 }
 
 // Where this rank stores a pack that it receives.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels in front of an exchange of partial sums and behind it share (docs/nodes.md): where the sums of the nodes
-// lie. progress.cuh describes what these kernels report to the host.
+// Where the partial sums of the nodes lie, for the kernels before and after an exchange of these sums (docs/nodes.md).
+// progress.cuh describes what these kernels report to the host.
 //
 // Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds the partial
 // sums of the part that the rank owns, node by node, `stride` bytes apart. `node_sums` writes the sums of its own node, and
@@ -19,7 +19,7 @@ struct NodeCall {
 
 using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
-constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
+constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight per thread; others have their sums in registers
 
 // total = +0.0f + node 0 + node 1 + ... load(pack, address) loads the pack of one node; the pack of node 0 is at `from`.
 template <typename Load>

@@ -5,7 +5,7 @@
 //                           float. The tree of a row's sums is defined on the input's packs in either case.
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
 //   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm). With DRVFUSE_BETA beta is added after it.
-//   DRVFUSE_NORMED          the normed rows are stored in the input's type too, beside the quantised ones.
+//   DRVFUSE_NORMED          the normed rows are stored too, in the input's type.
 //   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and quantised by
 //                           itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
 //   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
@@ -44,7 +44,7 @@ struct FusedParams {
     void* output;
     void* scales;
     int rows;
-    int chunk_rows;  // as the kernels' files say, with a payload below 4 GiB; unused by one_stage direct
+    int chunk_rows;  // rows of a chunk or round, as each kernel's header says; unused by one_stage direct
     int columns;
     float epsilon;
     float weight_offset;
@@ -53,7 +53,7 @@ struct FusedParams {
     const void* beta;
     void* normed_output;
     int all_rows;   // rows of the tensor
-    int first_row;  // first row of this launch; for layouts of scales in which rows do not follow one another
+    int first_row;  // the tensor's row with which this launch begins; used for scales by column or in tiles
 #endif
 };
 

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) place_scales(const __grid_cons
         const Spot from = {p.source + j * 16, p.nbytes - j * 16};
         u32 word[4];
         load_bytes(word, from);
-        if (from.left > 0) store_scales(p.scales, p.arrangement, p.distance, u32(p.begin + j), word);
+        if (from.remaining > 0) store_scales(p.scales, p.arrangement, p.distance, u32(p.begin + j), word);
     }
     launch_dependents();
 }

@@ -2,12 +2,12 @@
 // How the host learns that an exchange between nodes takes too long.
 //
 // An exchange may wait without end, and no kernel of drvfuse runs meanwhile. So each rank has words in pinned host memory,
-// which kernels in front of each exchange and behind it write, in replays of a graph too. While the first word of a pair is
+// which the kernels before and after each exchange write, in replays of a graph too. While the first word of a pair is
 // ahead of the second, the rank is in an exchange.
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
 //                      `begun`, and the kernel behind the exchange stores the same epoch, which it reads, to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
-//                      `sending` in front of the exchange, and one to `received` behind it.
+//                      `sending` before the exchange, and one to `received` after it.
 // One rank writes a word, in the order of its stream.
 #pragma once
 #include "common/prelude.cuh"

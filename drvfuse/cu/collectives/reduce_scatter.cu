@@ -15,14 +15,14 @@
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
-// Memory ordering. As for one_stage in allreduce.cu. A thread sums packs of its rank's part here, and packs of the whole
-// tensor there; so other threads read the same memory, but between the same barriers.
+// Memory ordering. As for one_stage in allreduce.cu, but a thread sums packs of its rank's part instead of packs of the
+// whole tensor. So other threads read the same memory as there, but between the same barriers.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
 //   input before they arrive at the end barrier, and this rank waits for them there; so its input is free when its kernel
 //   completes. Staged: no other rank reads the input.
-//   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier of equal
-//   blocks is between. A half is written again two chunks later, after the barrier of the chunk between, at which the
-//   peers' blocks arrive after reading that half.
+//   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier between
+//   blocks of equal index separates the two accesses. A half is written again two chunks later, after the barrier of the
+//   chunk between, at which the peers' blocks arrive after reading that half.
 //   In place (the output is this rank's part of its input): no other rank reads that part, and the last thread that reads
 //   an element of it is the thread that writes it.
 //

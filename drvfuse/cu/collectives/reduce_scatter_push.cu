@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     const Part own_part(p, p.call.rank);
     const Place first = place(p, 0, blockIdx.x);
     InPack own = {}, packs[RANKS];
-    load_peers(packs, p, first);  // before start(), as everything behind it waits for the state that it reads
+    load_peers(packs, p, first);  // before start(): later instructions wait for the state that it loads
     if (DEPTH == 0) own = load_of(p, own_part, first);
     push.start();
     // units per round

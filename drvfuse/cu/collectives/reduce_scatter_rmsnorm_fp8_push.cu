@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     const int first = blockIdx.x / CLUSTER;
     exchange.prefetch(first);
     follow_producer(trace);
-    exchange.load(0, first);  // before start(), as everything behind it waits for the state that it reads
+    exchange.load(0, first);  // before start(): later instructions wait for the state that it loads
     clear_padding(p);         // while the rows are loaded
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round

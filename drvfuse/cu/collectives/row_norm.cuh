@@ -9,6 +9,10 @@
 // weights that no kernel writes, otherwise once for each row. two_stage has many rows, and needs the registers.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 
+struct NoMeeting {
+    __device__ __forceinline__ void operator()(bool, const OutPack&, float) const {}
+};
+
 class RowNorm : public RowPacks {
 public:
     __device__ __forceinline__ RowNorm(const FusedParams& p, Scratch& scratch, Trace& trace)
@@ -27,13 +31,14 @@ public:
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
     // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack) with
-    // the normed row. One thread calls store_scale(group, scale, marks) for each scale; with MARKS bit l of `marks` is set if the pack
-    // in lane l of the group has the bits of ABSENT. Called by all threads.
-    template <bool MARKS = false, typename Store, typename StoreScale, typename StoreNormed>
+    // the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp calls these
+    // functions for its packs, all its lanes call meet(exists, pack, scale); a lane's pack may not exist. Called by all
+    // threads.
+    template <typename Store, typename StoreScale, typename StoreNormed, typename Meet = NoMeeting>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
-                                              const StoreNormed& store_normed) {
+                                              const StoreNormed& store_normed, const Meet& meet = {}) {
         refresh();
-        if constexpr (HEAD != 0) return normalise_heads<MARKS>(x, store, store_scale, store_normed);
+        if constexpr (HEAD != 0) return normalise_heads(x, store, store_scale, store_normed, meet);
         if constexpr (LAYER) subtract_mean(x);
         float squares[PACKS];
         u32 maximum = 0;
@@ -62,7 +67,7 @@ public:
         if constexpr (QUANT == Quant::row) {
             const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
             inverse = scale.inverse;
-            if (thread_ == 0) store_scale(0, scale.scale, 0);
+            if (thread_ == 0) store_scale(0, scale.scale);
         } else if constexpr (QUANT == Quant::fixed) {
             inverse = finite_inverse(p_.scale_ub);
         }
@@ -71,7 +76,7 @@ public:
             if constexpr (GROUPED) {
                 if constexpr (!BETA) multiply(x[i], f);
                 if constexpr (NORMED) hand_normed(x[i], i, store_normed);
-                quantise_group<MARKS>(x[i], i, largest_of(x[i], i), store, store_scale);
+                quantise_group(x[i], i, largest_of(x[i], i), store, store_scale, meet);
             } else if (has(i)) {
                 if constexpr (NORMED) {
                     if constexpr (!BETA) multiply(x[i], f);
@@ -94,7 +99,7 @@ public:
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
-            [&](int group, float scale, u32) { store_scalar(scale_at(p_, 0, row, group), scale); },
+            [&](int group, float scale) { store_scalar(scale_at(p_, 0, row, group), scale); },
             [&](int at, const InPack& pack) { store_of_row(normed_output_of(p_), row, at, p_, pack); });
     }
 
@@ -110,9 +115,10 @@ private:
     }
 
     // normalise() for heads: shuffles add up a head's sums. Called by whole warps.
-    template <bool MARKS, typename Store, typename StoreScale, typename StoreNormed>
+    template <typename Store, typename StoreScale, typename StoreNormed, typename Meet>
     __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
-                                                    const StoreScale& store_scale, const StoreNormed& store_normed) {
+                                                    const StoreScale& store_scale, const StoreNormed& store_normed,
+                                                    const Meet& meet) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             float g[W], b[W];
@@ -144,7 +150,7 @@ private:
             if constexpr (NORMED) hand_normed(x[i], i, store_normed);
             if constexpr (GROUPED) {
                 if constexpr (QUANT == Quant::group || BETA) largest = largest_of(x[i], i);
-                quantise_group<MARKS>(x[i], i, largest, store, store_scale);
+                quantise_group(x[i], i, largest, store, store_scale, meet);
             } else if (has(i)) {
                 if constexpr (QUANTISE) multiply(x[i], finite_inverse(p_.scale_ub));
                 OutPack pack;
@@ -214,19 +220,17 @@ private:
     }
 
     // Quantises and stores pack i, whose group has the maximum `largest`. Called by whole warps.
-    template <bool MARKS, typename Store, typename StoreScale>
+    template <typename Store, typename StoreScale, typename Meet>
     __device__ __forceinline__ void quantise_group(float (&y)[W], int i, float largest, const Store& store,
-                                                   const StoreScale& store_scale) const {
+                                                   const StoreScale& store_scale, const Meet& meet) const {
         const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
         multiply(y, scale.inverse);
         OutPack pack;
         from_float(pack, y);
-        u32 marks = 0;
-        if constexpr (MARKS)
-            marks = __ballot_sync(0xffffffffu, pack.word[0] == ~0u) >> (threadIdx.x % 32) & (~0u >> (32 - LANES));
+        meet(has(i), pack, scale.scale);
         if (!has(i)) return;
         store(index(i), pack);
-        if (index(i) % LANES == 0) store_scale(index(i) / LANES, scale.scale, marks);
+        if (index(i) % LANES == 0) store_scale(index(i) / LANES, scale.scale);
     }
 
     __device__ __forceinline__ void gamma(float (&g)[W], int i) const { vector(g, gamma_, p_.gamma, i); }

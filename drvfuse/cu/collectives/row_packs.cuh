@@ -18,7 +18,8 @@ using Scratch = ClusterScratch<CLUSTER>;
 using Scratch = RowScratch;
 #endif
 
-// With the cluster declared, the compiler need not test at each cluster instruction for a launch without clusters.
+// Declares the size of the cluster. Otherwise every cluster instruction is compiled with a test for launches without
+// clusters.
 #if DRVFUSE_CLUSTER > 1
 #define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else

@@ -1,34 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a row of push_two_shot and its results lie in the slots of a round, and how its scales travel. The layout is at the
-// top of allreduce_rmsnorm_fp8_push.cu.
+// Where a row of push_two_shot and its results lie in the slots of a round. The layout is at the top of
+// allreduce_rmsnorm_fp8_push.cu.
 #pragma once
-#include "collectives/norm_form.cuh"
-#include "sync/push.cuh"
+#include "collectives/scale_words.cuh"
 
 using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
-constexpr bool MARKS = FP4 && W == 8 && !RESIDUAL;
-static_assert(!MARKS || LANES <= 20, "a bit of a scale for each pack");
-
-__device__ __forceinline__ u32 scale_word(float scale, u32 marks) {
-    if (!MARKS) return __float_as_uint(scale);
-    return (scale != scale ? 0x7fc00000u : __float_as_uint(scale)) | marks;
-}
-
-// Bit l: pack l of the group has the bits of ABSENT, and was replaced by 0.
-__device__ __forceinline__ u32 marks_of(u32 scale_word) { return MARKS ? scale_word & (~0u >> (32 - LANES)) : 0; }
 
 // A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {
-    int distance;
-    u32 offset;  // offset of the row among the rows of its owner, at distance 1
-    u32 stride;  // bytes from one distance to the next, for input rows and normed rows
-    u32 normed;
-    u32 result, result_stride;
-    u32 scale, scale_stride;
+    int distance;       // the distance of the row's owner from this rank
+    u32 offset;         // offset of the input row in the slots, at distance 1
+    u32 stride;         // bytes from one distance to the next, for input rows and normed rows
+    u32 normed;         // offset of the normed row, at distance 1
+    u32 result;         // offset of the codes or of residual_out, at distance 1
+    u32 result_stride;  // bytes from one distance to the next, for these
+    u32 scale;          // offset of the words of scales, at distance 1
+    u32 scale_stride;   // bytes from one distance to the next, for these words
 
-    // The distances from what the owner sends at distance 1 to what it sends this rank, RANKS - distance ranks ahead.
+    // The number of strides from offsets at distance 1 to those at which this rank receives from the owner, as this rank is
+    // RANKS - distance ranks ahead of the owner.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 
@@ -45,6 +37,6 @@ __device__ __forceinline__ Place place(const FusedParams& p, const Pushing& push
             normed + index * input_stride(p),
             results + index * row_bytes,
             owned * row_bytes,
-            scales + index * groups_of_row(p) * 4,
-            owned * groups_of_row(p) * 4};
+            scales + index * scale_words(p) * 4,
+            owned * scale_words(p) * 4};
 }

@@ -74,5 +74,6 @@ private:
     __device__ __forceinline__ bool whole(i64 at) const { return at >= begin_ && at + W <= end_; }
 
     i64 begin_, end_;  // the elements of the part
-    i64 first_, packs_;
+    i64 first_;        // the index in the tensor of the part's first pack
+    i64 packs_;        // the number of packs with elements of the part
 };

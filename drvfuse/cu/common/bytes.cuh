@@ -1,55 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
-// A warp loads or stores one pack per lane. There are three ways:
-//   - A pack that is whole and at a multiple of 16 bytes takes one access of 16 bytes.
-//   - Whole packs at other addresses, where those of the 32 lanes lie one behind the other, are a row of 512 bytes. Each lane
-//     but the first accesses 16 aligned bytes, and the lanes exchange the parts that belong to their neighbours by shuffles.
-//     The first lane accesses the two ends of the row, 16 bytes together, one byte at a time.
-//   - Every other pack is accessed by its lane alone, by words of 4 bytes if it is aligned to that, else byte by byte. These
-//     are the packs of the last warp of an array, and of a warp whose packs belong to two arrays.
-// No warp touches a byte that does not belong to its packs.
+// A warp loads or stores one pack per lane. A whole pack at a multiple of 16 bytes takes one access of 16 bytes. All other
+// packs are accessed in runs. A run is a sequence of packs that are consecutive in memory and belong to consecutive lanes.
+// Memory is divided into slices of 16 bytes at multiples of 16. A run of n packs lies in up to n + 1 slices:
+//   - Each lane accesses one slice by one instruction, if all bytes of the slice belong to the run. Only the first and the
+//     last slice may have other bytes.
+//   - The bytes of the run in such a first or last slice are accessed one by one, by one more instruction of the warp: the
+//     low 16 lanes access bytes of the first slice, the other lanes bytes of the last slice.
+//   - Shuffles and shifts move the bytes between slices and packs.
+// Both instructions are issued before any lane waits for one of them. A run of 32 packs that begins in the middle of a slice
+// takes 31 accesses of 16 bytes and 16 accesses of one byte.
+// No warp accesses a byte that does not belong to its packs: another thread may write that byte at the same time.
 #pragma once
 #include "common/pack16.cuh"
 
-// The address of a pack, and the number of bytes from there to the end of its array: 0 or less if there is no pack.
+// Where a pack lies.
 struct Spot {
-    char* at;
-    i64 left;
+    char* address;
+    i64 remaining;  // bytes from the address to the end of the array; 0 or less if there is no pack
 };
 
 __device__ __forceinline__ u32 misalignment(const char* at) { return u32(reinterpret_cast<u64>(at)) % 16; }
 
-// Whether one access reads or writes the pack.
-__device__ __forceinline__ bool is_whole(const Spot& spot) { return spot.left >= 16 && misalignment(spot.at) == 0; }
+// The number of bytes of the pack, 0 to 16.
+__device__ __forceinline__ int bytes_of(const Spot& spot) { return int(max(i64(0), min(i64(16), spot.remaining))); }
 
-// Whether the packs of the 32 lanes are a row.
-__device__ __forceinline__ bool in_a_row(const Spot& spot) {
-    const u64 at = reinterpret_cast<u64>(spot.at), first = __shfl_sync(0xffffffffu, at, 0);
-    return __all_sync(0xffffffffu, spot.left >= 16 && at == first + threadIdx.x % 32 * 16);
+// Whether one access reads or writes the pack.
+__device__ __forceinline__ bool is_whole(const Spot& spot) {
+    return spot.remaining >= 16 && misalignment(spot.address) == 0;
 }
 
-// What a lane accesses: of a pack by itself its `bytes`, of a row 16 bytes. They are accessed at once (`whole`), by words
-// (`words`) or byte by byte. Of the ends of a row the first `behind` bytes are those behind the last aligned access.
-struct Access {
-    char* at;
-    i64 bytes;
-    u32 behind;
-    bool whole, words;
+// The number of this lane. The compiler does not know that each call returns the same number. Otherwise it would compute
+// all values that depend on the lane alone at the start of the kernel, and keep them in registers that the kernels need.
+__device__ __forceinline__ u32 fresh_lane() {
+    u32 lane = threadIdx.x % 32;
+    ptx::forget(lane);
+    return lane;
+}
 
-    __device__ __forceinline__ Access(const Spot& spot, bool row) {
-        const u32 off = misalignment(spot.at);
-        at = row ? spot.at - off : spot.at;
-        whole = is_whole(spot) || (row && threadIdx.x % 32 != 0);
-        behind = row ? off : 0;
-        bytes = spot.left;
-        words = bytes >= 16 && off % 4 == 0;
+// A run of packs, and this lane's share of it.
+struct Run {
+    char* start;  // the address of the first slice
+    u32 lane;     // the number of this lane
+    u32 first;    // the number of the lane that has the first pack and the first slice
+    u32 skipped;  // the number of bytes of the first slice before the run, 0 to 15
+    u32 bytes;    // the number of bytes of the run, 1 to 512
+
+    // The index of this lane's slice in the run. For lanes before the first it is larger than all indices of slices.
+    __device__ __forceinline__ u32 index() const { return lane - first; }
+    __device__ __forceinline__ char* slice() const { return start + index() * 16; }
+    // The index of the slice in which the run ends. If the run ends at the end of a slice, it is the index of the next one.
+    __device__ __forceinline__ u32 last() const { return (skipped + bytes) / 16; }
+    // The lane that has the slice in which the run ends. With 33 slices it is the lane that also has the first slice.
+    __device__ __forceinline__ u32 last_lane() const { return (first + last()) % 32; }
+    // Whether this lane has a pack of the run.
+    __device__ __forceinline__ bool has_pack() const { return index() < (bytes + 15) / 16; }
+    // Whether this lane has a slice with bytes of the run alone.
+    __device__ __forceinline__ bool has_slice() const { return index() < last() && (index() != 0 || skipped == 0); }
+    // Whether some bytes of the run are accessed one by one.
+    __device__ __forceinline__ bool has_bytes() const { return skipped != 0 || bytes % 16 != 0; }
+    // The address of the single byte of this lane, and whether the lane accesses it.
+    __device__ __forceinline__ char* byte() const { return start + (lane < 16 ? lane : last() * 16 + lane - 16); }
+    __device__ __forceinline__ bool has_byte() const {
+        if (lane >= 16) return last() != 0 && lane - 16 < (skipped + bytes) % 16;
+        return lane >= skipped && lane < skipped + bytes && (skipped != 0 || last() == 0);
     }
-
-    __device__ __forceinline__ char* byte(u32 i) const { return at + i + (i < behind ? 512 : 0); }
 };
 
-// The 16 bytes from byte `skip`, 0 to 15, on of the 32 bytes `low`, `high`.
+// Whether the packs of all lanes are one run of 512 bytes.
+__device__ __forceinline__ bool all_in_a_run(const Spot& spot) {
+    const u64 at = reinterpret_cast<u64>(spot.address), first = __shfl_sync(0xffffffffu, at, 0);
+    return __all_sync(0xffffffffu, spot.remaining >= 16 && at == first + threadIdx.x % 32 * 16);
+}
+
+// The run of 512 bytes that consists of the packs of all lanes. The pack of this lane is at `at`.
+__device__ __forceinline__ Run run_of_all(char* at) {
+    const u32 lane = fresh_lane(), skipped = misalignment(at);
+    return {at - skipped - lane * 16, lane, 0, skipped, 512};
+}
+
+// Divides the packs of the warp into runs, and calls f(run) for each run in turn. Called by whole warps.
+template <typename F>
+__device__ __forceinline__ void for_each_run(const Spot& spot, const F& f) {
+    const u32 own = bytes_of(spot);
+    u32 pending = __ballot_sync(0xffffffffu, own != 0);
+#pragma unroll 1
+    while (pending != 0) {
+        const u32 lane = fresh_lane(), first = __ffs(pending) - 1;
+        const u64 at = reinterpret_cast<u64>(spot.address), start = __shfl_sync(0xffffffffu, at, first);
+        const bool behind = own != 0 && at == start + (lane - first) * 16;
+        const u32 packs = __clz(__brev(~(__ballot_sync(0xffffffffu, behind) >> first)));
+        const u32 bytes = 16 * (packs - 1) + __shfl_sync(0xffffffffu, own, first + packs - 1),
+                  skipped = u32(start) % 16;
+        f(Run{reinterpret_cast<char*>(start - skipped), lane, first, skipped, bytes});
+        pending &= ~(~0u >> (32 - packs) << first);
+    }
+}
+
+// Bytes `skip` to `skip` + 15 of the 32 bytes `low`, `high`; `skip` is at most 15.
 __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4], const u32 (&high)[4], u32 skip) {
     u32 all[8];
 #pragma unroll
@@ -62,108 +111,140 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// The words of the lane whose number is greater by `ahead`, modulo 32.
-__device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 ahead) {
+// Loads `word` with the words `own` of lane `lane` modulo 32.
+__device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 lane) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], (threadIdx.x + ahead) % 32);
+    for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], lane);
 }
 
-// Loads the pack of each lane. Called by whole warps. Bytes beyond the end of the array become zero.
-__device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
-    const bool row = in_a_row(from);
-    const Access access(from, row);
-    clear(word);
-    if (access.whole) {
-        ptx::load_v4(word, access.at);
-    } else if (access.words) {
+// The bytes of a run that one lane has loaded.
+struct Loaded {
+    u32 slice[4];  // undefined unless the lane has a slice
+    u32 byte;      // 0 unless the lane has a single byte
+};
+
+// Issues the loads of a run, and does not wait for them. Called by whole warps.
+__device__ __forceinline__ void load_run(Loaded& loaded, const Run& run) {
+    if (run.has_slice()) ptx::load_v4(loaded.slice, run.slice());
+    loaded.byte = 0;
+    if (run.has_byte()) loaded.byte = ptx::load_u8(run.byte());
+}
+
+// Sets `word` to the lane's pack of a loaded run, if the lane has one; bytes behind the end of the run are undefined. Called
+// by whole warps.
+__device__ __forceinline__ void packs_of_run(u32 (&word)[4], const Loaded& loaded, const Run& run) {
+    u32 slice[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) word[i] = ptx::load_u32(access.byte(4 * i));
-    } else {
+    for (int i = 0; i < 4; ++i) slice[i] = loaded.slice[i];
+    if (run.has_bytes()) {
+        // Lanes 0, 4, 8 and 12 assemble the words of the first slice, and lanes 16, 20, 24 and 28 those of the last slice.
+        u32 part = loaded.byte << (8 * (run.lane % 4));
+        part |= __shfl_xor_sync(0xffffffffu, part, 1);
+        part |= __shfl_xor_sync(0xffffffffu, part, 2);
+        const u32 other = __shfl_xor_sync(0xffffffffu, part, 16);
+        // With 33 slices one lane has the first and the last. Their bytes are at different places of a slice.
+        if (run.last() == 32) part |= other;
+        const u32 from = run.index() == 0 ? 0 : 16;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            if (i < access.bytes) word[i / 4] |= ptx::load_u8(access.byte(i)) << (8 * (i % 4));
+        for (int i = 0; i < 4; ++i) {
+            const u32 found = __shfl_sync(0xffffffffu, part, from + 4 * i);
+            if (!run.has_slice()) slice[i] = found;
         }
     }
-    if (!row) return;
-    u32 next[4];
-    of_lane(next, word, 1);
-    shift_bytes(word, word, next, access.behind);
+    if (run.skipped != 0) {
+        u32 next[4];
+        of_lane(next, slice, run.lane + 1);
+        shift_bytes(slice, slice, next, run.skipped);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = run.has_pack() ? slice[i] : word[i];
 }
 
-__device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]) {
-    const bool row = in_a_row(to);
-    const Access access(to, row);
-    u32 own[4];
+// Stores the packs of a run. Called by whole warps.
+__device__ __forceinline__ void store_run(const Run& run, const u32 (&word)[4]) {
+    u32 slice[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) own[i] = word[i];
-    if (row && access.behind != 0) {
+    for (int i = 0; i < 4; ++i) slice[i] = word[i];
+    if (run.skipped != 0) {
         u32 before[4];
-        of_lane(before, word, 31);
-        shift_bytes(own, before, word, 16 - access.behind);
+        of_lane(before, word, run.lane + 31);
+        shift_bytes(slice, before, word, 16 - run.skipped);
     }
-    if (access.whole) {
-        ptx::store_v4(access.at, own);
-    } else if (access.words) {
+    if (run.has_slice()) ptx::store_v4(run.slice(), slice);
+    if (!run.has_bytes()) return;
+    const u32 from = run.lane < 16 ? run.first : run.last_lane();
+    u32 part = 0;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) ptx::store_u32(access.byte(4 * i), own[i]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            if (i < access.bytes) ptx::store_u8(access.byte(i), own[i / 4] >> (8 * (i % 4)));
-        }
+    for (int i = 0; i < 4; ++i) {
+        const u32 found = __shfl_sync(0xffffffffu, slice[i], from);
+        if (run.lane % 16 / 4 == i) part = found;
     }
+    if (run.has_byte()) ptx::store_u8(run.byte(), part >> (8 * (run.lane % 4)) & 0xff);
 }
 
-// Whether a lane of the warp has a pack, at one of at(0) to at(K - 1), that is not whole and aligned.
+// Loads the pack of each lane that has one; bytes behind the end of the array are undefined. Called by whole warps.
+__device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
+    for_each_run(from, [&](const Run& run) {
+        Loaded loaded;
+        load_run(loaded, run);
+        packs_of_run(word, loaded, run);
+    });
+}
+
+// Stores the pack of each lane that has one. Called by whole warps.
+__device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]) {
+    for_each_run(to, [&](const Run& run) { store_run(run, word); });
+}
+
+// Whether one of the packs of the warp, K per lane, is not whole or not aligned; pack k lies at at(k).
 template <int K, typename At>
 __device__ __forceinline__ bool some_are_not_whole(const At& at) {
     bool some = false;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
-        some |= spot.left > 0 && !is_whole(spot);
+        some |= spot.remaining > 0 && !is_whole(spot);
     }
     return __any_sync(0xffffffffu, some);
 }
 
-// Loads K packs of each lane; pack k lies at at(k). Called by whole warps. Words of a pack that does not exist are
-// undefined. The loads of all packs that are whole and aligned are in flight at once, before the lanes find out whether there
-// are other packs; the warp loads each of these together. With `all_whole` the kernel has no other packs,
-// and its lanes do not look for any.
+// Loads K packs of each lane; pack k lies at at(k). Words of a pack that does not exist are undefined. First the loads of all
+// packs that are whole and aligned are issued. Then the warp votes on whether it has other packs, and loads these in runs.
+// With `all_whole` the caller knows that there are no other packs, and there is no vote. Called by whole warps.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
-        if (is_whole(spot)) ptx::load_v4(words[k], spot.at);
+        if (is_whole(spot)) ptx::load_v4(words[k], spot.address);
     }
     if (all_whole || !some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
         auto spot = at(k);
-        const bool loaded = is_whole(spot);
-        if (loaded) spot.left = 0;
-        u32 word[4];
+        if (is_whole(spot)) spot.remaining = 0;
+        u32 word[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4 * K; ++i) word[i % 4] = i / 4 == k ? words[i / 4][i % 4] : word[i % 4];
         load_bytes(word, spot);
 #pragma unroll
-        for (int i = 0; i < 4 * K; ++i) {
-            if (i / 4 == k && !loaded) words[i / 4][i % 4] = word[i % 4];
-        }
+        for (int i = 0; i < 4 * K; ++i) words[i / 4][i % 4] = i / 4 == k ? word[i % 4] : words[i / 4][i % 4];
     }
 }
 
+// Stores K packs of each lane, as load_packs() loads them. Called by whole warps.
 template <int K, typename At>
 __device__ __forceinline__ void store_packs(bool all_whole, const At& at, const u32 (&words)[K][4]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const auto spot = at(k);
-        if (is_whole(spot)) ptx::store_v4(spot.at, words[k]);
+        if (is_whole(spot)) ptx::store_v4(spot.address, words[k]);
     }
     if (all_whole || !some_are_not_whole<K>(at)) return;
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
         auto spot = at(k);
-        if (is_whole(spot)) spot.left = 0;
+        if (is_whole(spot)) spot.remaining = 0;
         u32 word[4] = {};
 #pragma unroll
         for (int i = 0; i < 4 * K; ++i) word[i % 4] = i / 4 == k ? words[i / 4][i % 4] : word[i % 4];

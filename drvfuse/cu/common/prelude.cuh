@@ -140,10 +140,16 @@ __device__ __forceinline__ float rounded(float value) {
     return values[0];
 }
 
+// The bits of the value in T; bits above those of T are undefined.
+template <typename T>
+__device__ __forceinline__ u32 bits_of(float value) {
+    float values[4] = {value};
+    return Word<T>::pack(values);
+}
+
 template <typename T>
 __device__ __forceinline__ void store_scalar(T* address, float value) {
-    float values[4] = {value};
-    u32 word = Word<T>::pack(values);
+    const u32 word = bits_of<T>(value);
     if constexpr (sizeof(T) == 4) {
         ptx::store_u32(address, word);
     } else if constexpr (sizeof(T) == 2) {

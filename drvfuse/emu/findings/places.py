@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..translate.code import Site
 
 Index = tuple[int, int, int]
+"""The index of a block or of a thread, (x, y, z)."""
 _HASHED = re.compile(r"^.*/[^/]*[0-9a-f]{32,}[^/]*/")
 
 

@@ -41,6 +41,7 @@ log = logging.getLogger("drvfuse.emu")
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
+"""Which devices reach which: all (None, True), none (False), a matrix, or a function of two ordinals."""
 
 _ARCHES = {
     "sm_80": residency.Limits(2048, 32, 164 << 10, 163 << 10),

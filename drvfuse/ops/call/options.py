@@ -16,12 +16,12 @@ from ...errors import ArgumentError, Unsupported, any_of, require_kind, require_
 class PDLLevel(IntEnum):
     """When a collective lets the next kernel in its stream start (programmatic dependent launch).
 
-    With any level but OFF the collective itself is launched so that it may start before the kernel in front of it has
-    finished. Before its own `griddepcontrol.wait` it reads nothing that the kernel in front may write, the workspace
-    and an epilogue's arrays included. Weights are the one exception, as they are fetched before the wait: gamma and
-    beta of a fused norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of `gemv_partial_norm`. Between
-    a kernel that writes weights and the call there must be a launch without PDL, a wait for an event or a
-    synchronisation. The kernel behind the collective, if it is launched with PDL, may start
+    With any level but OFF the collective itself is launched so that it may start before the previous kernel on its
+    stream has finished. Before its own `griddepcontrol.wait` it reads nothing that the previous kernel may write, the
+    workspace and an epilogue's arrays included. Weights are the one exception, as they are fetched before the wait:
+    gamma and beta of a fused norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of
+    `gemv_partial_norm`. Between a kernel that writes weights and the call there must be a launch without PDL, a wait
+    for an event or a synchronisation. The next kernel on the stream, if it is launched with PDL, may start
 
     - with OFF, ON and OVERLAP_AT_END: once every block of the collective has come to its end (the trigger is the last
       thing that a block does). It sees the results only after its own wait;
@@ -58,7 +58,7 @@ def pdl_level(value: Any) -> PDLLevel:
     if level is PDLLevel.NO_WAIT_OVERLAP_AT_END:
         raise Unsupported(
             "pdl_level NO_WAIT_OVERLAP_AT_END: without the wait the op would read its operands or its workspace "
-            "while the kernel in front still changes them; use OVERLAP_AT_BEGINNING"
+            "while the previous kernel still changes them; use OVERLAP_AT_BEGINNING"
         )
     return level
 

@@ -253,7 +253,7 @@ def _arranged(
 
 
 def _apart(group: Group, part: MovePart) -> list[Operand]:
-    """The sources that do not lie at their place in the targets already."""
+    """The sources that are not already at their places in the targets."""
     return [
         source
         for rank, source, target in zip(group, part.sources, part.targets, strict=True)

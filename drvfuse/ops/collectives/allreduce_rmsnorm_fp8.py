@@ -63,8 +63,8 @@ def allreduce_rmsnorm_fp8(
     `inputs`: a list with one array [..., columns] per local rank, of one shape and dtype (bfloat16, float16 or
     float32), 1 to 16384 columns. `gammas`: one array [columns] per rank, of the inputs' dtype or float32. `residuals`:
     one array per rank, of the inputs' shape, in their dtype or float32. Gammas, betas and residuals must be equal on
-    all ranks, which is not checked. With a `pdl_level` other than OFF gammas and betas may be read before the kernel in
-    front has finished, so that kernel must not write them.
+    all ranks, which is not checked. With a `pdl_level` other than OFF gammas and betas may be read before the previous
+    kernel has finished, so that kernel must not write them.
 
     For each row, in float32 and in this order: x = the sum over ranks 0, 1, ... from +0; with residuals, x + residual
     rounded to the residuals' dtype, which is also stored in `residual_outputs`; f = 1 / sqrt(mean(x^2) + epsilon);

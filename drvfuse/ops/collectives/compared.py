@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a group compare their calls: in the kernels of the call, or in a kernel in front of them."""
+"""How the ranks of a group compare their calls: in the kernels of the call, or in a kernel before them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compared(
     """The schedule and launches of a call, changed so that the ranks compare the call if the group asks for that.
 
     `name` describes everything that must be equal on all ranks, except the grid. A call whose kernels wait for no peer,
-    or that has no kernels, is compared by a kernel in front of it.
+    or that has no kernels, is compared by a kernel that is launched before it.
     """
     calls = group.calls
     if calls is None:

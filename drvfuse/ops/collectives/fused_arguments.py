@@ -132,7 +132,7 @@ def quantisation_of(
         return _per_row(rows.dtype, out_dtype, scales_dtype, scale_ub)
     require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
     if (out_dtype, scales_dtype, scale_ub) != ("float8_e4m3fn", "float32", math.inf):
-        expected = "None beside out_dtype, scales_dtype or scale_ub, which it has itself"
+        expected = "None together with out_dtype, scales_dtype or scale_ub, which it has itself"
         raise ArgumentError("quantisation", "given", expected)
     quantisation.check(rows.normed, rows.dtype)
     found: Quantisation = quantisation

@@ -46,7 +46,7 @@ class Addresses(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedCall:
-    """What is the same on every rank of one fused call. `shape` is that of the inputs.
+    """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
     `rows` and `columns` are as the kernel counts them (`FusedRows`). Where the rows are split among the ranks, `counts`
     are the rows of each rank, and `rows` is the largest of them; otherwise `counts` is empty.
@@ -136,9 +136,11 @@ class FusedCall:
 
     def _padding(self) -> int:
         """The bytes by which a row of results and its scales grow when they are sent in whole packs and words."""
-        sent = self._kernel().work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
+        work = self._kernel().work
+        sent = work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
         own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
-        return sent - own + self.scale_bytes // self.scales_dtype.itemsize * 4 - self.scale_bytes
+        scales = work.sent_scale_bytes(self.columns) - self.scale_bytes if self.scale_bytes else 0
+        return sent - own + scales
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
         """The launches for at least one row, by local rank."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class NormResult(NamedTuple):
     """The results of a fused op: lists with an array per local rank, or bare arrays. `scales` and `residual` are None
-    if the call has none. Arrays that the caller gave are the same objects.
+    if the call has none. Arrays that the caller gave are returned as they are.
     """
 
     output: list[Array]

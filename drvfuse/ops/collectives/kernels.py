@@ -134,6 +134,7 @@ class CollectiveKernel:
             residual_itemsize=self.form.residual.itemsize if self.form.residual else 0,
             normed=self.form.normed,
             group=self.form.group or self.form.head,
+            scales_itemsize=self.scales_dtype.itemsize,
             out_lanes=self.out_dtype.lanes,
         )
 

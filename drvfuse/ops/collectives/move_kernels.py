@@ -94,8 +94,8 @@ class Moved(ctypes.Structure):
     )
 
     def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
-        """Write the moves of rank `ranks[place]` to and from the ranks `ranks`, by distance. The table has all ranks of
-        the group."""
+        """Write the moves between rank `ranks[place]` and each of `ranks`, by distance. The table has the moves of all
+        ranks of the group."""
         own = ranks[place]
         for distance in range(len(ranks)):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])

@@ -189,7 +189,7 @@ class MoveCall:
         """Whether the bytes go directly from inputs to outputs, without staging."""
         if self.in_place_hazard or (algo == "put" and self.work.arrangement is not None):
             return False
-        if algo == "naive":
+        if algo == "naive" or self.work.ranks == 1:
             return True
         far = [operand for part in self.parts for operand in (part.targets if algo == "put" else part.sources)]
         aligned = self.work.aligned(algo) and all(operand.ptr % 16 == 0 for operand in far)

@@ -80,7 +80,7 @@ class AllreducePushParams(AllreduceParams):
 
 
 class FusedPushParams(FusedParams):
-    """`struct FusedPushParams` of cu/collectives/allreduce_rmsnorm_fp8_push.cu."""
+    """`struct FusedPushParams` of cu/collectives/push_rows.cuh."""
 
     _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # follow the fields of the base
 

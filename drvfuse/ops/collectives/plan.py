@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """The number of blocks of a push launch. The first warp (or block) of the grid adds `first_share` of the epoch's
-    step, and each other one `share`."""
+    """The number of blocks of a push launch. The first warp (or block) of the grid adds `first_share` to the epoch,
+    and every other warp (or block) adds `share`. Together they add one step."""
 
     blocks: int
     first_share: int

@@ -22,7 +22,7 @@ from drvfuse.emu.native import loader
 STRUCTURES = {name: getattr(structs, name) for name in structs.DECLARATIONS}
 
 
-def told_by_cpp(expressions: list[str]) -> list[int]:
+def values_in_cpp(expressions: list[str]) -> list[int]:
     """The values of C++ expressions that use names of the header, as a kernel computes them."""
     rig = Rig()
     source = f'{header()}\nextern "C" __global__ void k(u64* out) {{\n' + "".join(
@@ -59,13 +59,13 @@ def test_structures_are_the_same_in_python_and_in_cpp() -> None:
             field = getattr(structure, member)
             mine[f"&(({name}*)0)->{member}"] = field.offset
             mine[f"sizeof((({name}*)0)->{member})"] = field.size
-    assert dict(zip(mine, told_by_cpp(list(mine)), strict=True)) == mine
+    assert dict(zip(mine, values_in_cpp(list(mine)), strict=True)) == mine
 
 
 def test_the_numbers_are_the_same_in_python_and_in_cpp() -> None:
     numbers = {f"{prefix}{member.name}": int(member) for enum, prefix in ENUMS.items() for member in enum}
     numbers |= {name: getattr(abi, name) for names in CONSTANTS.values() for name in names}
-    assert dict(zip(numbers, told_by_cpp(list(numbers)), strict=True)) == numbers
+    assert dict(zip(numbers, values_in_cpp(list(numbers)), strict=True)) == numbers
 
 
 def test_every_enum_but_clock_is_in_the_header_of_the_native_runtime() -> None:

@@ -107,7 +107,7 @@ def test_a_context_that_the_driver_api_made_current_is_used(cudart, machine):
 
 def test_a_missing_device_stays_the_last_error_until_it_is_read(cudart):
     assert cudart.cudaSetDevice(2) == (E.cudaErrorInvalidDevice,)
-    ok(cudart.cudaSetDevice(1))  # a success does not clear it
+    ok(cudart.cudaSetDevice(1))  # a successful call does not clear the last error
     assert cudart.cudaPeekAtLastError() == (E.cudaErrorInvalidDevice,)
     assert cudart.cudaGetLastError() == (E.cudaErrorInvalidDevice,)
     assert cudart.cudaGetLastError() == (E.cudaSuccess,)

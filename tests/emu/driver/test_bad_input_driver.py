@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input to the emulated driver: the error code that a GPU's driver gives, and a report that says what happened.
 
-Codes of images, of memory and of destroyed contexts were read off an H200 with driver 580. There a cubin of the GPU's
-own architecture loads; here it is refused as one of another architecture is.
+The codes for images, memory and destroyed contexts were measured on an H200 with driver 580. That driver loads a cubin
+for its GPU; the emulated driver refuses every cubin, with the code that a GPU's driver has for another architecture.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_the_heap_has_the_size_of_its_limit_and_reuses_freed_memory(machine: Mac
     assert ok(cuda.cuCtxGetLimit(HEAP)) == 8 << 20
     ok(cuda.cuCtxSetLimit(HEAP, 3 << 20))
     out = kernels.array(np.zeros(2, np.int32))
-    for _ in range(5):  # each time all is freed
+    for _ in range(5):  # each launch frees what it has allocated
         assert kernels.run("misuse", 1, 6, 2 << 20, out) == R.CUDA_SUCCESS
         assert kernels.read(out, 1)[0] == 1
     ok(cuda.cuMemsetD32(out, 0, 2))

@@ -133,7 +133,8 @@ CALLS = {
 
 
 def _ready(cuda: Any) -> tuple[Any, Any, int]:
-    """An object that lacks device 1, memory of device 0, and its address with free addresses behind it."""
+    """A multicast object that lacks device 1, memory of device 0, and the address of this memory, which free addresses
+    follow."""
     primary(cuda)
     handle = ok(cuda.cuMulticastCreate(object_prop(2)))
     ok(cuda.cuMulticastAddDevice(handle, 0))

@@ -57,8 +57,8 @@ def test_only_edges_decide_the_order_of_nodes(cuda: Any, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_node_runs_once_and_behind_what_it_waits_for(seed: int) -> None:
-    """Host functions in a random graph, each third node a child graph of two; other seeds draw other orders."""
+def test_every_node_runs_once_and_after_the_nodes_that_it_depends_on(seed: int) -> None:
+    """Host functions in a random graph, in which each third node is a child graph of two."""
     rng, seen, calls, keep = np.random.default_rng(seed), list[int](), 0, list[Any]()
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
@@ -130,7 +130,7 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
         g.connect(b, a, _edge(from_port=3, kind=1)),
         g.connect(b, a, _edge(to_port=1)),
         g.connect(a, empty, _edge(from_port=1, kind=1)),  # the end of the edge is not a kernel node
-        g.connect(b, a, remove=True),  # there is no such edge
+        g.connect(b, a, remove=True),  # the edge does not exist
         g.connect(a, b, _edge(from_port=1, kind=1), remove=True),  # the edge has other data
         cuda.cuGraphAddEmptyNode(g.graph, [a, a], 2),
         cuda.cuGraphAddEmptyNode(g.graph, [other], 1),

@@ -51,7 +51,7 @@ def test_an_array_of_any_size_can_be_declared(device: df.Device, way: str, count
     assert _races(device, other.ptr + last) == (machine.detector is not None)
 
 
-def test_words_beside_the_declared_ones_are_still_checked(device: df.Device) -> None:
+def test_words_next_to_the_declared_ones_are_still_checked(device: df.Device) -> None:
     machine = device.driver.machine
     words = device.zeros((12,), "uint32")
     machine.declare_polled(words.ptr + 20, 4)

@@ -49,7 +49,7 @@ def window() -> Iterator[Memory]:
 
 
 def described(window: Memory, kind: FaultKind, **fields: int) -> faults.Fault:
-    """The fault with that record; its addresses are those of a window that has its memory at `AT`."""
+    """The fault that a native record describes, with addresses as in a window that has its memory at `AT`."""
     moved = window.at - AT
     if fields.get("addr", 0) >= AT:
         fields["addr"] += moved
@@ -197,7 +197,7 @@ def test_a_fault_is_described_in_one_sentence(window: Memory, kind: str, fields:
     assert fault.address == (fields["addr"] if "size" in fields and "addr" in fields else fault.address)
 
 
-def test_use_after_free_names_what_was_there(window: Memory) -> None:
+def test_use_after_free_names_the_freed_memory(window: Memory) -> None:
     window.free(window.at)
     fault = described(window, FaultKind.USE_AFTER_FREE, size=4, addr=AT + 8)
     assert fault.message == f"read of 4 {HERE}008: 8 bytes into {THERE}, which was freed"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,6 @@ __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to
 #define WAIT_ALL asm volatile("cp.async.wait_all;" ::: "memory");
 """
 TOP = TOP.replace('"%s', '"').replace("%%", "%")
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
 
 
 def data(rng: np.random.Generator, nbytes: int) -> np.ndarray:

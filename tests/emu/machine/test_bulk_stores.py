@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,6 @@ __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to
 #define WAIT(n) asm volatile("cp.async.bulk.wait_group " #n ";" ::: "memory");
 #define WAIT_READ(n) asm volatile("cp.async.bulk.wait_group.read " #n ";" ::: "memory");
 """
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
 
 
 def words(rng: np.random.Generator, count: int) -> np.ndarray:

@@ -188,7 +188,7 @@ KERNEL k(u32* m) {
 }"""
 
 
-def test_a_release_covers_other_threads_only_behind_a_barrier() -> None:
+def test_a_release_covers_other_threads_only_after_a_barrier() -> None:
     missing = _outcomes(OTHERS % "", 129, block=64, words=256)
     assert {n for (n,) in missing} - {64}
     assert _outcomes(OTHERS % "__syncthreads();", 129, block=64, words=256) == {(64,)}

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from engine_harness import Rig, line_of
@@ -12,13 +10,6 @@ from engine_harness import Rig, line_of
 from drvfuse.emu import abi
 from drvfuse.emu.findings.faults import Fault
 from drvfuse.emu.machine.engine_launch import EngineLaunch
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
 
 
 def fault_of(rig: Rig, launch: EngineLaunch, source: str, kind: str) -> Fault:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -35,6 +36,18 @@ def test_many_machines_are_made_and_dropped_without_being_closed(no_collector: N
         np.testing.assert_array_equal(array.numpy(), np.arange(32))
         with df.Group.local(2, driver=machine):
             pass
+
+
+def test_a_machine_that_no_one_refers_to_frees_its_memory_window() -> None:
+    machine = df.emu.Machine(1)
+    window = weakref.ref(machine.window)
+    device = df.device(0, driver=machine)
+    array = device.zeros(32, "int32")
+    df.compile(SOURCE, driver=machine)["k"].prepare(1, 32, array)(device.stream)
+    device.synchronize()
+    del machine, device, array
+    gc.collect()
+    assert window() is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -27,13 +26,6 @@ LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r0, %r1, %r2, %r3}, [%row]; /
 STORE = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%row], {%r0, %r1, %r2, %r3}; // here\n"
 MOVE = "movmatrix.sync.aligned.m8n8.trans.b16 %r0, %lane; // here\n"
 MULTIPLY = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r0, %r1}, {%lane}, {%lane}, {%r2, %r3}; // here\n"
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
 
 
 def fault_of(rig: Rig, body: str, kind: str, block: int = 32) -> Fault:

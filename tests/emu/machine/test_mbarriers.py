@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -34,13 +33,6 @@ __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" \\
     :: "r"(at(dst)), "l"(src), "r"((u32)(n)), "r"(at(b)) : "memory");
 """
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
 
 
 def output_of(rig: Rig, program: str, words: int) -> list[int]:
@@ -192,7 +184,7 @@ def one(rig: Rig, body: str, source: np.ndarray, nbytes: int) -> EngineLaunch:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("nbytes", [32, 1008])
-def test_after_a_completed_wait_the_copied_bytes_are_there(rng: np.random.Generator, seed: int, nbytes: int) -> None:
+def test_after_a_completed_wait_the_copied_bytes_can_be_read(rng: np.random.Generator, seed: int, nbytes: int) -> None:
     rig = Rig(seed)
     launch = one(rig, ONE, rng.integers(8, 1 << 32, 512, np.uint32), nbytes)
     assert launch.equal  # type: ignore[attr-defined]

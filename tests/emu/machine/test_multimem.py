@@ -67,7 +67,8 @@ asm volatile("{{.reg .{register} {", ".join(names)}; {" ".join(lines)}}}" :: "l"
 
 
 def _form(how: str, precision: str, vector: str, type_: str) -> tuple[str, int, str, Any]:
-    """(modifiers, elements, type of their registers, dtype of the numbers in them)."""
+    """For a type of multimem: the modifiers of the instruction, the number of elements, the type of the registers that
+    hold them, and the dtype of the numbers."""
     element, packed = _split(type_)
     dtype = np.dtype(INTEGERS.get(element) or REALS[element])
     register = type_ if type_ in ("f32", "f64") else f"b{packed * dtype.itemsize * 8}"
@@ -80,7 +81,7 @@ def _form(how: str, precision: str, vector: str, type_: str) -> tuple[str, int, 
 
 
 def _split(type_: str) -> tuple[str, int]:
-    """(element, elements) of a packed type."""
+    """The element type of a packed type, and how many of them it holds."""
     return (type_[:-2], int(type_[-1])) if type_[-2:] in ("x2", "x4") else (type_, 1)
 
 

@@ -116,7 +116,7 @@ def shared_word(one: Rank, other: Rank) -> tuple[int, int]:
 
 
 def beside(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Start a function in a thread; what is returned waits for its result."""
+    """Start a function in a thread. Returns a function that waits for its result."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(run()))
     thread.start()

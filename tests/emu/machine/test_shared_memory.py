@@ -51,7 +51,7 @@ def exportable(device: int) -> Any:
 
 
 def exported(cuda: Any, device: int = 0) -> tuple[Any, int]:
-    """(handle, descriptor) of memory."""
+    """New memory: its handle and an exported descriptor."""
     handle = ok(cuda.cuMemCreate(PIECE, exportable(device), 0))
     return handle, ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
 
@@ -294,7 +294,7 @@ def test_a_multicast_object_of_another_process_is_inaccessible(pair: tuple[Proce
 
 
 class SharedFile:
-    """A mapping of a file in memory."""
+    """A file that exists in memory alone, and a mapping of it."""
 
     def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
         self.descriptor = os.memfd_create("test") if descriptor is None else os.dup(descriptor)

@@ -146,7 +146,7 @@ def use_pinned_memory(rank: int, size: int) -> bool:
         return True
     pointer = ok(cuda.cuMemAlloc(1000))
     ok(cuda.cuMemcpyAsync(pointer, address, 1000, 0))
-    own[:] = 5  # an asynchronous copy reads pinned memory when it is done, as here no sooner than someone waits
+    own[:] = 5  # an asynchronous copy reads pinned memory when it runs, here during the wait
     ok(cuda.cuCtxSynchronize())
     back = np.zeros(250, np.uint32)
     ok(cuda.cuMemcpyDtoH(back, pointer, 1000))
@@ -458,7 +458,7 @@ def spin(rank: int, size: int) -> Any:
         cuda.cuCtxSynchronize()
         return "not killed"
     victim = int(peer.recv(32))
-    time.sleep(0.2)  # the client waits now
+    time.sleep(0.2)  # by now the client waits
     os.kill(victim, signal.SIGKILL)
     assert peer.recv(1) == b""
     launch(cuda, "add", word, 7, 1)

@@ -33,7 +33,7 @@ COUNT = 64
 
 
 def field(selector: str) -> tuple[int, int]:
-    """(bits, first bit) of a part of a register."""
+    """The width of a part of a register and the number of its first bit."""
     bits = {"": 32, "b": 8, "h": 16}[selector[1:2]]
     return bits, bits * int(selector[2:] or 0)
 
@@ -68,7 +68,7 @@ def finished(v: np.ndarray, z: np.ndarray, kind: str, saturates: bool, into: str
 
 
 def forms(rng: np.random.Generator) -> list[tuple[str, object]]:
-    """(instruction, its result as a function of x, y, z): every operation and type, with the rest drawn."""
+    """Every operation on every type with random modifiers, and its result as a function of x, y and z."""
     found = []
     names = [(op, *kinds, "", "") for op in OPERATIONS for kinds in itertools.product(TYPES, repeat=3)]
     names += [

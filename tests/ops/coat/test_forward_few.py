@@ -103,7 +103,7 @@ def test_devices_without_clusters_give_the_same_bits(rng, driver, shape):
 
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_every_number_of_rows_has_the_bits_of_the_reference(device, rng, rows):
-    for columns in (80, 1040) if rows in (1, 4, 8, 12, 13, 16) else (80,):
+    for columns in (80, 1040) if rows in (13, 16) else (80,):
         held(device, (rows, columns))
         run(device, case(rng, (rows, columns)))
 
@@ -121,7 +121,6 @@ def test_batches_have_the_bits_of_the_reference(device, rng, shape, flag):
         ((1, 1000), 16, E5M2, "float32"),
         ((1, 1000), 128, E4M3, "bfloat16"),
         ((7, 1100), 32, E5M2, "bfloat16"),
-        ((7, 1100), 16, E5M2, "float32"),
         ((16, 640), 128, E4M3, "bfloat16"),
     ],
 )
@@ -130,8 +129,15 @@ def test_other_types_and_groups_have_the_bits_of_the_reference(device, rng, shap
     run(device, case(rng, shape, QB, fp8, w), QB)
 
 
-@pytest.mark.parametrize("shape", [(1, 1040), (16, 1040), (8, 96), (13, 273)])
-@pytest.mark.parametrize("shift", [0, 1, 4, 8])
+@pytest.mark.parametrize(
+    "shape,shift",
+    [
+        *(((16, 1040), shift) for shift in (0, 1, 4, 8)),
+        *(((13, 273), shift) for shift in (0, 1, 4, 8)),
+        ((8, 96), 4),
+        ((1, 1040), 1),
+    ],
+)
 def test_outputs_may_begin_at_any_address_and_nothing_outside_them_is_written(device, rng, shape, shift):
     check_outputs_that_begin_at(shift, device, case(rng, shape))
 

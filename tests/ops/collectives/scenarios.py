@@ -154,7 +154,7 @@ def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -
 
 def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seeds: range | None = None) -> range:
     """The dependent starts while slow warps of the last block are at their last instructions, and may read the epoch of
-    the call in front.
+    the preceding call.
 
     The fused push kernels advance the epoch before they wait for peers; of these, the spy reads an output that the last
     warp may not have stored yet. Returns the seeds up to the first one that shows the early start.

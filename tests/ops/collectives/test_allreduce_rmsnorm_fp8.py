@@ -90,7 +90,7 @@ def test_bfloat16_to_e4m3_is_exact_for_every_number_of_ranks(open_group, rng, n,
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-@pytest.mark.parametrize("n", ranks(2, 3, 8))
+@pytest.mark.parametrize("n", ranks(3, 8))
 def test_residuals_are_exact_for_several_numbers_of_ranks(open_group, rng, n, algo):
     group = open_group(n)
     for rows in (1, n + 1, 9):

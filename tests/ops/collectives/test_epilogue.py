@@ -89,7 +89,7 @@ def test_every_rank_reads_a_single_array_on_its_own_device(group, rng, hosts):
     assert_bits(ys, reference.allreduce(hosts, epilogue=lambda x: x - bias))
 
 
-@pytest.mark.parametrize("algo", ALL_ALGOS)
+@pytest.mark.parametrize("algo", ["push_one_shot", "two_stage", "naive"])
 def test_parameters_change_without_a_recompile(group, rng, hosts, algo, monkeypatch):
     bias = [rng.standard_normal(13).astype(np.float32) for _ in range(2)]
     epilogue = df.Epilogue("x * k + b[col]", k=df.int32(2), b=group.ranks[0].array(bias[0]))
@@ -111,18 +111,18 @@ def test_parameters_change_without_a_recompile(group, rng, hosts, algo, monkeypa
 @pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
 def test_set_refuses_unknown_names_and_other_types(group, hosts, algo):
     ys = garbage(group, SHAPE, "bfloat16")
-    epilogue = df.Epilogue("x * k + b[col]", k=df.float32(2), b=group.ranks[0].zeros(13, "bfloat16"))
+    epilogue = df.Epilogue("x * scale + bias[col]", scale=df.float32(2), bias=group.ranks[0].zeros(13, "bfloat16"))
     prepared = df.allreduce.prepare(group, place(group, hosts), ys, algo=algo, epilogue=epilogue)
     with pytest.raises(ArgumentError, match="types"):
-        prepared.set(k=df.int32(2))
+        prepared.set(scale=df.int32(2))
     with pytest.raises(ArgumentError, match="unknown"):
         prepared.set(c=df.int32(2))
     with pytest.raises(ArgumentError, match="by rank"):
-        prepared.set(k=[df.float32(1), df.float32(2), df.float32(3)])
+        prepared.set(scale=[df.float32(1), df.float32(2), df.float32(3)])
     with pytest.raises(ArgumentError, match="overlapping"):
-        prepared.set(b=ys[0])
+        prepared.set(bias=ys[0])
     with pytest.raises(ArgumentError, match="no epilogue"):
-        df.allreduce.prepare(group, ys).set(k=df.float32(2))
+        df.allreduce.prepare(group, ys).set(scale=df.float32(2))
     assert_bits(prepared.launch(), reference.allreduce(hosts, epilogue=lambda x: x * np.float32(2)))
 
 

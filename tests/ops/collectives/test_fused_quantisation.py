@@ -79,14 +79,28 @@ def test_every_algorithm_is_exact_for_few_rows_many_rows_and_chunks(open_group, 
 
 @pytest.mark.gpus(3)
 def test_fp4_codes_with_the_bits_of_the_sentinel_arrive(open_group, rng):
-    """Eight codes of -6 form a word of ones, which is the sentinel for a word that has not arrived."""
+    """Eight codes of -6 form a word of ones, which is the sentinel for a word that has not arrived. The last row has
+    words that allow only one of the nine possible keys.
+    """
     signs = np.where(rng.random((7, COLUMNS // 8)) < 0.6, -1.0, 1.0).repeat(8, axis=1)
+    signs[6] = -1
+    signs[6, ::8] = np.resize([-1, -4 / 6, -3 / 6, -2 / 6, -1.5 / 6, -1 / 6, -0.5 / 6, -1e-4], COLUMNS // 8)
     hosts = [(scale * signs).astype(np.float32).astype(df.dtypes.get("bfloat16").numpy) for scale in (2, -1, 0.5)]
     hosts[0][3, 70], hosts[1][4, :20], hosts[2][5, 100] = np.nan, 0, np.inf
     gamma = np.ones(COLUMNS, hosts[0].dtype)
     result = check(open_group(3), rng, 7, "push_two_shot", KINDS["nvfp4"], hosts=hosts, gamma=gamma)
     words = result.output[0].numpy().view(np.uint32)
     assert (words == 0xFFFFFFFF).any() and (words == 0x77777777).any()
+    assert (~words[6] == np.resize(np.arange(8), COLUMNS // 8)).all()
+
+
+@pytest.mark.gpus(3)
+def test_scales_of_rows_with_a_nan_arrive(open_group, rng):
+    """All scales of such a row are NaN, 0xFF. Four of them have the bits of the sentinel."""
+    hosts = random_inputs(rng, 3, (7, COLUMNS), "bfloat16")
+    hosts[1][4, 70] = hosts[0][6, 0] = np.nan
+    result = check(open_group(3), rng, 7, "push_two_shot", KINDS["mxfp8"], hosts=hosts)
+    assert (result.scales[0].numpy().view(np.uint8) == 0xFF).sum() >= 2 * COLUMNS // 32
 
 
 @pytest.mark.gpus(2)
@@ -158,8 +172,8 @@ def test_bad_input_is_an_argument_error(open_group, refused):
 
     refused(call("mxfp8"), "quantisation", "a drvfuse.Quantisation")
     refused(call(Q.per_group(64)), "quantisation", "a multiple of 64 columns")
-    refused(call(Q.mxfp8(), scale_ub=1.0), "quantisation", "None beside out_dtype")
-    refused(call(Q.mxfp8(), out_dtype="float8_e5m2"), "quantisation", "None beside out_dtype")
+    refused(call(Q.mxfp8(), scale_ub=1.0), "quantisation", "None together with out_dtype")
+    refused(call(Q.mxfp8(), out_dtype="float8_e5m2"), "quantisation", "None together with out_dtype")
     refused(call(Q.static(2.0), scales=rank.zeros(4, "float32")), "scales", "the scale is given")
     refused(call(Q.none(), scales=rank.zeros(4, "float32")), "scales", "not quantised")
     refused(call(Q.none(), normed_outputs=rank.zeros((4, 96), "float16")), "normed_outputs", "not quantised")

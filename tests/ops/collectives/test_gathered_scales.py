@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather of quantised rows: gathered scales have the layout of all rows, wherever those of a rank begin."""
+"""All-gather of quantised rows: gathered scales have the layout of all rows, wherever the scales of a rank begin."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_remote_bytes_agree_with_the_formula(algo):
                 packs = -(-(3072 if op == "all_gather" else 1024 if op == "all_to_all" else 4096) // 1024) * 64
                 assert (written, read) == (nbytes + 6 * packs // 32 * 4, 0)
             elif algo == "put":
-                assert nbytes <= written < nbytes + 2000 and read == 0  # the flags of barriers are counted too
+                assert nbytes <= written < nbytes + 2000 and read == 0  # up to 2000 bytes are flags of barriers
             else:
                 assert nbytes == read and written < 2000
 

@@ -30,7 +30,7 @@ def words(rng: np.random.Generator, shape: int | Sequence[int], dtype: str = "ui
 
 
 def off(rank: df.Rank, host: np.ndarray, by: int) -> df.Array:
-    """The array at an address `by` bytes behind a multiple of 16."""
+    """The array at an address `by` bytes above a multiple of 16."""
     memory = rank.array(np.zeros(host.nbytes + 16, np.uint8))
     array = df.view(memory.ptr + by, host.shape, dtypes.get(host.dtype), rank.device, owner=memory)
     array.copy_from(host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with `use_multimem=True`: what is refused before anything is made, first calls in a capture, hangs, bytes."""
+"""Calls with `use_multimem=True`: what is refused, first calls in a capture, time-outs, counted bytes."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_a_tail_is_reduced_and_broadcast_by_words(machine, rng):
 
 
 def test_nothing_outside_the_outputs_is_written(group, rng):
-    """A pack of multicast memory that holds the end of the outputs has other bytes behind it."""
+    """The pack of multicast memory with the last bytes of the outputs has other bytes after them."""
     for count in (1002, 1003):
         hosts = exact_inputs(rng, 3, count, "bfloat16")
         arrays = Arrays(group, hosts, "to_outputs")

@@ -92,20 +92,19 @@ def test_sums_that_are_exact_in_any_order_give_the_bits_of_the_reference(open_gr
         check_exact(group, rng, exact_inputs(rng, n, (rows, 264), "bfloat16"), where, residual=added)
 
 
-@places
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype", "scales_dtype", "residual"),
+    ("dtype", "out_dtype", "scales_dtype", "residual", "where"),
     [
-        ("bfloat16", "float8_e5m2", "bfloat16", True),
-        ("bfloat16", "float8_e4m3fn", "bfloat16", False),
-        ("bfloat16", "bfloat16", "float32", False),
-        ("bfloat16", "bfloat16", "float32", True),
-        ("float16", "float8_e4m3fn", "float32", True),
-        ("float16", "float8_e5m2", "bfloat16", False),
-        ("float16", "float16", "float32", False),
-        ("float32", "float8_e4m3fn", "float32", False),
-        ("float32", "float8_e5m2", "bfloat16", True),
-        ("float32", "float32", "float32", True),
+        ("bfloat16", "float8_e5m2", "bfloat16", True, "direct"),
+        ("bfloat16", "float8_e4m3fn", "bfloat16", False, "staged"),
+        ("bfloat16", "bfloat16", "float32", False, "direct"),
+        ("bfloat16", "bfloat16", "float32", True, "staged"),
+        ("float16", "float8_e4m3fn", "float32", True, "direct"),
+        ("float16", "float8_e5m2", "bfloat16", False, "staged"),
+        ("float16", "float16", "float32", False, "direct"),
+        ("float32", "float8_e4m3fn", "float32", False, "staged"),
+        ("float32", "float8_e5m2", "bfloat16", True, "direct"),
+        ("float32", "float32", "float32", True, "staged"),
     ],
 )
 def test_every_dtype_and_mode_has_the_bits_of_the_reference(

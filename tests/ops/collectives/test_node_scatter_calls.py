@@ -274,7 +274,7 @@ def test_calls_over_nodes_have_no_race_by_the_model_of_ptx(rng, model):
 
 
 @pytest.mark.parametrize("op", [df.reduce_scatter, df.reduce_scatter_rmsnorm_fp8])
-def test_sums_are_stored_when_no_peer_reads_the_payload_for_the_call_in_front(rng, op):
+def test_sums_are_stored_when_no_peer_reads_the_payload_for_the_preceding_call(rng, op):
     """Results of an all-reduce are gathered from payloads. In a graph the host does not wait between the calls."""
     with (
         df.emu.Machine(devices=4, race="strict") as machine,

@@ -43,15 +43,14 @@ def allreduce(group: df.Group, hosts: list[np.ndarray], **options: Any) -> df.Ar
 @pytest.mark.parametrize("algo", ALGOS)
 def test_an_allreduce_has_the_bits_of_the_reference(ranks_of, rng, n, algo):
     """One tensor is small and ragged; the other is larger than the workspace and takes chunks or rounds."""
-    for dtype, count in (("bfloat16", 1001), ("float32", 24_000)):
-        hosts = random_inputs(rng, n, count, dtype)
+    for count in (1001, 48_000):
+        hosts = random_inputs(rng, n, count, "bfloat16")
         results = ranks_of(n).each(lambda group, hosts=hosts: allreduce(group, hosts, algo=algo))
-        assert_bits(results, reference.allreduce(hosts), f"{algo} of {dtype}")
+        assert_bits(results, reference.allreduce(hosts), f"{algo} of {count}")
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n,residual", [(2, True), (3, False), (3, True), (8, False)])
 @pytest.mark.parametrize("algo", ALGOS)
-@pytest.mark.parametrize("residual", [False, True])
 def test_the_fused_op_has_the_bits_of_the_reference(ranks_of, rng, n, algo, residual):
     hosts = random_inputs(rng, n, (9, 264), "bfloat16")
     gamma, added = (random_inputs(rng, 1, shape, "bfloat16")[0] for shape in (264, (9, 264)))
@@ -77,7 +76,7 @@ def test_the_fused_op_has_the_bits_of_the_reference(ranks_of, rng, n, algo, resi
 
 @pytest.mark.parametrize("algo", ["auto", *ALGOS])
 def test_many_calls_of_changing_kinds_need_no_synchronisation(ranks_of, rng, algo):
-    """Push and pull calls take turns with the workspace, in place and not."""
+    """Push and pull calls alternate in one workspace; some of them are in place."""
     rounds = [random_inputs(rng, 3, 257 + 16 * number, "float16") for number in range(12)]
 
     def calls(group: df.Group) -> list[df.Array]:

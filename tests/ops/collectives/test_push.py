@@ -33,7 +33,7 @@ def epochs(group: df.Group) -> list[int]:
 
 
 def slots_are_empty(group: df.Group) -> None:
-    """Every word of the slots that calls may use is absent, as it must be between calls."""
+    """Whether every word of the slots that calls may use is empty, as it must be between calls."""
     group.synchronize()
     for pointer, rank in zip(group.workspace.pointers, group, strict=True):
         for half in range(2):

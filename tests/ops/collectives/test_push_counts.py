@@ -33,7 +33,7 @@ CASES = [  # op, shape, and whether there is a residual
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("n", [2, 4])
 def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
-    """Each rank sends (n - 1) S by one shot and 2 (n - 1) / n S by two, less if FP8 results are gathered."""
+    """Of S bytes, each rank sends (n - 1) S by one shot and 2 (n - 1) / n S by two; less if it gathers FP8 results."""
     with df.emu.Machine(devices=n) as machine, df.Group.local(n, driver=machine, max_blocks=4) as group:
         call = prepared(group, op, shape, algo, residual)
         group.synchronize()
@@ -56,15 +56,27 @@ def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
     assert sum(total.remote_read for total in totals) == 0  # no rank reads memory of a peer
 
 
-def test_a_group_scale_travels_as_a_word_beside_codes_and_normed_rows():
+@pytest.mark.parametrize(
+    ("made", "columns", "row_bytes"),
+    [
+        (df.Quantisation.nvfp4(1.0), 416, 416 // 2 + 7 * 4 + 416 * 2),  # 26 scales; the normed rows are sent too
+        (df.Quantisation.mxfp8(layout="tiles"), 416, 416 + 4 * 4),  # 13 scales
+        (df.Quantisation.per_group(64, scales="float8_e8m0fnu"), 448, 448 + 2 * 4),  # 7 scales
+        (df.Quantisation.per_group(128, scales="float8_e8m0fnu"), 384, 384 + 2 * 4),  # 3 scales, two of a warp per word
+        (df.Quantisation.per_group(128), 384, 384 + 3 * 4),
+    ],
+    ids=str,
+)
+def test_up_to_four_group_scales_of_one_byte_are_sent_as_one_word(made, columns, row_bytes):
+    shape = (9, columns)
     with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
-        xs, gammas, normed = ([rank.zeros(shape, "bfloat16") for rank in group] for shape in ((9, 512), 512, (9, 512)))
-        options = {"quantisation": df.Quantisation.nvfp4(1.0), "normed_outputs": normed, "algo": "push_two_shot"}
-        call = df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, **options)
+        xs, gammas, normed = ([rank.zeros(of, "bfloat16") for rank in group] for of in (shape, columns, shape))
+        options = {"quantisation": made, "normed_outputs": normed if made.group == 16 else None}
+        call = df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, algo="push_two_shot", **options)
         group.synchronize()
         ended = len(machine.launches)
         call.launch()
         group.synchronize()
         records = list(machine.launches)[ended:]
-    sent = 9 * (512 * 2 + 512 * 2 + 512 // 2 + 512 // 16 * 4)
+    sent = 9 * (columns * 2 + row_bytes)
     assert call.traffic[1] == sum(record.counters.total.remote_written for record in records) == sent

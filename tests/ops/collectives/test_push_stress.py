@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Push calls of all kinds behind one another, without a wait, in eager launches and replays of graphs, of two groups.
+"""Push calls of all kinds one after another, without a wait, in eager launches and replays of graphs, of two groups.
 
-Every call is checked on its own: a kernel behind it compares what it has written with the reference, counts the bytes
-that differ under the number of the call, and overwrites them, so that no later call passes by an earlier one's results.
+Every call is checked on its own: the next kernel compares its results with the reference, counts the bytes that differ
+under the number of the call, and overwrites the results, so that no later call passes with those of an earlier one.
 The number of calls is DRVFUSE_STRESS_CALLS: 10,000 on GPUs and a few dozen on the emulated driver.
 """
 
@@ -43,7 +43,7 @@ PLAIN = ("allreduce", "bfloat16", "bfloat16", False)
 FLOAT = ("allreduce", "float32", "float32", False)
 NORM = ("allreduce_rmsnorm_fp8", "bfloat16", "float8_e4m3fn", False)
 ADDED = ("allreduce_rmsnorm_fp8", "bfloat16", "float8_e4m3fn", True)
-FEW = (  # (op, dtype, result, residual), shape, algorithm
+FEW = (  # a form (op, dtype, result, residual), a shape and an algorithm
     (PLAIN, (40,), PUSH[0]),
     (PLAIN, (4099,), PUSH[1]),
     (PLAIN, (9000,), PUSH[0]),  # two rounds

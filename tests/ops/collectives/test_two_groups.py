@@ -217,7 +217,7 @@ def small(monkeypatch):
 
 
 def grid(call):
-    """The blocks of the launches of all ranks."""
+    """The number of blocks of a launch, which is the same for all launches of all ranks."""
     (found,) = {launch.grid[0] for of_rank in call.launches for launch in of_rank}
     return found
 

@@ -11,7 +11,7 @@ from litmus import Lab, Suite, fill, grid, place
 
 suite = Suite()
 
-# Chains of read-modify-write operations keep a release, stores of other threads break it ------------------------------
+# Read-modify-write operations continue a release sequence; stores of other threads end it ----------------------------
 
 CHAIN = """
 P(0) {
@@ -490,7 +490,7 @@ P(1) {
 }
 """
 suite.add("sequence-lock-relaxed-data", fill(SEQLOCK, data="relaxed.gpu"), place("gpu", 2))
-# Plain data race if the reader comes before the writer, so the writer is late here.
+# The plain accesses race if the reader comes first, so the writer is late here.
 suite.add("sequence-lock-plain-data", fill(SEQLOCK, data="weak"), place("gpu", 2), races="w~r", late=(0,))
 suite.add("sequence-lock-plain-data-read-late", fill(SEQLOCK, data="weak"), place("gpu", 2), late=(1,))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of blocks: their barrier, when the shared memory of other blocks is there, scopes, st.async, mbarriers.
+"""Clusters of blocks: their barrier, when the shared memory of other blocks exists, scopes, st.async, mbarriers.
 
-The accesses by which a block is found to have begun or ended late have the mark "host".
+If an access races with the start or the end of the block that owns the memory, the other mark is "host".
 """
 
 from __future__ import annotations

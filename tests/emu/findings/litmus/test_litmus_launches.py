@@ -14,7 +14,7 @@ from litmus import At, Lab, Suite, fill, grid, together
 suite = Suite()
 
 # Programmatic dependent launches --------------------------------------------------------------------------------------
-# The dependent may start when every block of its primary has triggered or ended, and is ordered behind nothing of it
+# The dependent may start when every block of its primary has triggered or ended, and is ordered after nothing of it
 # before griddepcontrol.wait, which waits for all of it. Even seeds start dependents late, odd ones early.
 
 PDL = """
@@ -36,7 +36,7 @@ P(2) {
 
 
 def _chain(*steps: tuple[int, bool], threads: int = 32) -> Callable[[Lab], None]:
-    """(role, launched programmatically) one behind the other."""
+    """Launches in one stream, in order: for each its role, and whether it is a programmatic dependent launch."""
 
     def drive(here: Lab) -> None:
         for role, pdl in steps:
@@ -89,7 +89,8 @@ def _fill_between(here: Lab) -> None:
 
 suite.add("dependent-behind-a-fill-is-an-ordinary-launch", WAITED, _fill_between)
 
-# One behind the other: a wait is for the primary alone, and reaches further only if the primary has waited itself.
+# Three launches in a chain. A wait covers the primary alone; it covers the launch before the primary only if the
+# primary has waited too.
 LINK = {"first": "", "trigger": "TRIGGER", "before": "TRIGGER", "after": ""}
 for name, wait, third, last, races in (
     ("all-wait", "GDC_WAIT", "GDC_WAIT LD(weak, x)  // @r", True, ""),
@@ -202,7 +203,7 @@ def _pinned(here: Lab) -> None:
 suite.add("pinned-memory-between-devices", fill(PINNED, s="sys"), _pinned)
 suite.add("pinned-memory-between-devices-gpu-scope", fill(PINNED, s="gpu"), _pinned, races="w~r s~a", edge="scope")
 
-# Variables of a module: one copy a device -----------------------------------------------------------------------------
+# Variables of a module: one copy per device --------------------------------------------------------------------------
 
 VARIABLE = "P(0) {\nST(weak, &variable, 1)  // @w\n}\nP(1) {\nLD(weak, &variable)  // @r\n}"
 TOP = "__device__ u32 variable;"

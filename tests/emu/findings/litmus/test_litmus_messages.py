@@ -286,7 +286,7 @@ P(1) {
 
 # Signals for other threads ------------------------------------------------------------------------------------------
 # Threads 0, 1 and 40 of block 0 and of block 1: the signal of one thread covers accesses of other threads of its block
-# only behind a barrier that both have passed. The same holds for a wait.
+# only after a barrier that both have passed. The same holds for a wait.
 
 BEHALF = """
 if (blockIdx.x == 0) {

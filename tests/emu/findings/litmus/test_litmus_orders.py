@@ -55,7 +55,7 @@ for name, (text, roles, races) in SHAPES.items():
             f"{name}-weak-strong-{where}", _shape(text, "weak", f"relaxed.{s}", ""), where_to, races=races, **common
         )
         # A fence alone orders a weak access of one thread before one of another thread only if it is fence.sc, and
-        # then one way.
+        # then in one direction only.
         suite.add(
             f"{name}-weak-fences-{where}",
             _shape(text, "weak", "weak", f"FENCE(acq_rel.{s})"),
@@ -179,7 +179,7 @@ suite.add(
 )
 
 # A strong write that a strong read has observed precedes what the reader does to the same location later (PTX ISA,
-# "Causality Order", its second rule), though it carries no other data with it.
+# "Causality Order", its second rule), but this orders no other data.
 OBSERVED = "P(0) {\nST($store, x, 1)  // @w\n}\nP(1) {\nSPIN($load, x, 1)\n$then  // @then\n}"
 for where in ("block", "gpu", "peer"):
     s = NEEDS[where]
