@@ -64,9 +64,8 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                count -= self._let_time_go(
-                    waited[0].command.context.process
-                )  # so that the next query advances time again
+                # The next query then advances time again.
+                count -= self._let_time_go(waited[0].command.context.process)
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
             return False
@@ -87,9 +86,8 @@ class Waits:
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
-            self._rest_until = (
-                0.0 if moved else time.monotonic() + 1
-            )  # until that time, virtual time advances instead of steps
+            # Until that time, virtual time advances instead of steps.
+            self._rest_until = 0.0 if moved else time.monotonic() + 1
 
     def _learn(self, ops: Iterable[Op]) -> None:
         """Tell the race detector that the host knows that these operations have ended."""

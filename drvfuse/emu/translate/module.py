@@ -70,13 +70,8 @@ def _prologue() -> list[str]:
         ("block", "ptr", "t", structs.Thread, "block"),
         ("launch", "ptr", "t", structs.Thread, "launch"),
         ("shared", "i64", "block", structs.Block, "shared_base"),
-        (
-            "window",
-            "i64",
-            "block",
-            structs.Block,
-            "cluster_shared_base",
-        ),  # the base of 32-bit addresses in shared memory
+        # 32-bit addresses in shared memory are relative to %window.
+        ("window", "i64", "block", structs.Block, "cluster_shared_base"),
         ("params", "i64", "launch", structs.Launch, "params"),
         ("globals", "i64", "launch", structs.Launch, "globals"),
         ("local", "i64", "t", structs.Thread, "local_base"),
