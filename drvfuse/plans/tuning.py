@@ -27,8 +27,8 @@ class Cost(NamedTuple):
 class Costs(NamedTuple):
     """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL.
 
-    All-reduces by push, the same with a norm, reduce-scatters, and the ops that only move bytes: pushed to all,
-    relayed, or behind barriers, by direct accesses or through staging.
+    There is a `Cost` for each algorithm: of all-reduces by push, of fused norms by push, of reduce-scatters, and of ops
+    that only move bytes. These push the bytes, relay them, or move them between barriers, directly or through staging.
     """
 
     one_shot: Cost

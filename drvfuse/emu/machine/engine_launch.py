@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from .. import abi
-from ..abi import Kind, LaunchState, MemoryOf, structs
+from ..abi import Kind, LaunchState, MemoryOf, race_structs, structs
 from ..findings import blocked, faults
 from ..findings.blocked import Blocked
 from ..findings.counters import Counters
@@ -141,7 +141,7 @@ class EngineLaunch:
             engine.identify(op, self)
         if engine.detector is not None:
             assert op is not None
-            races = sizeof(structs.RaceBlock) + threads * sizeof(structs.RaceThread)
+            races = sizeof(race_structs.RaceBlock) + threads * sizeof(race_structs.RaceThread)
             self._struct.races = self._take(Kind.NONE, slots * races)
             self._struct.start = engine.detector.share(op.started)
             if op.overlapped is not None and op.overlapped.done:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ...errors import counted
 from ..bindings import R
 from ..findings.reports import Report
 from .allocation import Allocation
@@ -23,11 +24,12 @@ def failure(machine: Machine, device: Device | None, nbytes: int, why: str) -> F
     much memory is left.
     """
     where = "pinned host memory" if device is None else f"device {device.index}"
-    text = f"{nbytes} bytes of {where} were requested; {why}"
+    text = f"{counted(nbytes, 'byte')} of {where} {'was' if nbytes == 1 else 'were'} requested; {why}"
     used = sorted(_used(machine, device), key=lambda item: -item[0])
     if used:
         largest = ", ".join(f"{size} bytes {origin}" for size, origin in used[:_LARGEST])
-        text += f"; {sum(size for size, _ in used)} bytes are held in {len(used)} pieces, the largest: {largest}"
+        pieces = counted(len(used), "piece")
+        text += f"; {sum(size for size, _ in used)} bytes are held in {pieces}, the largest: {largest}"
     index = None if device is None else device.index
     return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
 

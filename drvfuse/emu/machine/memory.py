@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, counted
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
@@ -134,7 +134,7 @@ class ProcessMemory:
         For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
         `what` begins the report's sentence.
         """
-        what = f"{what} {nbytes} bytes at 0x{address:x}"
+        what = f"{what} {counted(nbytes, 'byte')} at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
         if missing is not None:
             raise self.stray(what, missing)

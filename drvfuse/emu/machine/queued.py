@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...errors import counted
 from ..findings.reports import Report
 from ..space.mapped import usable
 from .foreign import FOREIGN
@@ -50,7 +51,7 @@ def refusal(command: Command, meant: list[tuple[int, ...]]) -> Report | None:
             kind = "read_only"
         if kind:
             name, verb = command.title, "writes" if at.write else "reads"
-            text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
+            text = f"a queued {name} {verb} {counted(at.nbytes, 'byte')} at 0x{at.address:x}, {_WRONG[kind]}"
             device, process = command.context.device.index, command.context.process.title
             return Report(kind, text, device=device, address=at.address, process=process)
     return None

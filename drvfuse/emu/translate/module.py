@@ -11,7 +11,7 @@ import re
 
 from ...ptx.ir import Function, Instruction, Location, Module, NotEmulated, PtxError, Sym, Var
 from ...ptx.parser import parse
-from ..abi import structs
+from ..abi import layout, structs
 from . import indirect, stack
 from .code import GlobalVar, KernelCode, Param, Site, Translated
 from .emitter import EXITED, Emitter
@@ -76,7 +76,7 @@ def _prologue() -> list[str]:
         ("globals", "i64", "launch", structs.Launch, "globals"),
         ("local", "i64", "t", structs.Thread, "local_base"),
     ):
-        lines.append(f"%{name}.p = getelementptr i8, ptr %{base}, i64 {structs.offset(structure, member)}")
+        lines.append(f"%{name}.p = getelementptr i8, ptr %{base}, i64 {layout.offset(structure, member)}")
         lines.append(f"%{name} = load {type_}, ptr %{name}.p, !invariant.load !0")
     return lines
 

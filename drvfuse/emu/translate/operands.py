@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ptx.ir import Addr, Function, Imm, Special, Sym, Var
 from .. import abi
-from ..abi import structs
+from ..abi import layout, structs
 from .helpers import Helpers
 from .opcode import RefusedError, width
 from .registers import Registers, signed
@@ -67,7 +67,7 @@ class Operands(Registers):
         """Emit the load of a 32-bit member, or element of a member, of the structure `base`: "t" (the thread), "block"
         or "launch". The member does not change while the kernel runs.
         """
-        pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {structs.offset(_HEADERS[base], member, index)}")
+        pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {layout.offset(_HEADERS[base], member, index)}")
         return self.op(f"load i32, ptr {pointer}, !invariant.load !0")
 
     def _variable(self, var: Var, offset: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ptx.ir import SINK, Function, Imm, Not, Reg
-from ..abi import structs
+from ..abi import layout, structs
 from .flow import bits
 from .helpers import Helpers
 from .opcode import RefusedError, width
@@ -275,7 +275,7 @@ class Registers:
         return self.op(f"load {type_}, ptr {self._in_frame(place)}")
 
     def _in_frame(self, place: str | int) -> str:
-        offset = structs.offset(structs.Thread, place) if isinstance(place, str) else place
+        offset = layout.offset(structs.Thread, place) if isinstance(place, str) else place
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
     def place(self, together: Iterable[int]) -> None:
