@@ -109,7 +109,7 @@ def test_memory_allocated_in_one_kernel_is_read_and_freed_by_the_next(
 @pytest.mark.parametrize(
     ("how", "kind", "mark"),
     [
-        (0, "out_of_bounds", "past the end"),
+        (0, "out_of_bounds", "behind the end"),
         (1, "uninitialised", "unwritten"),
         (2, "use_after_free", "freed"),
         (3, "bad_free", "if (how == 3)"),
