@@ -104,6 +104,40 @@ def test_the_other_nodes_report_even_if_an_exchange_ends_the_call(rng, nodes, en
                 assert (got.numpy() == wanted).all(), name
 
 
+class Observed(Watched):
+    """An engine that notes which ranks are in an exchange, by their words of progress, whenever it adds."""
+
+    def all_reduce(self, parts):
+        for part in parts:
+            part.stream.synchronize()
+        self.inside.append((self.link.words["begun"] > self.link.words["ended"]).tolist())
+        super().all_reduce(parts)
+
+
+def test_the_watchdog_sees_the_exchange_of_a_rank_that_has_given_up(rng):
+    """Otherwise it would never abort that exchange if the other node does not come."""
+    engine = Observed()
+    engine.inside = []
+    with (
+        df.emu.Machine(devices=4) as machine,
+        df.Group.local(
+            4, driver=machine, nodes=2, node_order="engine", exchange=engine, max_blocks=2, workspace_bytes=1 << 15
+        ) as group,
+    ):
+        engine.link = group.link
+        xs = [rank.array(rng.standard_normal(64).astype(np.float32)) for rank in group]
+        for _ in range(2):
+            df.allreduce(group, xs)
+            group.synchronize()
+            give_up(group, 0)
+            df.allreduce(group, xs)
+            with pytest.raises(errors.NodeFailed):
+                group.synchronize()
+            assert engine.inside == [[True] * 4] * 2
+            assert (group.link.words["begun"] <= group.link.words["ended"]).all()
+            engine.inside.clear()
+
+
 def test_a_replay_reports_too(rng):
     with (
         df.emu.Machine(devices=4) as machine,

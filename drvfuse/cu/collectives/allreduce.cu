@@ -155,7 +155,7 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
     i64 results = STAGED ? RANKS * chunk * IN_BYTES : 0;
     Barrier<RANKS> barrier(p.call, trace);
 #if DRVFUSE_NODES
-    exchange_has_ended(p.node, barrier.epoch());
+    exchange_has_ended(p.node, barrier.epoch(), barrier.aborted());
     const u32 first = first_status(p.node);
 #else
     if (!barrier.arrive_and_wait(false)) return;

@@ -125,7 +125,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
     u32 results = STAGED ? RANKS * chunk * in_stride : 0;
     Barrier<RANKS> barrier(p.call, trace);
 #if DRVFUSE_NODES
-    exchange_has_ended(p.node, barrier.epoch());
+    exchange_has_ended(p.node, barrier.epoch(), barrier.aborted());
     const u32 first = first_status(p.node);
 #else
     if (!barrier.arrive_and_wait(false)) return;

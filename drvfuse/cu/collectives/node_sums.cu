@@ -30,8 +30,8 @@
 // Failure. A barrier that gives up makes the block skip the rest (barrier.cuh). The block clears its sums, so that no kernel
 // reads memory that was never written, and their status says to all nodes that they are undefined (nodes.cuh). These stores,
 // and those of the exchange, may come before the start barrier: a peer that still runs an earlier call may then read wrong
-// data, in a call whose own barriers have not failed (docs/nodes.md). `begun` is not written after a failure; the kernel
-// after the exchange gives up at its own barrier.
+// data, in a call whose own barriers have not failed (docs/nodes.md). The host watches the exchange all
+// the same (progress.cuh); the kernel after the exchange gives up at its own barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"

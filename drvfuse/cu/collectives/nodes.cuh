@@ -83,12 +83,15 @@ __device__ __forceinline__ void exchange_begins(const Call& call, const NodeCall
 
 // Called by all threads of a block that has given up.
 __device__ __forceinline__ void sums_are_undefined(const NodeCall& call) {
-    if (threadIdx.x == 0 && !FAULT("node-status-not-written")) store_status(call, 1.0f);
+    if (threadIdx.x != 0) return;
+    if (!FAULT("node-status-not-written")) store_status(call, 1.0f);
+    ptx::store_relaxed_sys(&call.progress->ended, u64(0));
+    ptx::store_relaxed_sys(&call.progress->begun, ptx::nanoseconds());
 }
 
-// Called by all threads with the epoch that the kernel read at its start.
-__device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epoch) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, epoch);
+// Called by all threads with the epoch that the kernel read at its start, and whether the rank was aborted then.
+__device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epoch, bool aborted) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, aborted ? ~u64(0) : epoch);
 }
 
 // The bits of the status of place `place`. 0: the sums are defined.

@@ -6,6 +6,9 @@
 // ahead of the second, the rank is in an exchange.
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
 //                      `begun`, and the kernel behind the exchange stores the same epoch, which it reads, to `ended`.
+//                      If `node_sums` gives up, the epoch stays as it is, and the exchange takes place all the same:
+//                      then it stores 0 to `ended` and the time to `begun`. The kernel behind the exchange of an
+//                      aborted rank stores the largest number to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
 //                      `sending` before the exchange, and `exchange_ended` one to `received` after it.
 // One rank writes a word, in the order of its stream.

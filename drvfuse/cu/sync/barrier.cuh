@@ -91,8 +91,10 @@ public:
         return 0;
     }
 
-    // The epoch at the start of the kernel. Only threads t < Ranks have it.
+    // The epoch at the start of the kernel, and whether the rank was aborted then, or is since a barrier that gave up. Only
+    // threads t < Ranks have them.
     __device__ __forceinline__ u64 epoch() const { return epoch_; }
+    __device__ __forceinline__ bool aborted() const { return aborted_; }
 
 private:
     __device__ __forceinline__ bool wait(int peer, u64 expected, bool hear, u64& met) {
