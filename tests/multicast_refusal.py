@@ -53,7 +53,7 @@ def forbid() -> None:
 
 
 def _forbid_in_child(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """Put the directory before all others of PYTHONPATH, so that no other `sitecustomize` hides its own."""
+    """Put the directory before all others of PYTHONPATH, so that no other `sitecustomize` is imported instead."""
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", IN_CHILDREN)]
     environment["PYTHONPATH"] = os.pathsep.join([IN_CHILDREN, *others])
     return environment

@@ -192,7 +192,7 @@ def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[arg
 
 
 def title(page: str) -> str:
-    """The title of a page of `docs`, of which two include a page of the root."""
+    """The title of a page in the folder `docs`. A page that includes another one has the title of that page."""
     lines = (ROOT / "docs" / page).read_text().splitlines()
     if included := re.fullmatch(r"```\{include\} (\S+)", lines[0]):
         lines = (ROOT / "docs" / included[1]).read_text().splitlines()
@@ -207,7 +207,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
-    """Sphinx's `autodoc-skip-member`: omit what other rooms use, and named tuples' fields, which heads show."""
+    """Sphinx's `autodoc-skip-member`: omit INTERNAL members, and fields of named tuples, as the signature has them."""
     owner = app.env.current_document.autodoc_class
     described = inspect.getdoc(member) or ""
     return skipped or name in INTERNAL.get(owner, "").split() or described.startswith(("Called ", "Alias for field "))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GEMV's benchmark runs where the emulated driver does; its times mean nothing there."""
+"""The benchmark of the GEMV on the emulated driver, where its times have no meaning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that forbid multicast take effect before the first driver call of every path that could create an object.
 
-Each veto is added in a child process, against a stand-in for the CUDA driver: a gate of that name, whose functions are
-those of an emulated machine. No test removes or changes a variable that is set.
+Each veto is added in a child process. There a stand-in takes the place of the CUDA driver: drvfuse's driver object has
+its name, but the functions of an emulated machine. No test removes or changes a variable that is set.
 """
 
 from __future__ import annotations

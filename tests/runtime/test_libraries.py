@@ -195,8 +195,8 @@ def test_a_launch_of_a_graph_orders_no_stream_for_own_arrays_or_on_the_stream_of
         foreign = Streamed(x, theirs), Streamed(result, theirs)
         for arrays, on, waits in (
             ((x, result), rank.stream, 0),
-            (foreign, rank.stream, 2),  # one before and one after the launch
-            (foreign, theirs, 2),  # those of `RankOrder` and `Stream.mark`, as for any call on a foreign stream
+            (foreign, rank.stream, 2),  # one wait before and one after the launch
+            (foreign, theirs, 2),  # the waits of `RankOrder` and `Stream.mark`, as for any call on a foreign stream
         ):
             prepared = df.allreduce.prepare(group, *arrays)
             with df.Graph.capture([rank.stream]) as graph:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operand sets: edge values crossed with one another, related values (ties, cancellation, overflow), random bits.
+"""The operands of instruction forms: combinations of edge values, related values (ties, cancellation, overflow) and
+random bits.
 
-Everything is computed with integers from a counter, so that every version of numpy gives the same operands.
+All operands are computed with integers from a counter, so that every version of numpy gives the same ones.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _WIDTHS |= {"uniform": 32, "uniform64": 64, "clamp": 32}
 
 
 def width(kind: str) -> int:
-    """Bits of an operand or result of that kind."""
+    """The number of bits of an operand or result of that kind."""
     if kind in PAIRS:
         return 2 * FORMATS[PAIRS[kind]].width
     return FORMATS[kind].width if kind in FORMATS else _WIDTHS[kind]

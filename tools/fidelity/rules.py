@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as equal: bits where PTX defines them, else a bound with its reason."""
+"""Rules by which results count as equal: bit for bit where PTX defines the bits, and otherwise within a stated bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compare = Callable[[np.ndarray, np.ndarray, tuple[Words, ...], str], np.ndarray]
 
 @dataclass(frozen=True)
 class Rule:
-    """`wrong(emulated, gpu, operands, result kind)` marks the rows outside the bound; None: every bit counts."""
+    """`wrong(emulated, gpu, operands, result kind)` marks the rows outside the bound. If it is None, every bit counts."""
 
     bound: str
     reason: str
@@ -40,9 +40,9 @@ def _lanes(bits: np.ndarray, kind: str) -> list[tuple[np.ndarray, str]]:
 
 
 def _bounded(allowed: Callable[[np.ndarray, np.ndarray, str], np.ndarray]) -> Compare:
-    """Rows whose results differ by more than `allowed(emulated, first operand, format)`.
+    """A comparison that marks the rows whose results differ by more than `allowed(emulated, first operand, format)`.
 
-    NaN and infinities must be the same on both sides.
+    Where one driver gives NaN or an infinity, the other must too.
     """
 
     def wrong(emulated: np.ndarray, gpu: np.ndarray, sources: tuple[Words, ...], kind: str) -> np.ndarray:

@@ -152,7 +152,7 @@ def _moved(group: df.Group, op: str, algo: str) -> Any:
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALGOS)
 def test_remote_bytes_agree_with_the_formula(algo):
-    """By `put` and `pull` only the moved bytes travel; by `push` also a key of 4 bytes for each 512 bytes."""
+    """With `put` and `pull` only the moved bytes travel; with `push` also a key of 4 bytes for each 512 bytes."""
     with df.emu.Machine(devices=3) as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
         for op, nbytes in (("all_gather", 6 * 3072), ("all_to_all", 6 * 1024), ("broadcast", 2 * 4096)):
             call = _moved(group, op, algo)

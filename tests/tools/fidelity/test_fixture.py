@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of recorded results: it names a differing word with the GPU's value, notices changed forms, and has
-bounds."""
+"""Comparisons with the file of recorded results: they name a differing word with the GPU's value, notice changed forms,
+and accept results within bounds."""
 
 from __future__ import annotations
 
