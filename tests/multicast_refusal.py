@@ -23,7 +23,7 @@ from cuda.bindings import driver as bindings
 from drvfuse.runtime.driver import Driver
 
 IN_CHILDREN = str(Path(__file__).with_name("in_children"))
-"""The directory of the `sitecustomize` that forbids in processes that tests start."""
+"""The directory of the `sitecustomize` that installs the refusal in processes that tests start."""
 
 
 def refusal(*args: Any, **kwargs: Any) -> NoReturn:

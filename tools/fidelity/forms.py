@@ -30,7 +30,7 @@ class Form:
 
 
 def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "exact", note: str = "") -> Form:
-    """A form of an opcode. Unless `body` is given, it is the instruction with result r and operands x y z w in order."""
+    """A form of an opcode. Its default body is the instruction with result r and the operands x y z w in order."""
     kinds = tuple(sources.split())
     body = body or f"{opcode} {', '.join(['r', *'xyzw'[: len(kinds)]])};"
     return Form(f"{opcode} {note}".strip(), body, kinds, result, rule)

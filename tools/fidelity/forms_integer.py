@@ -53,7 +53,7 @@ def forms() -> Iterator[Form]:
 
 
 def _carries() -> Iterator[Form]:
-    """Pairs of instructions, of which the second uses the carry of the first; `x y` and `z w` are two words, low first."""
+    """Pairs of instructions, of which the second uses the carry of the first; `x y` and `z w` are words, low first."""
     for t in LONG:
         i = f"i{t[1:]}"
         low, high = ("t", "u") if i == "i32" else ("l", "m")

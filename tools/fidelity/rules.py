@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by which results count as equal: bit for bit where PTX defines the bits, and otherwise within a stated bound."""
+"""Rules by which results count as equal: bit for bit where PTX defines the bits, and otherwise within a bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compare = Callable[[np.ndarray, np.ndarray, tuple[Words, ...], str], np.ndarray]
 
 @dataclass(frozen=True)
 class Rule:
-    """`wrong(emulated, gpu, operands, result kind)` marks the rows outside the bound. If it is None, every bit counts."""
+    """`wrong(emulated, gpu, operands, result kind)` marks rows outside the bound. If it is None, every bit counts."""
 
     bound: str
     reason: str

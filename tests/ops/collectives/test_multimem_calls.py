@@ -265,7 +265,7 @@ def assert_traffic(prepared, found, gamma: int = 0) -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("n", [2, 4])
 def test_requested_bytes_of_the_fused_op_agree_with_the_formulas(machine, rng, n, residual, where):
-    """Inputs have S bytes. Each rank reduces S / n, and broadcasts its rows of residual_out, or else of FP8 and scales."""
+    """Inputs have S bytes. Each rank reduces S / n, and broadcasts its rows of residual_out or of FP8 and scales."""
     rows, columns = 4 * n, 512
     with df.Group.local(n, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
         arrays = Arrays(group, exact_inputs(rng, n, (rows, columns), "bfloat16"), where)

@@ -22,7 +22,7 @@ SMALL = 16 << 10  # bytes of a workspace whose slots hold only a part of what th
 
 
 def epochs(group: df.Group) -> list[int]:
-    """The epoch of every rank, in units. Each warp adds a share of a unit; between calls the shares sum to whole units."""
+    """The epoch of every rank, in units. Each warp adds a share of a unit, and after a call all shares sum to units."""
     group.synchronize()
     words = [
         int(df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device).numpy()[0])
