@@ -52,7 +52,7 @@ class Case:
 
 
 def device_code(text: str) -> str:
-    """A CUDA source without comments, includes and host functions, lines in place."""
+    """A CUDA source without comments, includes and host functions. Lines keep their numbers."""
     text = re.sub(r"/\*.*?\*/|//[^\n]*", lambda found: "\n" * found.group().count("\n"), text, flags=re.DOTALL)
     text = re.sub(r"^#include.*$", "", text, flags=re.MULTILINE)
     at = 0

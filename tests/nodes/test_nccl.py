@@ -46,7 +46,7 @@ class Stand:
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
         self.messages: list = []  # (communicator, True if sent or False if received, address, bytes, peer, stream)
         self.states: dict[object, list[int]] = {}
-        self.answers: list[int] = []  # calls of comm_get_async_error that return "in progress"
+        self.answers: list[int] = []  # what the next calls of comm_get_async_error return; then 0
 
     def get_version(self):
         return 22703

@@ -28,7 +28,7 @@ def _real(bits: np.ndarray, kind: str) -> np.ndarray:
         bits, kind = bits.astype(np.uint32) << np.uint32(16), "f32"
     unsigned = {"f16": np.uint16, "f32": np.uint32, "f64": np.uint64}[kind]
     floating = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
-    with np.errstate(invalid="ignore"):  # signalling NaN
+    with np.errstate(invalid="ignore"):  # a signalling NaN
         return bits.astype(unsigned).view(floating).astype(np.float64)
 
 

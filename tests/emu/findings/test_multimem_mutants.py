@@ -11,7 +11,7 @@ from emu.multicast_helpers import launch, read, shared, write
 from drvfuse.emu import Machine
 
 RANKS, WORDS = 3, 768
-STAGING, RESULT, FLAGS = 0, 4096, 8192  # words of each rank's memory
+STAGING, RESULT, FLAGS = 0, 4096, 8192  # offsets in each rank's memory, in words of 32 bits
 BODY = f"""
 u32 part = {WORDS} / t.ranks, first = t.rank * part, v;
 for (u32 i = threadIdx.x; i < {WORDS}; i += blockDim.x) t.own[t.rank][i] = t.out[t.rank][i];

@@ -19,8 +19,8 @@ __all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
 ON_GPUS = os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda"
 LEAST = {algo: 8192 if algo == "push_two_shot" else 4096 for algo in ALL_ALGOS}
-"""By algorithm, the least workspace_bytes of 3 ranks for any number of elements, or for rows of 264 columns. The slots of
-push_two_shot hold a unit of every rank."""
+"""By algorithm, the least workspace_bytes of 3 ranks for any number of elements, or for rows of 264 columns. The slots
+of push_two_shot hold a unit of every rank."""
 
 
 def ranks(*numbers: int) -> list[Any]:
