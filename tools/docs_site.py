@@ -34,7 +34,7 @@ SECTIONS = {
     "trace": "Traces",
     "runtime": "Devices, arrays, streams, kernels",
 }
-"""Room of `drvfuse` -> heading of its public names, in the order of the page. Other rooms' names stand with the ops."""
+"""Folder of `drvfuse` -> heading of its public names, in the order of the page. Other folders' names stand with the ops."""
 
 BESIDES = {
     "comm": [f"drvfuse.nodes.exchange.{name}" for name in ("Exchange", "Member", "Part", "Pieces", "Piece")],
@@ -45,7 +45,7 @@ BESIDES = {
     ],
     "runtime": ["drvfuse.dtypes.DType", "drvfuse.dtypes.get"],
 }
-"""Room -> names without a short form: what calls return, and what an engine of one's own has to implement."""
+"""Folder -> names without a short form: what calls return, and what an engine of one's own has to implement."""
 
 TYPES = {
     "DriverLike": "drvfuse.runtime.driver",
@@ -90,7 +90,7 @@ INTERNAL = {
     "healthy stream drop_context enqueue refuse_implicit refuse_in_capture context_ops synchronise",
     "AttachedMachine": "call refuse finding",
 }
-"""Class -> its members without an underscore that are for other rooms of the package, and not for programs."""
+"""Class -> its members without an underscore that are for other folders of the package, and not for programs."""
 
 
 def api() -> str:

@@ -25,7 +25,7 @@ def _memory(cuda: Any, device: int, nbytes: int = PIECE) -> Any:
 
 
 def _alone(machine: Machine) -> Any:
-    """The driver of a machine, initialised."""
+    """The driver API of a machine, after cuInit."""
     ok(machine.driver.cuInit(0))
     return machine.driver
 

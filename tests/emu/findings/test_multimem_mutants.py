@@ -30,13 +30,13 @@ SECOND_FENCE = f"ALIAS\nmeet(t, {FLAGS} + 32, 1);"
 LOAD = "REDUCE(v, relaxed.sys, add.u32, t.mc + i)"
 MUTANTS = {
     "no fence before the loads": (FIRST_FENCE, FIRST_FENCE.replace("ALIAS", ""), {"race"}),
-    "no fence behind the stores": (SECOND_FENCE, SECOND_FENCE.replace("ALIAS", ""), {"race"}),
+    "no fence after the stores": (SECOND_FENCE, SECOND_FENCE.replace("ALIAS", ""), {"race"}),
     "no barrier before the loads": (f"meet(t, {FLAGS}, 1);", "", {"race", "uninitialised"}),
-    "no barrier behind the stores": (f"meet(t, {FLAGS} + 32, 1);", "", {"race", "uninitialised"}),
+    "no barrier after the stores": (f"meet(t, {FLAGS} + 32, 1);", "", {"race", "uninitialised"}),
     "red where st is meant": ("MST(", "MRED(", {"uninitialised"}),
     "a plain load of the multicast address": (LOAD, "v = t.mc[i];", {"multicast_plain"}),
     "a reduced load of the memory's own address": ("add.u32, t.mc + i", "add.u32, t.own[0] + i", {"no_multicast"}),
-    "stores to the own memory alone": ("MST(relaxed.sys, t.mc", "ST(relaxed.sys, t.own[t.rank]", {"uninitialised"}),
+    "stores to the rank's own memory alone": ("MST(relaxed.sys, t.mc", "ST(relaxed.sys, t.own[t.rank]", {"uninitialised"}),
 }  # fmt: skip
 
 
