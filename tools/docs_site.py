@@ -34,7 +34,7 @@ SECTIONS = {
     "trace": "Traces",
     "runtime": "Devices, arrays, streams, kernels",
 }
-"""Folder of `drvfuse` -> heading of its public names, in the order of the page. Other folders' names stand with the ops."""
+"""Folder of `drvfuse` -> heading of its public names, in the order of the page. The ops have those of other folders."""
 
 BESIDES = {
     "comm": [f"drvfuse.nodes.exchange.{name}" for name in ("Exchange", "Member", "Part", "Pieces", "Piece")],

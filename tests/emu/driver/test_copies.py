@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of layers, of batches and between contexts, and fills of rows: directly, and with calls written as bytes."""
+"""Copies of layers, batches of copies, copies between contexts, and fills of rows."""
 
 from __future__ import annotations
 

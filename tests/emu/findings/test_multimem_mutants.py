@@ -36,7 +36,7 @@ MUTANTS = {
     "red where st is meant": ("MST(", "MRED(", {"uninitialised"}),
     "a plain load of the multicast address": (LOAD, "v = t.mc[i];", {"multicast_plain"}),
     "a reduced load of the memory's own address": ("add.u32, t.mc + i", "add.u32, t.own[0] + i", {"no_multicast"}),
-    "stores to the rank's own memory alone": ("MST(relaxed.sys, t.mc", "ST(relaxed.sys, t.own[t.rank]", {"uninitialised"}),
+    "stores to the rank's memory alone": ("MST(relaxed.sys, t.mc", "ST(relaxed.sys, t.own[t.rank]", {"uninitialised"}),
 }  # fmt: skip
 
 
