@@ -33,8 +33,8 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def forbid() -> None:
-    """Make cuda.bindings, the gate of every CUDA driver and the bindings of every process that is started from now on
-    refuse the function. Gates of stand-ins for the CUDA driver refuse it too."""
+    """Make three places refuse the function: cuda.bindings; every `Driver` object named "cuda", those of stand-ins for
+    the CUDA driver included; and the bindings of every process that is started from now on."""
     bindings.cuMulticastCreate = refusal
     original = Driver.raw
 

@@ -13,7 +13,9 @@ from drvfuse.check import collectives, problems
 from drvfuse.check.cases import CASES
 from drvfuse.plans import quantisation
 
-MODULES = {inspect.getmodule(getattr(case, "func", case)) for case in CASES.values()}  # some cases are partial objects
+MODULES = {
+    inspect.getmodule(getattr(case, "func", case)) for case in CASES.values()
+}  # some cases are functools.partial objects
 
 
 def test_every_op_is_called_by_a_case():

@@ -261,7 +261,7 @@ def test_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devices
 
 
 def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Leave the gate only these of the four bind functions. Return a record of their calls."""
+    """Leave the driver object only these of the four bind functions. Return a record of their calls."""
     made: list[tuple[str, tuple[Any, ...]]] = []
 
     def missing(*args: Any) -> None:

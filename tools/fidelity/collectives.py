@@ -167,7 +167,7 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """All calls, in order."""
+    """All cases, in a fixed order."""
     for dtype in _FORMAT:
         for count in (1, 7, 1003):
             yield _allreduce(dtype, "one_stage", count)

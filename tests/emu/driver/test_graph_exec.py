@@ -177,7 +177,7 @@ def test_an_update_that_does_not_fit_says_why_and_changes_nothing(cuda: Any, nam
 
 
 def test_an_update_pairs_nodes_by_their_edges(cuda: Any) -> None:
-    """Nodes that were added in another order, with the same edges in the same order, are the same graph."""
+    """A graph with the same edges in the same order fits, even if its nodes were added in another order."""
     g = Graphs(cuda, start=1)
     g.launch(g.scale, 2, g.launch(g.add, 1))
     executable = g.instantiate()

@@ -31,7 +31,7 @@ def test_auto_pushes_small_calls_and_not_large_ones(open_group):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_prepared_calls_replay_alone_and_in_a_graph(new_group, rng, algo):
-    """Rounds of odd and even number between calls of other kinds; a replay reads new contents."""
+    """Calls take odd and even numbers of rounds, between calls of other kinds; a replay reads new contents."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     xs = [[rank.empty(size, "uint8") for rank in group] for size in (300, 5000)]
     ys = [garbage(group, SEVERAL * x[0].size, "uint8") for x in xs]
