@@ -37,8 +37,9 @@ def allreduces(draw):
 
 @st.composite
 def norms(draw):
-    """A Hypothesis strategy: work of a fused all-reduce, its rows and columns, the bytes of a workspace, and whether the
-    device has clusters."""
+    """A Hypothesis strategy: work of a fused all-reduce, its rows and columns, the bytes of a workspace, and whether
+    clusters may be used.
+    """
     itemsize = draw(st.sampled_from([2, 4]))
     residual = draw(st.booleans())
     out = draw(st.sampled_from([1, itemsize]))
