@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of one block that store the same value to one word race in the strict profile only. Other cases are lanes that
+"""Threads of one block that store the same value to one word race in the strict profile only. In other cases lanes
 store different elements.
 
 Lanes whose elements lie side by side share entries of the detector: an access that conflicts with one lane's element
