@@ -57,7 +57,7 @@ class Result:
     before: Sequence[Host] | None = None
 
     def clear(self) -> None:
-        """Remove what earlier calls have left."""
+        """Restore the contents that the arrays must have before the call."""
         before = self.before or [np.zeros(array.shape, array.dtype.numpy) for array in self.arrays]
         for array, host in zip(self.arrays, before, strict=True):
             array.copy_from(host)
@@ -65,7 +65,8 @@ class Result:
 
 @dataclass
 class CollectiveCalls:
-    """Calls of one collective on several `sets` of inputs, each as `prepare` takes it. Results are shared."""
+    """Calls of one collective, one for each of several sets of inputs. An entry of `sets` is the argument `inputs` of
+    `prepare`. All calls write the same `results`."""
 
     group: Group
     prepare: Callable[..., Prepared[Any]]
@@ -75,7 +76,7 @@ class CollectiveCalls:
     def prepared(
         self, algo: str, pdl_level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, sets: int | None = None
     ) -> list[Prepared[Any]]:
-        """A call on each of the first `sets` sets of inputs, by an algorithm, which may be one by multimem."""
+        """A prepared call for each of the first `sets` sets of inputs. `algo` may also name a form of multimem."""
         forms = {name: form for form, name in multimem.NAMES.items()}
         options: dict[str, Any] = {"algo": forms.get(algo, algo), "pdl_level": pdl_level, "trace": trace}
         if algo in forms:

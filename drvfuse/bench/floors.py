@@ -34,8 +34,8 @@ def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
 def least_wire_bytes(op: str, residual: bool, ranks: int, nbytes: int) -> int:
     """The fewest bytes that a rank can receive for `nbytes` of input per rank.
 
-    For an all-reduce it is the lesser of those by one shot and by two shots. The fused op may gather FP8 rows instead,
-    unless every rank needs the sums too, as residual output.
+    For an all-reduce it is the smaller of the numbers for one shot and for two shots. The fused op may gather FP8 rows
+    instead, unless every rank needs the sums too, as residual output.
     """
     one, two = (ranks - 1) * nbytes, 2 * (ranks - 1) * nbytes // ranks
     gathered = 3 * (ranks - 1) * nbytes // (2 * ranks)

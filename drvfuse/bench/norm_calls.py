@@ -67,7 +67,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
 
     @functools.cache
     def solved() -> dict[str, Any]:
-        """The results for the rows of the banks, with the scales of groups row by row."""
+        """The reference's results for the rows of the banks. Group scales have the layout "row"."""
         of_form: dict[str, Any] = {"norm": form.norm, "beta": beta, "head_columns": form.head_columns or None}
         wanted = partial(reference.allreduce_rmsnorm_fp8, banks, gamma, EPSILON, nodes=group.nodes, **of_form)
         found = wanted(residual=residual, quantisation=made)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a peer: `python -m drvfuse.bench.peer_worker RANK PLAN`, started by `peers`, with torch.
+"""One rank of the measurement of a peer, a collective of another library, in a process of its own: `python -m
+drvfuse.bench.peer_worker RANK PLAN`, started by `peers`, with torch.
 
 The plan, a JSON object, has `peer`, `op`, `residuals`, `ranks`, `shapes`, `calls`, `sets`, `weight_columns` (K of the
 GEMV, for each shape), `epsilon`, `folder` and `seconds`. The process writes `folder`/RANK, a JSON object per line: the

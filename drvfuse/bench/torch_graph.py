@@ -11,7 +11,7 @@ from .timing import REPLAYS
 
 
 def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> float:
-    """The median of `torch_times`."""
+    """The median of `torch_times`: microseconds per call."""
     return statistics.median(torch_times(function, arguments))
 
 

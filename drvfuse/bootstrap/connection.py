@@ -34,7 +34,7 @@ class AnotherGroup(Exception):
 def greet(connected: socket.socket, group: str, rank: int, size: int, secret: bytes, seconds: float) -> Unpacker:
     """Do the handshake of a rank (`handshake`), in which both ends prove that they know `secret`.
 
-    The caller keeps the socket. Returns the bytes that arrived behind the handshake. Raises AnotherGroup; GroupMismatch
+    The caller keeps the socket. Returns the bytes that arrived after the handshake. Raises AnotherGroup; GroupMismatch
     if the secrets, versions or sizes differ, or if the rank is connected already; OSError if the server has ended or
     does not answer within `seconds`.
     """

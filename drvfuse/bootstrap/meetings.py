@@ -71,7 +71,8 @@ class Meetings:
         return all(rank in self._seen for rank in self._boards[0].members)
 
     def came(self, rank: int, who: str) -> str | None:
-        """Record that a rank has connected, from `who`. If that rank was connected already, returns its first `who`."""
+        """Record that a rank has connected; `who` describes its process. Returns the description of the process that
+        had connected as this rank before, or None."""
         before = self._seen.get(rank)
         self._seen.setdefault(rank, who)
         return before

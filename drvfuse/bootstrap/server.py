@@ -120,7 +120,7 @@ class Server:
         elif ready in self._listeners:
             try:
                 connected, address = ready.accept()
-            except OSError:  # the client has disconnected; or no descriptor is free, so it is useless to try at once
+            except OSError:  # the client has gone, or no descriptor is free: a retry now would fail too
                 return time.sleep(0.01)
             known = handshake.credentials(connected)
             where = f"process {known[0]}" if known else f"{address[0]}"

@@ -81,7 +81,8 @@ def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block that uses the driver of the option. On real GPUs it forbids multicast, unless `multimem` asks for it."""
+    """A `with` block that uses the driver of `--driver`. On real GPUs it forbids multicast unless `multimem` is
+    true."""
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 

@@ -61,7 +61,7 @@ class CallState:
         failure = None if self._link is None else self._link.failure
         if self._error is None and self._workspace.reported():
             report, ended = self._workspace.first_report(), self._transport.ended
-            if failure is None or report["leg"] != EXCHANGE:  # an aborted exchange brings no word of other nodes
+            if failure is None or report["leg"] != EXCHANGE:  # it delivers no abort words of other nodes
                 self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:
             raise self._error()
@@ -70,7 +70,7 @@ class CallState:
             raise failure
 
     def refuse(self, calls: ComparedCalls | None) -> None:
-        """Raise why the group must be reset by all of its processes."""
+        """Raise the error that says why all processes of the group must reset it."""
         self.check(calls)
         raise LaunchError(
             "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "

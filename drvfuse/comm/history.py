@@ -206,7 +206,7 @@ class History:
         return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
-        """The kept calls of a rank, each with the words for a message about the graph that holds it."""
+        """The kept calls of a rank, each with the words by which a message names the graph that holds it, or ""."""
         for entry in self._entries:
             if isinstance(entry, GraphCalls):
                 notes = entry.notes[position]

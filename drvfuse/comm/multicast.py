@@ -124,7 +124,7 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
 
 @contextlib.contextmanager
 def vote(team: Team) -> Iterator[None]:
-    """A block that ends in a vote on whether the steps inside have succeeded on all ranks.
+    """A `with` block that ends in a vote on whether the steps inside have succeeded on all ranks.
 
     Raises the failure that the ranks agree on. Another error than MulticastError, such as KeyboardInterrupt, is raised
     at once, without a vote.
@@ -151,8 +151,8 @@ def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
 
 @contextlib.contextmanager
 def step_of(rank: int) -> Iterator[None]:
-    """A block in which the error of a driver call becomes a MulticastError of `rank`, with the meaning of its code for
-    multicast.
+    """A `with` block in which the error of a driver call becomes a MulticastError of `rank`, with the meaning of its
+    code for multicast.
     """
     try:
         yield

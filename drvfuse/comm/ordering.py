@@ -30,7 +30,7 @@ def same(one: Stream, other: Stream) -> bool:
 class RankOrder:
     """The stream of a rank's last call; orders the next call after that one.
 
-    A foreign stream may be destroyed after the call, so an event that was recorded behind the call stands for it.
+    A foreign stream may be destroyed after the call, so an event that was recorded after the call stands for it.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ This module alone defines the layout: the kernels receive it as preprocessor def
     PAYLOAD_OFFSET  payload, `payload_bytes` long: the data that peers read by the pull algorithms
     slots_offset    slots, twice `half_bytes`: the data that peers store by the push algorithms
 
-Every word in front of the payload starts at zero. The epoch counts barriers and push calls in units of
+Every word before the payload starts at zero. The epoch counts barriers and push calls in units of
 EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
 units, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the slots
 is 0xFFFFFFFF. Only the slots that calls need are filled with this value, since filling is slow on an emulated device.

@@ -36,7 +36,7 @@ _META = "meta.json"
 _TEMPORARY = "~"  # the names of temporary directories begin with it, the labels of entries do not
 _USE_SECONDS = 60  # the last use of an entry is recorded at most this often
 _ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
-_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # how long, and how often, a process polls for the entry of another
+_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an entry that another process builds
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders for which a warning was logged
@@ -57,7 +57,8 @@ def entry_path(label: str, key: str) -> Path | None:
 
 
 def source_name(label: str, others: tuple[str, ...]) -> str:
-    """The name of the source's file in its entry, beside the files `others`. Line information shows this name."""
+    """The name of the source's file in its entry, which differs from the names `others` of the other files. Line
+    information shows this name."""
     name = _readable(label)
     return "source.cu" if name in (*others, _META, "", ".", "..") else name
 
@@ -100,8 +101,8 @@ def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 @contextlib.contextmanager
 def building(entry: Path) -> Iterator[bool]:
-    """A block in which one process at a time builds a missing entry. It yields True if this process has waited, so that
-    the entry may exist now.
+    """A `with` block in which one process at a time builds a missing entry. It yields True if this process has waited,
+    so that the entry may exist now.
 
     The ranks of a job start together and need the same kernels. The lock of a process that ends is released. This waits
     a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no locks.

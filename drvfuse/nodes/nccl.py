@@ -137,7 +137,7 @@ class Nccl:
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
-        """A block whose NCCL calls are one group, so that no rank waits for another one of this thread."""
+        """A `with` block whose NCCL calls are one group, so that no rank waits for another one of this thread."""
         self._nccl.group_start()
         try:
             yield
@@ -146,7 +146,7 @@ class Nccl:
 
     @contextmanager
     def _calls(self, members: Sequence[Member]) -> Iterator[None]:
-        """A block in which an error of NCCL becomes an ExchangeError."""
+        """A `with` block in which an error of NCCL becomes an ExchangeError."""
         try:
             yield
         except self._nccl.NCCLError as error:

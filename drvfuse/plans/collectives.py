@@ -67,7 +67,7 @@ class Work:
         """Bytes of a row's results, without scales, that its owner stores for the other ranks or sends to them."""
         if self.residual:
             return row_packs * self.width * (self.residual_itemsize or self.itemsize)
-        pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # whole words
+        pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # rounded up to whole words
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
@@ -78,7 +78,7 @@ class Work:
         """The bytes of the words in which push_two_shot sends a row's scales (cu/collectives/scale_words.cuh)."""
         if self.scales_itemsize != 1 or not self.group:
             return self.scale_bytes(columns)
-        in_warp = 32 * self.width // self.group  # groups
+        in_warp = 32 * self.width // self.group  # the number of groups of a warp
         return 4 * ceil_div(columns // self.group, min(4, in_warp))
 
 
@@ -211,8 +211,8 @@ def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
 
 
 def barriers(work: Work, items: int, chunk: int) -> int:
-    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with such
-    chunks.
+    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with chunks of
+    this size.
     """
     if work.local:
         return 0

@@ -45,8 +45,7 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
-    """The moves of an all-gather: rank i's `rows[i]` rows go to every output, behind the rows of the ranks before
-    it."""
+    """The moves of an all-gather: rank i's `rows[i]` rows go to every output, after the rows of the ranks before it."""
     starts = _starts(rows)
     return tuple(
         tuple(Move(0, start * row_bytes, count * row_bytes) for _ in rows)

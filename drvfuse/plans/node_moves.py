@@ -39,7 +39,7 @@ class Inside:
 
     `same`: a rank's bytes are the same for all ranks of its node, itself included. `root`: in a broadcast inside nodes,
     the number of the rank that has the bytes. With `arrangement` the bytes of the last part are scales, which are
-    rearranged behind the first `begin` bytes of the outputs; if they come from payloads, no other part has bytes.
+    rearranged after the first `begin` bytes of the outputs; if they come from payloads, no other part has bytes.
     """
 
     tables: tuple[Moves, ...]

@@ -97,7 +97,7 @@ def _lz4(block: bytes, size: int) -> bytes:
 
 
 def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """(a length, the offset behind it). If the nibble `length` is 15, bytes are added to it, until one is not 255."""
+    """(a length, the offset after it). If the nibble `length` is 15, bytes are added to it, until one is not 255."""
     if length == 15:
         while True:
             length += block[at]

@@ -227,7 +227,7 @@ def _after(text: str, start: int, end: str) -> int:
 
 
 def _body_end(text: str, brace: int) -> int:
-    """The offset behind the body whose opening brace is at `brace`."""
+    """The offset after the body whose opening brace is at `brace`."""
     depth = 0
     for found in re.compile(r'"(?:\\.|[^"\\])*"|[{}]').finditer(text, brace):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

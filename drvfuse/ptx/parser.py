@@ -59,7 +59,7 @@ class _Parser:
         if not self.module.target:
             raise PtxError(1, text.strip()[:60], "not PTX: it has no .target directive")
         if self.bodies:
-            self.locations.read_files(text)  # first, since functions may refer to files that are declared behind them
+            self.locations.read_files(text)  # first, since functions may refer to files that are declared after them
         while True:
             found = _WORD.search(text, self.pos)
             if found is None:

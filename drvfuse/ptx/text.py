@@ -53,7 +53,7 @@ def integer(text: str) -> int:
 
 
 def skip_head(ptx: str) -> tuple[tuple[int, int], str, int]:
-    """(.version, .target, the offset behind them) of a text; (0, 0) and "" if it does not begin with them."""
+    """(.version, .target, the offset after them) of a text; (0, 0) and "" if it does not begin with them."""
     version, target, end = (0, 0), "", 0
     while (found := _HEAD.match(ptx, end)) is not None:
         end = found.end()

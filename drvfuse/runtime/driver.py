@@ -3,7 +3,7 @@
 raises errors, and records calls.
 
 `get_driver("cuda").cuMemAlloc(4096)` calls `cuda.bindings.driver.cuMemAlloc`, raises `DriverError` unless it succeeds,
-and returns the values behind the status: None, one value, or a tuple. The emulated driver is called in the same way.
+and returns the values after the status: None, one value, or a tuple. The emulated driver is called in the same way.
 
 Nothing here runs at import. A process forked after a driver was opened must not use it: every call then raises
 `ClosedError` at once, because neither CUDA contexts nor the emulated machine survive a fork.
@@ -138,7 +138,7 @@ class Driver(Owner):
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
-        """cuLaunchKernelEx with one more argument in front, a `calls.LaunchNote`, which the record and errors show."""
+        """cuLaunchKernelEx with one more first argument, a `calls.LaunchNote`, which the record and errors show."""
         name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
         function = self.raw(name)
 

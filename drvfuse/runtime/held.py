@@ -46,7 +46,7 @@ def keep(stream: Stream, objects: object) -> None:
 def _drop(driver: Driver) -> None:
     """Drop the objects of all leading events that are complete."""
     entries = driver.part(_Held).entries
-    dropped = []  # beyond the lock, as a library's own code runs when its objects are dropped
+    dropped = []  # dropped after the lock is released, since dropping runs code of other libraries
     with driver.lock:
         try:
             while entries and _complete(driver, entries[0][0]):

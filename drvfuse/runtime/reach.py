@@ -57,7 +57,8 @@ def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
 
 
 def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
-    """Whether `user` can access the range. For cuMemAlloc memory of another device it is `plain(ptr, holder, user)`."""
+    """Whether `user` can access the range. For cuMemAlloc memory of another device `plain(ptr, holder, user)`
+    decides."""
     if nbytes == 0:
         return True
     driver = user.driver

@@ -143,7 +143,7 @@ class Stream(Owned):
         code, *values = driver.result("cuStreamGetCtx", self.handle)
         if int(code) in _UNKNOWN_HANDLE:
             raise ArgumentError(argument, hex(self.handle), f"a stream of the {driver.name} driver in use")
-        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no context to tell
+        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no CUcontext
             return
         driver.cuCtxPushCurrent(values[0])
         try:

@@ -204,18 +204,18 @@ __device__ __forceinline__ float scale_of_row(const u32 (&pair)[2], int r) {
     return __uint_as_float(r % 2 ? bits & 0xffff0000u : bits << 16);
 }
 
-// RMSNorm's y.
+// Returns y of an element for RMSNorm.
 __device__ __forceinline__ float normalised(float x, float scale, float rstd, float weight) {
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
 }
 
-// LayerNorm's y, where `deviation` is x * s - mean.
+// Returns y of an element for LayerNorm, where `deviation` is x * s - mean.
 __device__ __forceinline__ float layer_normalised(float deviation, float rstd, float w, float b) {
     const float xhat = __fmul_rn(deviation, rstd);
     return AFFINE ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
 }
 
-// LayerNorm's y.
+// Returns y of an element for LayerNorm.
 __device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
     return layer_normalised(__fsub_rn(__fmul_rn(x, scale), mean), rstd, w, b);
 }

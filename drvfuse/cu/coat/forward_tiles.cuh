@@ -101,7 +101,7 @@ __device__ __forceinline__ void reload_batch(Batch& batch, const Rows& rows, int
 
 using Quad = u32[4][TC / 4];  // TC columns of four rows; bytes that do not exist are undefined
 
-// What the elements of four rows are multiplied by.
+// The factors of the elements of four rows.
 struct Factors {
     u32 scale[2];   // the bf16 bits of the rows' scales, two rows per word
     float rstd[4];  // the rows' rstd

@@ -64,7 +64,7 @@ struct NormParams {
     int columns;            // columns of the input
     float epsilon;          // the number added to the mean of squares
     float weight_offset;    // the number added to gamma
-    float given;            // the number that quantise.cuh describes
+    float given;            // the upper bound, or the scale that the caller gave (quantise.cuh)
     int early_trigger;      // 1: trigger dependent launches at entry, 0: at the end
 };
 

@@ -53,9 +53,9 @@ enum class TraceRole : u32 {
     store,         // stored results
     gather,        // read peers' results
     receive,       // waited until the words of all peers had arrived
-    apply_load,    // the block that completes the results of the others: waited for these and read them,
-    apply_reduce,  // reduced it,
-    apply_store,   // stored the result
+    apply_load,    // in the block that completes the results of the others: waited for these and read them
+    apply_reduce,  // in that block: reduced the results
+    apply_store,   // in that block: stored the result
     finish,        // everything after the last lap
 };
 

@@ -59,7 +59,7 @@ class EpilogueParameters:
 
     @property
     def kernel_text(self) -> str:
-        """The text in front of a kernel that is compiled with DRVFUSE_EPILOGUE."""
+        """The text before a kernel that is compiled with DRVFUSE_EPILOGUE."""
         return f'#include "common/prelude.cuh"\n{self.text}\n'
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:

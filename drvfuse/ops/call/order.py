@@ -35,7 +35,7 @@ class Route:
         owners: Sequence[Stream] = (),
         unordered: Sequence[Array] = (),
     ) -> None:
-        """`away` are the arrays whose own stream may be another stream."""
+        """`away` are the arrays whose own stream may differ from `stream`."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.unordered = unordered
         self.libraries: Sequence[Stream] = ()
@@ -138,5 +138,5 @@ def _outside(stream: Stream, capture: int | None) -> bool:
 
 
 def _distinct(streams: Iterable[Stream]) -> list[Stream]:
-    """Each stream once."""
+    """The streams without duplicates."""
     return list({(stream.device.index, stream.handle, stream.closed): stream for stream in streams}.values())

@@ -5,8 +5,8 @@ Whether a plain call is right, and what it launches, follows from its `Layout`: 
 and which arrays share memory matter, and the layout has both. So the first call of a layout is checked and planned as
 any other, and then kept as a `Repeat`. Later calls of the layout write their addresses to its parameters and launch it.
 
-A call has no layout if the result of a check may change between two calls. So it is with arrays of other libraries and
-with memory that is not of drvfuse's pools, which may be closed, or may no longer be accessible to a peer.
+A call has no layout if the result of a check may change between two calls. This is the case for arrays of other
+libraries, and for memory from other pools than drvfuse's: it may be freed, or a peer may lose access to it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Specialisation:
     """What a kernel is compiled from.
 
     The kernel `kernel`, or else `name`, is in the file `room`/`name`.cu of cu/. `defines` are its definitions, and
-    `text` comes in front of the file. `capability` is the least compute capability, which the kernel `needs` for the
+    `text` is inserted before the file. `capability` is the least compute capability, which the kernel `needs` for the
     feature of that name. `fault` is the fault that is planted in the kernel.
     """
 

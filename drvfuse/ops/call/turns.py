@@ -110,7 +110,7 @@ class GroupTurns:
 
 
 class DeviceTurns:
-    """What an op on one device uses that needs no workspace: nothing that calls would use in turn."""
+    """The turns of an op on one device without a workspace: its calls share nothing."""
 
     ranks = 1
     more: Sequence[Array] = ()
