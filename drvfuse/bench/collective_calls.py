@@ -25,7 +25,7 @@ from ..runtime.array import Array
 from ..trace.buffer import Trace
 from .timing import Timing, microseconds_per_call, together
 
-BANK = 131  # rows: a prime, so that rows of one owner, chunk or tile differ
+BANK = 131  # rows of a bank: a prime, so that the rows of an owner, chunk or tile differ
 LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 
 Host = npt.NDArray[Any]

@@ -98,7 +98,7 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
                     gemv=torch_times(gemv, pairs),
                     chain=torch_times(_after_gemv(gemv, call), pairs),
                 )
-            except Exception as error:  # this shape has failed; if the device is lost, the others fail too
+            except Exception as error:  # this shape has failed; after the loss of the device all others fail too
                 write(rows=rows, cols=cols, residual=residual, failed=first_line(error))
 
 
@@ -225,4 +225,4 @@ if __name__ == "__main__":
     status = main(int(sys.argv[1]), json.loads(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a communicator whose peer has failed would wait for it in its destructor
+    os._exit(status)  # the destructor of a communicator would wait for a rank that has failed

@@ -133,7 +133,7 @@ class Connection:
                 return
             last = not self._members
         self._send({"do": "leave", "board": board, "number": 0, "how": how})
-        if last:  # the server reads what was sent and closes its end; then the thread closes this one
+        if last:  # the server reads what was sent and closes its end; then the thread closes this end
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
@@ -198,7 +198,7 @@ class Connection:
             lost = "its process sent what is no message of a board"
         with self._news:
             self._lost = self._failure or lost
-            for board, members in self._members.items():  # rank 0 of the first board: the server was in its process
+            for board, members in self._members.items():  # rank 0 of the first board ran the server
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)
             self._news.notify_all()

@@ -202,7 +202,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        blocks = min(64, device(driver=driver).sm_count // 2)  # the other half is for the group of the unfused sequence
+        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence needs the other half
         with (
             Group.local(gpus, driver=driver, max_blocks=blocks) as group,
             progress("compiling and running kernels", show=not arguments.json),

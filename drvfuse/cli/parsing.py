@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)
-        if unknown:  # argparse would leave them to the parser of all commands
+        if unknown:  # argparse would leave unknown arguments to the parser of all commands
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Event, Stream
 
-KEPT = 512  # launches and replays that can be named; older ones are only counted, with their barriers
+KEPT = 512  # launches and replays that can be named; older launches are only counted, with their barriers
 
 
 class CallNote(NamedTuple):

@@ -94,7 +94,7 @@ def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
         try:
             return _form(team, nbytes)
         except MulticastError as failure:
-            left = hasattr(failure, "__notes__")  # the clean-up failed too: another attempt would leak more
+            left = hasattr(failure, "__notes__")  # the clean-up has failed too: another attempt would leak more memory
             if failure.code != NOT_READY or left or attempt == ATTEMPTS:
                 raise
             _log.info("multicast was not ready (attempt %d of %d): %s", attempt, ATTEMPTS, failure)

@@ -33,8 +33,8 @@ from .. import config
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
-_TEMPORARY = "~"  # the names of temporary directories begin with it, the labels of entries do not
-_USE_SECONDS = 60  # the last use of an entry is recorded at most this often
+_TEMPORARY = "~"  # begins the names of temporary directories, but of no entry
+_USE_SECONDS = 60  # seconds between two records of the last use of an entry
 _ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
 _BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an entry that another process builds
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up

@@ -150,7 +150,7 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and when that was first seen
+        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and since when
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
             for position, (begun, ended, sending, received) in enumerate(words.tolist()):

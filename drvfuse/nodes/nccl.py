@@ -186,7 +186,7 @@ class Nccl:
                 self._lock.release()
 
     def _abandon(self) -> None:
-        with suppress(KeyError):  # `popitem` raises this when none is left; two threads may be here
+        with suppress(KeyError):  # no communicator is left: another thread may have taken the last one
             while True:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 

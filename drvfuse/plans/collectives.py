@@ -176,7 +176,7 @@ def _multimem_slot(work: Work, columns: int) -> int:
     """Bytes of multicast staging that a row takes: the row or, in its place, its results; and its scales."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # residual_out overwrites the staged row, unless it is larger
+    if work.residual:  # residual_out overwrites the staged row, unless the sum is larger
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16

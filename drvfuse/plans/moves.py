@@ -149,7 +149,7 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # at least one, as every rank must receive from every other
+    units = max(1, ceil_div(work.most, threads))  # every rank must receive from all others
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
     beside = of_round * rounds * threads if peers else 0  # packs that stay and are copied with the packs that are sent
     rest = max(0, work.most_own - beside)
@@ -218,7 +218,7 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
     if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and for the own output
         return Traffic(own + once + 3 * remote, remote)
-    if algo in PUSH:  # read; on the other device polled, cleared and written
+    if algo in PUSH:  # bytes are read; on the other device polled, cleared and written
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
     if staged and algo == "pull" and work.same:  # one copy serves all peers
         return Traffic(2 * own + 2 * once + remote, remote)

@@ -51,7 +51,7 @@ def _drop(driver: Driver) -> None:
         try:
             while entries and _complete(driver, entries[0][0]):
                 dropped.append(entries.popleft())
-        except DrvfuseError:  # for a closed device or a lost context: a later query would fail too
+        except DrvfuseError:  # the device was closed or its context lost: a later query would fail too
             dropped.append(entries.popleft())
             raise
         finally:

@@ -106,7 +106,7 @@ class Launch:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
         arguments = self._arguments
-        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy, since they may be overwritten in place
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: arguments may change in place
         with self.device.use():
             self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:

@@ -10,7 +10,7 @@
 
 using In = DRVFUSE_DTYPE;                      // the type of the input
 using Gamma = DRVFUSE_GAMMA_DTYPE;             // the type of gamma and beta
-using Residual = DRVFUSE_RESIDUAL_DTYPE;       // the type of the residual and its sum
+using Residual = DRVFUSE_RESIDUAL_DTYPE;       // the type of residual and residual_output
 using Out = DRVFUSE_OUT_DTYPE;                 // the type of the output: codes, or the input's type
 using Scale = DRVFUSE_SCALES_DTYPE;            // the type of the scales
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);  // the kind of quantisation

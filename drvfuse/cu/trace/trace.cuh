@@ -42,7 +42,7 @@
 // The activity of a block since the previous lap. drvfuse/trace/layout.py has the names, in the same order.
 enum class TraceRole : u32 {
     producer,      // from the entry until the previous kernel had completed
-    stage,         // copied its input to staging memory
+    stage,         // copied the rank's input to staging memory
     push,          // stored to peers
     sync,          // waited for the other threads of the block
     wait,          // waited for a peer, inside a barrier; no lap has this role

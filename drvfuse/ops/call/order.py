@@ -91,7 +91,8 @@ class Route:
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:
-        """Keep `unordered` until the graph that was launched on `stream` is complete. It may be closed before that."""
+        """Keep `unordered` until the graph that was launched on `stream` is complete. The graph may be closed
+        earlier."""
         if stream.capture_id() is None:
             held.keep(stream, self.unordered)
 

@@ -55,7 +55,7 @@ class Workspace:
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self.user: Stream | None = None  # the stream that used it last, of a workspace that drvfuse keeps
+        self.user: Stream | None = None  # the stream that used the workspace last, if drvfuse keeps it
 
     @property
     def params(self) -> ScratchParams:

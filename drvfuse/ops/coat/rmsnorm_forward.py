@@ -80,7 +80,7 @@ def fp8_rmsnorm_forward(
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "rstd")
     call = Fp8Call("fp8_rmsnorm_forward", given, read, wanted, WORDS_BYTES)
     aligned = call.aligned("x", "qy", "weight")
-    address = call.arrays["qy_t"].ptr % 16  # its alignment decides the size of stores, up to 16 bytes
+    address = call.arrays["qy_t"].ptr % 16  # the alignment of qy_t decides the size of its stores
 
     def plan() -> Planned:
         plan = forward_plan(limits(call.device), call.rows, call.columns, QB)
