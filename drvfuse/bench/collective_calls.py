@@ -40,7 +40,7 @@ def bank(seed: int, rows: int, columns: int, dtype: str = "bfloat16") -> Host:
 
 
 def repeated(values: Host, rows: int) -> Host:
-    """The tensor with that number of rows that repeats the rows of a bank."""
+    """A tensor with `rows` rows, which repeats the rows `values` of a bank."""
     return values if len(values) == rows else np.resize(values, (rows, *values.shape[1:]))
 
 
@@ -102,8 +102,8 @@ class CollectiveCalls:
                     raise DrvfuseError(f"{call.describe()}: {result.name} of rank {rank.index} are wrong")
 
     def times(self, algo: str, calls: int) -> dict[str, Any]:
-        """The time of a call for each level of PDL, in graphs of at least that number of calls, and the algorithm that
-        "auto" chose. `check` has compared the results before."""
+        """The time of a call for each level of PDL, in graphs of at least `calls` calls, and the algorithm that "auto"
+        chose. `check` has compared the results before."""
         self.check(algo)
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():

@@ -52,7 +52,8 @@ class Links:
         self._targets = [rank.empty(self._nbytes, "uint8") for rank in group]
 
     def push_us(self, nbytes: int, calls: int) -> Timing:
-        """The time to push `nbytes` with the best of some grids; the constructor's `nbytes` is the largest."""
+        """The time to push `nbytes` bytes, at most as many as the constructor was given, with the fastest of several
+        grids."""
         most = -(-nbytes // _COPY_BYTES)
         sms = self._group[0].device.sm_count
         grids = sorted({max(1, min(most, times * sms)) for times in (1, 2, 4)})

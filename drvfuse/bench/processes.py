@@ -35,8 +35,8 @@ _COMMAND = [sys.executable, "-m", "drvfuse.bench.process_worker"]
 
 
 class Workers:
-    """A process for each of `ranks` GPUs, which form a group over that number of nodes. A context manager, which ends
-    them."""
+    """A process for each of `ranks` GPUs, which form a group of `nodes` nodes. A context manager, which ends the
+    processes."""
 
     def __init__(self, driver: str, ranks: int, nodes: int = 1) -> None:
         shared = {

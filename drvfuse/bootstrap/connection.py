@@ -100,7 +100,8 @@ class Connection:
         threading.Thread(target=self._read, name=f"drvfuse board, rank {rank}", daemon=True).start()
 
     def open(self, board: int, members: tuple[int, ...]) -> dict[int, str]:
-        """Begin to use the board of that number. Returns the dictionary of its ended ranks, which the thread fills."""
+        """Begin to use board number `board`. Returns the dictionary of its ended ranks, which the reading thread
+        fills."""
         with self._news:
             self._members[board] = members
             return self._ended.setdefault(board, {})
@@ -123,8 +124,8 @@ class Connection:
                 del self._answers[number]
 
     def leave(self, board: int, how: str) -> None:
-        """Take no further step on that board. When the last board is left, the connection is closed. Does nothing in a
-        forked child.
+        """Take no further step on board number `board`. When the last board is left, the connection is closed. Does
+        nothing in a forked child.
         """
         if self.pid != os.getpid():  # in a child the lock may be held for ever, by a thread of the parent
             return

@@ -78,7 +78,7 @@ class Meetings:
         return before
 
     def suspect(self, rank: int, text: str) -> None:
-        """Mention `text` in the error if that rank does not connect."""
+        """Mention `text` in the error if `rank` does not connect."""
         if rank in self._boards[0].members:
             self._suspects[rank] = text
 
@@ -89,7 +89,8 @@ class Meetings:
             self._mismatch(board, *self._refused)
 
     def ask(self, rank: int, number: int, request: Request) -> None:
-        """Record that `rank` takes a step on board `number`. Raises KeyError if it is not a member of that board."""
+        """Record that `rank` takes a step on board `number`. Raises KeyError if the rank is not a member of that
+        board."""
         board = self._boards[number]
         if rank not in board.members or rank in board.requests:
             raise KeyError(rank)
@@ -102,7 +103,7 @@ class Meetings:
             self._meet(board)
 
     def withdraw(self, rank: int, number: int, request: int) -> None:
-        """Record that `rank` no longer waits for the answer to that request."""
+        """Record that `rank` no longer waits for the answer to its request number `request`."""
         board = self._boards.get(number)
         if board and rank in board.requests and board.requests[rank].number == request:
             del board.requests[rank]

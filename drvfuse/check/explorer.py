@@ -74,8 +74,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
-    """The results, in the order in which tasks end. With one job this process does all tasks, else that number of other
-    processes does. Closing the iterator ends the processes.
+    """The results, in the order in which tasks end. If `jobs` is 1, this process does all tasks, else `jobs` other
+    processes do them. Closing the iterator ends the processes.
 
     Raises DrvfuseError if a process of the pool is killed.
     """

@@ -81,7 +81,7 @@ class Run:
 
     @contextlib.contextmanager
     def ignored(self, machine: Machine, kind: str) -> Iterator[None]:
-        """A `with` block in which reports of that kind are not findings. The block must wait for its queued work."""
+        """A `with` block in which reports of kind `kind` are not findings. The block must wait for its queued work."""
         before = len(machine.reports)
         yield
         machine.reports[before:] = [report for report in machine.reports[before:] if report.kind != kind]

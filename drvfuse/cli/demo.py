@@ -49,7 +49,7 @@ class Check:
 
 
 def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
-    """(driver, number of GPUs, the line that names them). Takes the emulated driver by itself only if `asked` is None.
+    """(driver, number of GPUs, the line that names them). Falls back to the emulated driver only if `asked` is None.
 
     Raises DriverUnavailable if the driver `asked` cannot be used, and ArgumentError if it has too few devices.
     """

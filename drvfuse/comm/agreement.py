@@ -132,7 +132,7 @@ class Agreement:
     layout: Nodes
 
     def of(self, ranks: Sequence[int]) -> Agreement:
-        """The agreement of these ranks, a node of the group."""
+        """The part of the agreement that concerns `ranks`, the ranks of one node."""
         members, gpus = tuple(self.members[rank] for rank in ranks), tuple(self.gpus[rank] for rank in ranks)
         return replace(self, members=members, gpus=gpus, layout=Nodes((0,) * len(ranks)))
 

@@ -35,7 +35,7 @@ _ENTRY = np.dtype([("hash", "<u8"), ("name", f"S{_NAME_BYTES}")])
 
 
 def hash_of(name: str) -> int:
-    """The hash of the call with that name: 48 bits, never all 0, above 16 bits that are 0."""
+    """The hash of the call named `name`: 48 bits, never all 0, above 16 bits that are 0."""
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).digest()
     return max(1, int.from_bytes(digest, "little")) << _NUMBER_BITS
 

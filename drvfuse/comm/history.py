@@ -53,10 +53,10 @@ class Noted(Protocol):
 
 @dataclass
 class Totals:
-    """How many calls a rank was launched with, and the number of barriers of all these calls.
+    """How many calls a rank was launched with, and how many barriers these calls have in all.
 
-    `waiting` is the number of the first call that waits for peers and began with the same epoch that the rank has after
-    all of these calls; 0 if there is none.
+    `waiting` is the number of the first counted call that waits for peers and began at the epoch that the rank has
+    after all counted calls; 0 if there is none.
     """
 
     calls: int = 0

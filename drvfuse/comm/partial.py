@@ -52,7 +52,7 @@ class PartialCalls:
 
     @property
     def first(self) -> CallNote | None:
-        """The oldest of these calls, if there is one."""
+        """The oldest call that is not launched on all ranks, if there is one."""
         with self._lock:
             return self._calls[0].note if self._calls else None
 

@@ -138,8 +138,8 @@ class Workspace:
     def compared_calls(self, first: bool) -> ComparedCalls | None:
         """What the comparison of the ranks' calls needs; None for a group that does not compare them.
 
-        Ranks in several processes always compare their calls. With `first`, they do so before any data moves, and
-        ranks of one process do so too.
+        Ranks in several processes always compare their calls. With `first` they compare them before any data moves, and
+        ranks of one process compare theirs too.
         """
         if self._tables is None:
             return ComparedCalls.of_one_process(first=True) if first else None
@@ -190,8 +190,8 @@ class Workspace:
     def require_slots(self, nbytes: int) -> None:
         """Fill the first `nbytes` of both halves of the slots of this process's ranks, so that calls may use them.
 
-        If they are not filled yet, this blocks. It uses streams of its own, so it is legal during a capture, and while
-        calls run that use fewer slots.
+        Blocks if the slots are not filled yet. They are filled on separate streams, so this is legal during a capture,
+        and while calls run that use fewer slots.
         """
         if nbytes <= self._filled:
             return

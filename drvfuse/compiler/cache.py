@@ -50,7 +50,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def entry_path(label: str, key: str) -> Path | None:
-    """The path of the entry with that key, which may be missing; None if the cache is off."""
+    """The path of the entry with the key `key`, which may be missing; None if the cache is off."""
     if not config.get("cache"):
         return None
     return Path(config.get("cache_dir")) / "kernels" / f"{_readable(label)}-{key[:40]}"
@@ -104,8 +104,9 @@ def building(entry: Path) -> Iterator[bool]:
     """A `with` block in which one process at a time builds a missing entry. It yields True if this process has waited,
     so that the entry may exist now.
 
-    The ranks of a job start together and need the same kernels. The lock of a process that ends is released. This waits
-    a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no locks.
+    The ranks of a job start together and need the same kernels. The lock of a process that ends is released. A process
+    waits a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no
+    locks.
     """
     path = entry.parent / f"{_TEMPORARY}lock-{entry.name}"
     file = None
@@ -192,7 +193,7 @@ def _keep_limit(folder: Path, added: int) -> None:
         return
     found = []  # (time of the last use, bytes, entry)
     for entry in list(os.scandir(folder)):
-        with contextlib.suppress(OSError):  # another process may delete it at the same time
+        with contextlib.suppress(OSError):  # another process may delete the entry meanwhile
             used = entry.stat().st_mtime
             if entry.name.startswith(_TEMPORARY):
                 if time.time() - used > _ABANDONED_SECONDS:

@@ -88,7 +88,7 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
 
 
 def find_order(node_order: str | None, nodes: int) -> str:
-    """The order that the argument `node_order` selects for that number of nodes: "fixed" or "engine"."""
+    """The order that the argument `node_order` selects for `nodes` nodes: "fixed" or "engine"."""
     if node_order is None:
         return "fixed" if nodes <= FIXED_UP_TO else "engine"
     if node_order not in ORDERS:

@@ -57,7 +57,7 @@ class Arrangement:
         return self.layout == "tiles"
 
     def column_bytes(self, rows: int) -> int:
-        """The bytes of a column of scales of that number of rows, which is padded to a multiple of four rows."""
+        """The bytes of a column of the scales of `rows` rows, padded to a multiple of four rows."""
         return ceil_div(rows, 4) * 4 * self.itemsize
 
     @property

@@ -54,7 +54,7 @@ def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
 
 
 def all_gather_scales(arrangement: Arrangement) -> Moves:
-    """The moves of scales with that arrangement: every rank sends its scales to every output. The targets of these
+    """The moves of scales with `arrangement`: every rank sends its scales to every output. The targets of these
     moves are not used, as the scales of a rank do not stay together in an output."""
     return tuple((Move(0, 0, nbytes),) * len(arrangement.rows) for nbytes in arrangement.rank_bytes)
 

@@ -60,7 +60,7 @@ class ScatterChunk:
         return self.area + (2 * self.nodes - 1) * self.stride
 
     def received(self, node: int) -> int:
-        """The offset at which that node's sums of the own part begin."""
+        """The offset of the sums of the own part that come from `node`."""
         return self.area + node * self.stride
 
     def sent(self, step: int) -> int:

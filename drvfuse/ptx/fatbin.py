@@ -20,7 +20,7 @@ _HEADER = struct.Struct("<4sHHQ")  # magic, version, size of the header, size of
 _ENTRY = struct.Struct("<HHIQII4xI8xQ8xQ")
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000
-_MOST = 1 << 31  # bytes of PTX
+_MOST = 1 << 31  # the most bytes to which PTX is decompressed
 
 
 class FatbinError(Exception):

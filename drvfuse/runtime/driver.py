@@ -117,8 +117,8 @@ class Driver(Owner):
         return call
 
     def raw(self, name: str) -> Callable[..., Any]:
-        """The driver's function of that name, which returns `(CUresult, values...)`. Raises Unsupported if there is
-        none."""
+        """The driver's function `name`, which returns `(CUresult, values...)`. Raises Unsupported if the bindings lack
+        it."""
         for candidate in (_NEWEST.get(name), name):
             function = getattr(self._functions, candidate, None) if candidate else None
             if function is not None:

@@ -97,7 +97,8 @@ class Launch:
         return self._arguments.view(index, kind)
 
     def __call__(self, stream: StreamLike) -> None:
-        """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
+        """Queue the kernel on `stream`: a Stream of the launch's device, or a stream in any form that `Stream.wrap`
+        takes."""
         if not isinstance(stream, Stream) or stream.device is not self.device:
             stream = Stream.wrap(self.device, stream)
         if stream._closed:

@@ -266,7 +266,7 @@ class SymmetricBuffer(Owned):
         multicast: Owned | None = None,
         multicast_ptr: int | None = None,
     ) -> SymmetricBuffer:
-        """A buffer of these parts, by rank. It owns the parts and `users`, the objects that map the multicast address.
+        """A buffer of `parts`, by rank. It owns the parts and `users`, the objects that map the multicast address.
 
         The parts of the ranks `own` are on devices of this process."""
         self = cls.__new__(cls)

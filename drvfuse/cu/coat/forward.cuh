@@ -198,7 +198,7 @@ __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams&
     pair[0] = bits[0] | u32(bits[1]) << 16, pair[1] = bits[2] | u32(bits[3]) << 16;
 }
 
-// The scale of row `r`, 0 to 3, of those that load_scales() has loaded.
+// The scale of row `r` of the four rows whose scales load_scales() has loaded.
 __device__ __forceinline__ float scale_of_row(const u32 (&pair)[2], int r) {
     const u32 bits = pair[r / 2];
     return __uint_as_float(r % 2 ? bits & 0xffff0000u : bits << 16);

@@ -140,7 +140,7 @@ public:
     // Ends the phase `finish`. Called last, by all threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
         if (!in_warp()) return;
-        // These registers are read before the clocks, since that takes longer.
+        // These registers are read before the clocks, since reading them takes longer than reading a clock.
         const u32 sm = ptx::sm_index(), x = ptx::block_x(), y = ptx::block_y();
         if (writes()) {
             const u64 exited_ns = ptx::nanoseconds();

@@ -112,8 +112,7 @@ class Route:
 class ReplayOrder:
     """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
 
-    Each launch of the graph is ordered with them as a call of these arrays is: after their earlier work, and before
-    their later work.
+    Each launch of the graph comes after earlier work on these streams, and before later work on them.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -122,7 +121,7 @@ class ReplayOrder:
         graph.after_launch(self._after)
 
     def add(self, streams: Sequence[Stream]) -> None:
-        """Order later launches of the graph with these streams too."""
+        """Add streams with which later launches of the graph are ordered."""
         self._streams = _distinct((*self._streams, *streams))
 
     def _before(self, stream: Stream) -> None:

@@ -245,7 +245,7 @@ class Prepared(Generic[R]):
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:
-        """The launches of each local rank. A launch that is called by itself is neither ordered nor checked."""
+        """The launches of each local rank. A launch that is called directly is neither ordered nor checked."""
         return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
 
     @property

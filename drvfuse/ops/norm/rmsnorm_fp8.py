@@ -171,7 +171,7 @@ def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
 
 
 def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand:
-    """The operand of an input. It must have that shape, and the dtype of `x` or float32."""
+    """The operand of an input, which must have the shape `shape`, and the dtype of `x` or float32."""
     kinds = (x.dtype.name,) if x.dtype.name == "float32" else (x.dtype.name, "float32")
     found = operands.whole(name, value, x.device.driver, kinds)
     operands.require_shape(found, shape, "as the inputs require")
