@@ -52,10 +52,10 @@ def repeated(
     """Two calls on 4 GPUs, by default with 64 KiB per rank. The seed selects the options that are None.
 
     With `side` a call of another shape and dtype comes between the two. `private` inputs are staged. With `tight` the
-    workspace holds only a fraction of them. With `graph` the sequence is replayed twice from a graph. With `alone` the
-    ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in multicast
-    memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of both
-    calls.
+    workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
+    `alone` the ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in
+    multicast memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of
+    both calls.
     """
     naive = algo == "naive"
     if multimem:

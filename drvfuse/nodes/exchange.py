@@ -49,8 +49,8 @@ class Part:
 
 
 class Piece(NamedTuple):
-    """`nbytes` >= 1 bytes at `address` in the memory of a local rank, which it sends to its peer of `node`, or where it
-    receives what that peer sends."""
+    """`nbytes` >= 1 bytes at `address` in the memory of a local rank. The rank sends them to its peer of `node`, or
+    receives that peer's bytes there."""
 
     node: int
     address: int

@@ -168,12 +168,13 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
 
 
 def packs_in_flight(staged: bool, arranged: bool) -> int:
-    """The number of packs that a thread of put and pull has in flight. It leaves registers for rearranging scales."""
+    """The number of packs that a thread has in flight with "put" and "pull"; it leaves registers for rearranging
+    scales."""
     return 4 if staged and arranged else 8
 
 
 def barrier_shape(work: MoveWork, max_blocks: int, staged: bool) -> LaunchShape:
-    """Grid and block of put and pull."""
+    """Grid and block of the algorithms "put" and "pull"."""
     packs = max(work.most, work.most_own)
     threads = 256 if packs <= 256 * 64 else MAX_THREADS
     blocks = min(max(1, ceil_div(packs, threads)), max_blocks, MAX_BLOCKS)

@@ -47,8 +47,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then place by
-    place the partial sums with their status, then the staged inputs."""
+    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then the partial
+    sums of each place with their status, then the staged inputs."""
 
     first: int
     items: int

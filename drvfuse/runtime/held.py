@@ -20,7 +20,7 @@ class _Held:
     """The events of a driver's work in the order of their recording, each with the objects that the work uses.
 
     Only the first event is queried, so a program that queues many calls ahead makes one query per call. `driver.lock`
-    guards the queue, whose first entry alone has a free in the queue of `lifetime`.
+    guards the queue, of which only the first entry has a free that is queued by `lifetime`.
     """
 
     def __init__(self, driver: Driver) -> None:

@@ -132,7 +132,7 @@ class Stream(Owned):
 
     @classmethod
     def unchecked(cls, device: Device, handle: int) -> Stream:
-        """A Stream for the foreign stream with that handle. The caller guarantees that it belongs to `device`."""
+        """A Stream for the foreign stream with handle `handle`. The caller guarantees that it belongs to `device`."""
         self = cls.__new__(cls)
         self.device, self.handle, self._holder, self._last = device, handle, None, None
         self._default, self.foreign = handle <= PER_THREAD, True

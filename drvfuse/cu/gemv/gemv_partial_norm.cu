@@ -64,8 +64,8 @@
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the thread that writes the trace, except for the finish
 constexpr u32 COUNTER_HELD = 4;                              // a reason of a report: the finish counter was not 0
 
-// Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
-// polling.
+// Signals once, to the warps that compute the norm, that this warp has published its part of the sums for which those
+// warps wait before they poll.
 class Announcement {
 public:
     __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), made_(false) {}

@@ -45,7 +45,7 @@ _PLAIN = {
 
 
 class Repeats(PlanCache):
-    """The last layouts of a group's or a device's calls, each with those of its repeats that no thread is launching."""
+    """The last layouts of a group's or a device's calls, each with its repeats that no thread is launching now."""
 
 
 class Layout(NamedTuple):
