@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of a torch function inside torch's own CUDA graph: the peers of the benchmarks."""
+"""Times of a torch function inside torch's own CUDA graph, for the comparisons of the benchmarks with torch."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Supervisor:
 
         def tie() -> None:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # this process died before PR_SET_PDEATHSIG took effect
+            if os.getppid() != parent:  # the supervisor died before PR_SET_PDEATHSIG took effect
                 os._exit(1)
 
         popen = subprocess.Popen(

@@ -35,7 +35,7 @@ RMSNORM_SHAPE = (17, 272)  # a shape with more rows than one block or cluster ho
 HELD_SHAPE = (12, 1040)  # a shape for a cluster of four blocks, of which one has no columns
 TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # a shape for two strips of several blocks
 TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward kernel wait for one another
-ODD_SHAPE = (13, 273)  # db begins at an even column of the partial sums of the blocks
+ODD_SHAPE = (13, 273)  # an odd number of columns: db begins at an odd offset of the partial sums
 SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # two teams of blocks share the columns
 DIVISION_SHAPE = (40, 656)  # a shape with tiles for two blocks
 

@@ -137,7 +137,8 @@ def time_host(arguments: argparse.Namespace) -> Started:
 
 
 def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
-    """The driver. Raises Unsupported if it has fewer than `least` devices, and ArgumentError if fewer than `--gpus`."""
+    """The driver that `--driver` names. Raises Unsupported if it has fewer than `least` devices, and ArgumentError if
+    fewer than `--gpus`."""
     driver = get_driver(arguments.driver)
     most = min(8, int(driver.cuDeviceGetCount()))
     if most < least:

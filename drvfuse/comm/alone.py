@@ -12,7 +12,7 @@ push launch of a group that was opened without a budget fills all multiprocessor
 So a launch triggers early or fills its device only while its group is the only one open on its devices. While other
 groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then all
 other kernels on the device of a call that waits end by themselves, and the budgets hold. Opening a group waits until
-the launches of other groups that counted on being alone are complete. It is refused while a graph holds such a launch,
+the launches of other groups that rely on being alone are complete. It is refused while a graph holds such a launch,
 because a graph keeps its parameters, and while some ranks are still to be launched with such a call, which could not
 complete.
 
@@ -142,11 +142,12 @@ class AloneLaunches:
     def _require_no_graph(self) -> None:
         if self._foreign or any(graph.launchable for graph in self._graphs):
             devices = [rank.device.index for rank in self._ranks]
-            what = "with a graph of another library" if self._foreign else "with a graph"
+            graph = "a graph of another library" if self._foreign else "a graph"
             raise ArgumentError(
                 "devices",
-                f"shared with the open group of devices {devices}, {what} of calls that count on having them alone, "
-                "of PDLLevel.OVERLAP_AT_BEGINNING or on more than 64 multiprocessors",
+                f"shared with the open group of devices {devices}, and {graph} holds calls of that group that rely on "
+                "being alone on the devices: calls with PDLLevel.OVERLAP_AT_BEGINNING, or on more than 64 "
+                "multiprocessors",
                 "other devices, as the groups could starve each other; close that graph or group, or give that group a "
                 "max_blocks and capture with PDLLevel.ON",
             )
@@ -175,8 +176,8 @@ class AloneLaunches:
         if self.wide and self.identity is not None:
             raise ArgumentError(
                 "devices",
-                f"shared with an open group of {self.identity.size} ranks in several processes, whose calls count on "
-                "having all of their devices alone",
+                f"shared with an open group of {self.identity.size} ranks in several processes, whose calls rely on "
+                "being alone on all of its devices",
                 "other devices: open the new group by split() of the open group, or give the open group a max_blocks",
             )
 

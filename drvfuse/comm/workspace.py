@@ -136,7 +136,7 @@ class Workspace:
         self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
 
     def compared_calls(self, first: bool) -> ComparedCalls | None:
-        """What the comparison of the ranks' calls needs; None for a group that does not compare them.
+        """The data for the comparison of the ranks' calls; None for a group that does not compare them.
 
         Ranks in several processes always compare their calls. With `first` they compare them before any data moves, and
         ranks of one process compare theirs too.

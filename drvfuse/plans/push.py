@@ -28,7 +28,7 @@ def half_bytes(workspace_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PushShape:
-    """What a push kernel is compiled and launched for.
+    """The shape for which a push kernel is compiled and launched.
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
     `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of
@@ -53,7 +53,8 @@ class PushShape:
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
-        """How much of the epoch's step `unit` the first warp (or block) of the grid adds, and how much each other one.
+        """(The part of the epoch's step `unit` that the first warp or block of the grid adds, the part that each other
+        one adds).
 
         A call with an even number of rounds leaves the epoch unchanged, and so the half with which the next call
         begins.

@@ -59,7 +59,7 @@ class Configuration:
         return config_of(self.device.driver.types, self.grid, self.block, self.smem, self._built)
 
     def facts(self, arguments: Arguments) -> calls.LaunchFacts:
-        """What the record of calls shows of a launch with these arguments."""
+        """The facts that the record of calls shows about launches with these arguments."""
         info = self.kernel.info
         where = info.name, self.device.index, self.grid, self.block, self.smem
         return calls.LaunchFacts(*where, self._names, info.params, arguments.structures)
