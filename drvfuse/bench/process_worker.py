@@ -20,7 +20,7 @@ from .timing import Replays
 
 
 def main(nodes: int) -> None:
-    """Serve the requests. All ranks get the same ones; a barrier before each replay makes them start together."""
+    """Serve the requests, which are the same for all ranks; a barrier before each replay makes them start together."""
     exchange = "nccl" if nodes > 1 else None  # the engine of the group in one process
     with Group.connect(nodes=nodes, exchange=exchange) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None

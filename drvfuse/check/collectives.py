@@ -2,8 +2,8 @@
 """Cases of collectives: sequences of calls on one group, with a kernel directly before each call that writes its
 inputs.
 
-The host waits once, at the end. So a rank that has completed a call at once overwrites its input, and uses the
-workspaces again. If a peer may still read these, a case fails. Results of all calls are compared with
+The host waits once, at the end. So a rank that has completed a call overwrites its input at once, and uses the
+workspaces again. If a peer may still read them, a case fails. Results of all calls are compared with
 `drvfuse.reference`.
 """
 

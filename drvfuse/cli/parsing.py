@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 def command(commands: Any, name: str, does: str, *more: str, **options: Any) -> Any:
     """Add the parser of a command. `does` says in a phrase what it does: the list of all commands has the phrase, and
-    the command's own help begins with it as a sentence. The sentences `more` follow there."""
+    the command's own help begins with it as a sentence. In the command's help the sentences `more` follow."""
     sentences = [f"{does[0].upper()}{does[1:]}.", *more]
     parser = commands.add_parser(name, help=does, description=" ".join(sentences), **options)
     parser.set_defaults(prog=parser.prog)

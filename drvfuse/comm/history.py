@@ -64,11 +64,11 @@ class Totals:
     waiting: int = 0
 
     def count(self, note: CallNote) -> None:
-        """Add one call, which comes after these."""
+        """Count one further call, with which the rank was launched next."""
         self.add(Totals(1, note.barriers, int(note.waits and not note.barriers)))
 
     def add(self, other: Totals) -> None:
-        """Add calls, which come after these."""
+        """Count further calls, with which the rank was launched next."""
         if other.barriers:
             self.barriers += other.barriers
             self.waiting = 0

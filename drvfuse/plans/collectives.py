@@ -245,8 +245,8 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
 
 
 def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
-    """The phases of a block in a chunk in which the rank reduces `packs` packs: one load for several packs, and a sum
-    and a store for each pack.
+    """The number of phases of a block in a chunk in which the rank reduces `packs` packs: one load for several packs,
+    and a sum and a store for each pack.
     """
     each = ceil_div(packs, shape.blocks * shape.threads)
     loads = each // shape.packs + (shape.packs - 1 if each >= shape.packs else each)
@@ -254,7 +254,8 @@ def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
 
 
 def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
-    """The phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each row."""
+    """The number of phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each
+    row."""
     each = ceil_div(rows, shape.blocks)
     if work.algo == "two_stage" and work.residual:  # the sum of each row, then the phases of the rows of all ranks
         return each * (1 + 3 * work.ranks)

@@ -211,7 +211,8 @@ def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, i
 
 
 def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
-    """The traffic of a call by `algo`, over all ranks. Bytes that stay on their rank are read and written there."""
+    """The traffic of a call by `algo`, over all ranks. Bytes that stay on their rank count as local reads and
+    writes."""
     remote, own = work.remote, work.nbytes - work.remote
     if algo == "naive":
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other

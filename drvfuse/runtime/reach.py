@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of any owner: the device that holds the memory there, and the devices that can read it."""
+"""Addresses of any owner: the device that holds the memory at an address, and the devices that can read it."""
 
 from __future__ import annotations
 

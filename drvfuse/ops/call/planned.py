@@ -65,7 +65,7 @@ def limits(device: Device) -> Limits:
 
 class Pointed(Protocol):
     """Memory of the host that holds addresses of arrays: `pointers` has them by their offset in bytes in `parameters`.
-    A repeated call writes other addresses there."""
+    A repeated call replaces these addresses."""
 
     @property
     def parameters(self) -> Any: ...

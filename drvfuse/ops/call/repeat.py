@@ -64,7 +64,8 @@ class Layout(NamedTuple):
         """The layout of a call with these arguments, or None if it has none.
 
         An argument must be the group, a pooled array or a stream of drvfuse, a plain value, a list of these, or a list
-        of such lists. The key holds that a stream was given, not which one: streams are resolved for each call.
+        of such lists. The key says whether a stream was given, but not which stream: streams are resolved for each
+        call.
         """
         owner: Group | Device | None = None
         arrays: list[Array] = []

@@ -74,7 +74,7 @@ class Workspace:
     def admit(self, stream: Stream) -> None:
         """Called before each launch on `stream`. Raises GridTimeout, once, if an earlier launch has given up.
 
-        After such a time-out it zeroes a workspace of drvfuse. Raises CaptureError if `stream` is being captured then.
+        After that time-out a workspace of drvfuse is zeroed, or CaptureError is raised if `stream` is being captured.
         """
         if self._reports.magic[self._slot]:
             self.check()

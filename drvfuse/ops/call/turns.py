@@ -45,8 +45,8 @@ class Turns(Protocol):
         """Raise the error that an earlier launch has reported, or reset the state that it left behind."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
-        """Order the streams after the launches of the previous call. Returns whether a stream may be another stream
-        than that of the previous call: then `launched` must be called."""
+        """Order the streams after the launches of the previous call. Returns whether one of them may differ from the
+        stream of the previous call: then `launched` must be called."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called before launches of `call` at these positions, outside of captures."""
@@ -110,7 +110,7 @@ class GroupTurns:
 
 
 class DeviceTurns:
-    """The turns of an op on one device without a workspace: its calls share nothing."""
+    """The `Turns` of an op on one device without a workspace: its calls share nothing."""
 
     ranks = 1
     more: Sequence[Array] = ()
