@@ -205,7 +205,8 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Make the groups with these numbers stop filling their devices. All their ranks do so between the same calls."""
+    """Make the groups whose numbers are in `numbers` stop filling their devices. All their ranks do so between the same
+    calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -127,7 +127,8 @@ class History:
         graph.after_launch(calls.after_replay)
 
     def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
-        """Record the launch of a graph with these calls. If another graph captures it, its replays are unknown."""
+        """Record the launch of a graph that holds `calls`. If the launch is captured into another graph, the replays of
+        that graph are unknown."""
         if inside_graph:
             self._complete = False
             return

@@ -191,7 +191,7 @@ class Workspace:
         """Fill the first `nbytes` of both halves of the slots of this process's ranks, so that calls may use them.
 
         Blocks if the slots are not filled yet. They are filled on separate streams, so this is legal during a capture,
-        and while calls run that use fewer slots.
+        and while calls that use fewer slots run.
         """
         if nbytes <= self._filled:
             return

@@ -90,8 +90,8 @@ class Exchange(Protocol):
         """
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
-        """Raise Unsupported if the engine's work cannot be captured in these captures of the local ranks' streams
-        (None: not captured). Called before a call queues anything.
+        """Raise Unsupported if the engine's work cannot be captured in `captures`, the captures of the local ranks'
+        streams (None: not captured). Called before a call queues anything.
         """
 
     def all_gather(self, parts: Sequence[Part]) -> None:

@@ -55,7 +55,7 @@ class Mpi:
 
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         if len(members) != 1:
-            raise Unsupported(f"the exchange by MPI needs one rank in each process; here are {len(members)}")
+            raise Unsupported(f"the exchange by MPI needs one rank in each process; this process has {len(members)}")
         (member,) = members
         found = [int(value) for value in gather([str(self._world.Get_rank()).encode()])]
         peers = [found[nodes.ranks(node)[member.place]] for node in range(nodes.count)]

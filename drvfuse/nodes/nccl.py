@@ -160,7 +160,7 @@ class Nccl:
         return ""
 
     def _settle(self, members: Iterable[Member], what: str) -> None:
-        """Wait, within the time-out of `open`, until NCCL has finished its work on the host for these ranks."""
+        """Wait, within the time-out of `open`, until NCCL has finished its work on the host for the ranks `members`."""
         deadline = time.monotonic() + self._timeout
         for member in members:
             while (code := int(self._nccl.comm_get_async_error(self._communicator(member)))) != _SUCCESS:

@@ -31,32 +31,24 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Work:
-    """The properties of a collective's kernel that decide chunks and traces; sizes are bytes of an element.
-
-    `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
-    `multimem`: inputs are read through multicast memory, and staged there; `to_outputs`: results are stored to all
-    ranks' outputs there. `nodes`: the kernel adds the partial sums of nodes, which `node_sums` has written.
-    `residual_itemsize` is that of the residual, or 0 if it has the inputs' dtype. `normed`: the normed rows, in the
-    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `scales_itemsize`: the
-    bytes of a scale. `out_lanes`: the numbers that an element of the output holds.
-    """
+    """The properties of a collective's kernel that decide chunks and traces."""
 
     op: str
     algo: str
     ranks: int
-    itemsize: int
-    out_itemsize: int
-    staged: bool = False
-    local: bool = False
-    residual: bool = False
-    multimem: bool = False
-    to_outputs: bool = False
-    nodes: bool = False
-    residual_itemsize: int = 0
-    normed: bool = False
-    group: int = 0
-    scales_itemsize: int = 4
-    out_lanes: int = 1
+    itemsize: int  # bytes of an element of the inputs
+    out_itemsize: int  # bytes of an element of the output
+    staged: bool = False  # the kernel copies its input to the workspace, where peers read it
+    local: bool = False  # no peer takes part
+    residual: bool = False  # a residual is added
+    multimem: bool = False  # inputs are read through multicast memory; if they are staged, they are staged there
+    to_outputs: bool = False  # results are stored through multicast memory to the outputs of all ranks
+    nodes: bool = False  # the kernel adds the partial sums of nodes, which `node_sums` has written
+    residual_itemsize: int = 0  # bytes of an element of the residual; 0 if it has the inputs' dtype
+    normed: bool = False  # the normed rows, in the inputs' dtype, are results too
+    group: int = 0  # columns that share a scale; 0: one scale per row
+    scales_itemsize: int = 4  # bytes of a scale
+    out_lanes: int = 1  # numbers that an element of the output holds
 
     @property
     def width(self) -> int:

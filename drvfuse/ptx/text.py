@@ -66,5 +66,6 @@ def skip_head(ptx: str) -> tuple[tuple[int, int], str, int]:
 
 
 def head(ptx: str) -> tuple[tuple[int, int], str]:
-    """(.version, .target) of a PTX text; (0, 0) and "" if it does not begin with these. The rest is not parsed."""
+    """(.version, .target) of a PTX text; (0, 0) and "" if the text does not begin with these directives. The rest is
+    not parsed."""
     return skip_head(ptx)[:2]

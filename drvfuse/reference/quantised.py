@@ -90,7 +90,7 @@ def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisati
 
 
 def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Floats]:
-    """(scales, multipliers) of groups with these largest magnitudes."""
+    """(scales, multipliers) of groups whose largest magnitudes are `maxima`."""
     target, kind = quantisation.dtype, quantisation.scales
     assert target is not None and kind is not None
     if target == FP4:

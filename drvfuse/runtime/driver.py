@@ -99,7 +99,7 @@ class Driver(Owner):
         self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # see lifetime.Owned
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
         self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
-        self.lost = False  # whether an error was raised that says that a context is lost
+        self.lost = False  # whether an error has reported the loss of a context
         self.lock = threading.RLock()
         self._functions = functions
         mode = config.get("trace_driver")

@@ -51,7 +51,7 @@ class Configuration:
         )
 
     def prepare(self, *args: Argument) -> Launch:
-        """A launch with these arguments, which are checked and packed as by `Kernel.prepare`."""
+        """A launch with the arguments `args`, checked and packed as by `Kernel.prepare`."""
         return Launch(self, Arguments(self.kernel.info, args, self.device))
 
     def build(self) -> Any:

@@ -223,7 +223,7 @@ def _close_mapping(driver: Driver, mapping: Mapping) -> None:
 
 
 def check_buffer(devices: Sequence[Device], nbytes: int) -> None:
-    """Raise ArgumentError unless a symmetric buffer can have these devices and this size."""
+    """Raise ArgumentError unless a symmetric buffer of `nbytes` on `devices` is possible."""
     if not devices:
         raise ArgumentError("devices", "empty", "at least one device")
     if any(device.driver is not devices[0].driver for device in devices):

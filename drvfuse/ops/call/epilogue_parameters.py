@@ -36,7 +36,7 @@ class EpilogueParameters:
 
     @classmethod
     def of(cls, devices: Sequence[Device], epilogue: Epilogue) -> Self:
-        """Check the parameters for these devices, all of one driver, and fill a structure for each device.
+        """Check the parameters for `devices`, which belong to one driver, and fill a structure for each device.
 
         Raises ArgumentError, which names the wrong parameter.
         """

@@ -43,7 +43,7 @@ class Route:
 
     @classmethod
     def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
-        """The route for these operands."""
+        """The route of a call with `operands`."""
         others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
@@ -132,8 +132,8 @@ class ReplayOrder:
 
 
 def _outside(stream: Stream, capture: int | None) -> bool:
-    """Whether `stream` is known to be no part of `capture`: the legacy default stream is never captured, and while a
-    stream is captured that it orders, the driver does not answer questions about it."""
+    """Whether `stream` is certainly not part of `capture`. This is so for the legacy default stream, which cannot be
+    captured. The driver cannot be asked about it while a stream that waits for it is being captured."""
     return capture is not None and stream.handle == LEGACY
 
 

@@ -35,10 +35,10 @@ class Schedule(Protocol):
     def launches(self) -> Sequence[Sequence[Launch]]: ...
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        """Queue the work of the local ranks at these positions, all or one, on their streams."""
+        """Queue the work of the local ranks at `positions`, all or one, on their streams."""
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing.
+        """Raise if the algorithm cannot run on streams in `captures`, or for one rank alone. Queues nothing.
 
         `captures` has the capture of each stream, None for a stream that is not being captured. It is not called for
         all ranks on streams outside captures, where every algorithm can run.
@@ -89,7 +89,7 @@ def submit(
     *,
     alone: bool = False,
 ) -> None:
-    """Queue the launches of `call` for the local ranks at these positions, each on the stream of its route.
+    """Queue the launches of `call` for the local ranks at `positions`, each on the stream of its route.
 
     Without a schedule there is nothing to queue. Graphs keep `sections` alive besides the arrays. `alone`: one rank is
     launched by itself.

@@ -49,7 +49,7 @@ class Turns(Protocol):
         stream of the previous call: then `launched` must be called."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """Called before launches of `call` at these positions, outside of captures."""
+        """Called before launches of `call` on the ranks at `positions`, outside of captures."""
 
     def abandon(self) -> None:
         """Called when an error has kept some launches of a call from being made."""
