@@ -13,8 +13,8 @@ So a launch triggers early or fills its device only while its group is the only 
 groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then all
 other kernels on the device of a call that waits end by themselves, and the budgets hold. Opening a group waits until
 the launches of other groups that rely on being alone are complete. It is refused while a graph holds such a launch,
-because a graph keeps its parameters, and while some ranks are still to be launched with such a call, which could not
-complete.
+because a graph keeps its parameters, and while a call with such launches is not yet launched on all of its ranks, since
+it could not complete.
 
 For a group with ranks in other processes the two kinds follow different rules. A chain of dependent kernels keeps
 others out only on its own device, so each rank triggers early while no other group is open on its own device. But a
@@ -65,7 +65,7 @@ class Adapting(Protocol):
 class AloneLaunches:
     """The launches of a group that have two forms, from its opening until `release()`.
 
-    `ranks` are the group's ranks in this process, and `partial` the calls with which some of them are not launched yet.
+    `ranks` are the group's ranks in this process, and `partial` the calls that are not launched on all of them yet.
     `identity` is given for a group with ranks in other processes.
     """
 

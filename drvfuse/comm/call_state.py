@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CallState:
-    """The calls with which the local ranks were launched, and whether a call has failed."""
+    """The calls that were launched on the local ranks, and whether a call has failed."""
 
     def __init__(
         self,
@@ -98,7 +98,8 @@ class CallState:
         self._stale = True
 
     def forget_partial(self) -> None:
-        """Drop the calls that were launched on some ranks only: no rank has to be launched with them any more."""
+        """Drop the calls that were launched on some ranks only: they need not be launched on the other ranks any
+        more."""
         self._partial.clear()
         self._held = False
         release(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls the ranks of a group were launched with since its last reset, so that a time-out can name its call.
+"""The calls that were launched on the ranks of a group since its last reset, so that a time-out can name its call.
 
 A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
 call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls gave
@@ -53,7 +53,7 @@ class Noted(Protocol):
 
 @dataclass
 class Totals:
-    """How many calls a rank was launched with, and how many barriers these calls have in all.
+    """The number of calls that were launched on a rank, and the number of barriers of all these calls.
 
     `waiting` is the number of the first counted call that waits for peers and began at the epoch that the rank has
     after all counted calls; 0 if there is none.
@@ -64,11 +64,11 @@ class Totals:
     waiting: int = 0
 
     def count(self, note: CallNote) -> None:
-        """Count one further call, with which the rank was launched next."""
+        """Count a further call, which was launched on the rank after the calls counted so far."""
         self.add(Totals(1, note.barriers, int(note.waits and not note.barriers)))
 
     def add(self, other: Totals) -> None:
-        """Count further calls, with which the rank was launched next."""
+        """Count further calls, which were launched on the rank after the calls counted so far."""
         if other.barriers:
             self.barriers += other.barriers
             self.waiting = 0

@@ -40,7 +40,8 @@ class Mpi:
     watched = False  # `_wait` bounds every wait
 
     def __init__(self, communicator: Any = None) -> None:
-        """`communicator` is mpi4py's, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be loaded."""
+        """`communicator` is a communicator of mpi4py, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be
+        loaded."""
         try:
             from mpi4py import MPI
         except Exception as error:  # also RuntimeError, where no MPI library is found

@@ -53,9 +53,9 @@ enum class TraceRole : u32 {
     store,         // stored results
     gather,        // read peers' results
     receive,       // waited until the words of all peers had arrived
-    apply_load,    // in the block that completes the results of the others: waited for these and read them
-    apply_reduce,  // in that block: reduced the results
-    apply_store,   // in that block: stored the result
+    apply_load,    // waited for the results of other blocks and read them, to complete them
+    apply_reduce,  // reduced the results of other blocks
+    apply_store,   // stored the result that was reduced from those of other blocks
     finish,        // everything after the last lap
 };
 
