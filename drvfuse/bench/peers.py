@@ -117,7 +117,7 @@ def _run(plan: dict[str, Any], seconds: float) -> str:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,  # so that processes that it starts can be ended with it
+                        start_new_session=True,  # the whole session of the process can be killed
                     )
                 )
         end, hasty = time.monotonic() + seconds, False

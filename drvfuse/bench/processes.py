@@ -106,7 +106,7 @@ def measure(
             calls = calls_of(group, op, rows, cols, settings.sets)
             for algo in known:
                 asked = {"op": op, "algo": algo, "rows": rows, "cols": cols}
-                calls.check(algo)  # first, as it raises the error of an algorithm that the group does not have
+                calls.check(algo)  # first, since it raises an error for an algorithm that the group lacks
                 in_processes = workers.ask(**asked, sets=settings.sets, calls=settings.calls)[0]
                 prepared = calls.prepared(algo)
                 with contextlib.closing(Replays(group, launches(prepared), settings.calls)) as replays:

@@ -63,7 +63,7 @@ class _Bound(NamedTuple):
     device: Device
     offset: int
     nbytes: int
-    memory: PhysicalMemory | None = None  # kept alive as long as it is bound
+    memory: PhysicalMemory | None = None  # the bound memory, kept alive while it is bound
 
 
 class _Made(NamedTuple):

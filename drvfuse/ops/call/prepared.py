@@ -134,7 +134,8 @@ def _record(
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
-        stream = route.stream  # marked now, as a foreign stream may be destroyed before something waits for it
+        stream = route.stream
+        # The event is recorded now, since a foreign stream may be destroyed before something waits for it.
         event = stream.mark() if stream.foreign and capture is None else None
         if elsewhere:
             turns.launched(position, stream, event, capture)

@@ -97,7 +97,7 @@ class GroupTurns:
         elsewhere = False
         for index, stream in enumerate(streams):
             rank = self._ranks[positions[index]]
-            if rank.order.last is not stream or stream.foreign:  # otherwise the order has this stream already
+            if rank.order.last is not stream or stream.foreign:  # otherwise the order knows the stream already
                 rank.order.admit(stream, rank.index)
                 elsewhere = True
         return elsewhere
