@@ -200,7 +200,7 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
         if (!STAGED && !FAULT("payload-not-doubled")) results = chunk * OUT_BYTES - results;
     }
 #if DRVFUSE_NODES
-    heed_nodes<RANKS>(p.call, p.node, first);
+    check_statuses<RANKS>(p.call, p.node, first);
 #endif
     barrier.finish();
 }

@@ -225,7 +225,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
         if (!STAGED) results = half_bytes - results;
     }
 #if DRVFUSE_NODES
-    heed_nodes<RANKS>(p.call, p.node, first);
+    check_statuses<RANKS>(p.call, p.node, first);
 #endif
     barrier.finish();
 }

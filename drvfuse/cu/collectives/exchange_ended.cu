@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel behind an exchange of bytes between nodes: it heeds the abort words that the exchange has brought.
+// The kernel behind an exchange of bytes between nodes: it checks the abort words that the exchange has brought.
 //
 // Layout. Behind the bytes that a rank sends to its peer of another node, the exchange carries the rank's abort word, to
 // nodes_word(n) of the peer's workspace, n being the rank's node. A word without an exchange is 0 since the last reset.
-// Grid. One block of 32 threads; thread t heeds nodes t, t + 32, ... It is launched without PDL.
+// Grid. One block of 32 threads; thread t checks nodes t, t + 32, ... It is launched without PDL.
 // Why no failure is missed. A kernel that gives up does so by give_up, which sets the rank's abort word unless another
 // thread of the rank does, or since it has read the word as set (workspace.cuh). So when a kernel that has given up is
 // complete, the abort word of its rank is set, and the exchange behind it on the stream carries the word. If the word is

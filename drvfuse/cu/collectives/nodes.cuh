@@ -10,7 +10,7 @@
 // front of them, and zeros. The status is 0.0f if the sums are defined. It is 1.0f if a block of `node_sums` gave up, or if
 // the abort word was set when the last block ended: a peer that gave up may have overwritten the input that this rank was
 // reading. In the order "engine" the exchange adds the statuses: the sum is the number of nodes that failed, as small
-// integers are exact in float32. `heed_nodes` reads the statuses behind the exchange. If one is not 0, it reports leg
+// integers are exact in float32. `check_statuses` reads the statuses behind the exchange. If one is not 0, it reports leg
 // EXCHANGE and aborts the ranks of its own node.
 //   No launch writes both values. One thread of the last block that reaches Barrier::finish writes the status, and no block
 //   is the last one if a block has given up, since that block does not call it. Several blocks that have given up write
@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 status_of(const NodeCall& call, int place) {
     return ptx::load_u32(call.sums + (place + 1) * call.stride - STATUS_BYTES);
 }
 
-// Block 0 heeds the statuses, thread t those of places t, t + threads, ... This function returns the first of them. It is
+// Block 0 checks the statuses, thread t those of places t, t + threads, ... This function returns the first of them. It is
 // called at the start of a kernel and its result is used at the end, so that nothing waits for the load.
 __device__ __forceinline__ u32 first_status(const NodeCall& call) {
     return blockIdx.x == 0 && threadIdx.x < call.nodes ? status_of(call, threadIdx.x) : 0;
@@ -104,7 +104,7 @@ __device__ __forceinline__ u32 first_status(const NodeCall& call) {
 
 // Called by all threads before Barrier::finish, as the report has the epoch at the start of the kernel.
 template <int Ranks>
-__device__ __forceinline__ void heed_nodes(const Call& call, const NodeCall& node, u32 first) {
+__device__ __forceinline__ void check_statuses(const Call& call, const NodeCall& node, u32 first) {
     if (blockIdx.x != 0) return;
 #pragma unroll 1
     for (int place = threadIdx.x; place < node.nodes; place += blockDim.x) {

@@ -254,7 +254,9 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """By owner of memory: the MemoryOf under which the counters of a launch on this device count it."""
+    """For each owner of memory: the MemoryOf under which the counters of a launch on this device count accesses to
+    it.
+    """
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE
     classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = MemoryOf.HOST, MemoryOf.SHARED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a queued copy or fill may still run: the memory that was meant when it was queued must still be there."""
+"""Whether a queued copy or fill may still run: the allocations that it uses must be those of the time of the call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _WRONG = {
 def touched(command: Command) -> list[tuple[int, ...]]:
     """For each access of a command, the numbers of the allocations that it touches.
 
-    A later call returns the same only if no allocation was freed or made there in between.
+    A second call returns the same numbers only if none of this memory was freed or allocated between the calls.
     """
     memory = command.context.process.memory
     return [tuple(a.number for a in memory.within(at.address, at.nbytes)) for at in command.accesses()]
 
 
 def refusal(command: Command, meant: list[tuple[int, ...]]) -> Report | None:
-    """Why a command cannot run now that touched the allocations `meant` when it was queued. None if it can run."""
+    """The reason why a command cannot run now, or None if it can. `meant` are the numbers of the allocations that the
+    command touched when it was queued.
+    """
     memory, window = command.context.process.memory, command.context.process.machine.window
     for at, then, now in zip(command.accesses(), meant, touched(command), strict=True):
         kind = ""

@@ -171,9 +171,9 @@ class Span(NamedTuple):
 
 
 class Bytes:
-    """An exchange of bytes: the spans of `addresses` that each local rank sends and receives, and behind them, for each
-    peer, the abort word of the sender. A kernel behind the exchange heeds these words. Where the engine's waits are not
-    bounded, that kernel and one in front of the exchange also tell the host whether the exchange has ended."""
+    """An exchange of bytes: the spans of `addresses` that each local rank sends and receives, and after them, for each
+    peer, the abort word of the sender. A kernel after the exchange checks these words. If the engine's waits are not
+    bounded, that kernel and one before the exchange also tell the host whether the exchange has ended."""
 
     def __init__(
         self,
