@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 from ..errors import DrvfuseError
 
-_END_SECONDS = 5.0  # time for processes to end after SIGTERM, and for their last output to arrive
+_END_SECONDS = 5.0  # limit of the time in which processes end after SIGTERM, and their last output arrives
 _LONGEST_LINE = 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .layout import Nodes
 
 _FLOAT = 4
-_UINT8, _FLOAT32, _SUM = 1, 7, 0  # ncclDataType_t, ncclRedOp_t
+_UINT8, _FLOAT32, _SUM = 1, 7, 0  # values of ncclDataType_t and ncclRedOp_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _POLL_SECONDS = 0.0002
 _ABORT_PATIENCE = 1.0  # seconds that `abort` waits for another thread's call to return

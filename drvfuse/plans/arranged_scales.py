@@ -14,7 +14,7 @@ from .limits import ceil_div
 from .quantisation import Quantisation
 
 _TILE_ROWS = 128
-_MOST_ROWS = 2**29 - 4  # kernels count the bytes of a column in 32 bits
+_MOST_ROWS = 2**29 - 4  # the most rows: kernels count the bytes of a column in 32 bits
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ PACK_BYTES = 16
 MAX_BLOCKS = 256  # blocks for which a workspace has flags
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
-MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, also rows of the last round beyond the tensor
-_MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
+MAX_ROWS = 2**30  # the most rows: kernels number them, and the last round's rows beyond the tensor, by int
+_MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def left_bytes(work: Work, columns: int) -> int:
 
 
 def _multimem_slot(work: Work, columns: int) -> int:
-    """Bytes of multicast staging that a row takes: the row or, in its place, its results; and its scales."""
+    """The bytes of multicast staging for a row, whose results overwrite it there, and for its scales."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
     if work.residual:  # residual_out overwrites the staged row, unless the sum is larger

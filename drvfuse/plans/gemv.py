@@ -25,7 +25,7 @@ STAGES = 4  # the maximum number of stages in flight
 
 # The least bytes and rows for which copies are faster than loads, and the sizes of copies and loads (timed on an H200).
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
-MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need many registers
+MANY_COPIED_ROW_BYTES = 4 << 10  # the least bytes with several rows of act, whose products need many registers
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # the maximum number of bytes of copies in flight: more would delay other reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4

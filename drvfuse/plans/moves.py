@@ -21,8 +21,8 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks: move.cu
-_KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
+_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks (move.cu)
+_KEY_BYTES = 4  # bytes of the key of a warp's packs (cu/collectives/move_push.cu)
 
 
 class Move(NamedTuple):

@@ -16,8 +16,8 @@ from .limits import ceil_div
 
 GREETINGS_BYTES = 128  # bytes of the words of greet() of cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
-_MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
-_MOST_ITEMS = 2**31  # items per round: kernels count packs in 32 bits, also packs of the last unit beyond the round
+_MAX_HALF = 2**32 - 128  # the largest half in bytes: offsets in a half have 32 bits
+_MOST_ITEMS = 2**31  # the most items of a round: kernels count packs in 32 bits, also those of its last unit
 _EXTRA = 256  # bytes that a half has beyond half of the workspace, for greetings and the scales of a few rows
 
 

@@ -23,7 +23,7 @@ CU = Path(__file__).parents[1] / "cu"
 SPAN_NS = 1_000_000
 TICK_ROUNDS = 1 << 20
 MEETINGS = 64
-POLLS = 1 << 20  # a second or more over NVLink or PCIe
+POLLS = 1 << 20  # polls until a kernel gives up: they take a second or more over NVLink or PCIe
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ HEADER_WORDS = 4
 WORD_BYTES = 8
 ALIGNMENT = 16  # alignment of a section in bytes: its words are stored in pairs
 CLOCK_BITS = 48
-LEAST_WORDS, MOST_WORDS = 64, 4096  # words of a block, in static shared memory
+LEAST_WORDS, MOST_WORDS = 64, 4096  # the fewest and most words of a block, in static shared memory
 
 
 class TraceParams(ctypes.Structure):

@@ -48,7 +48,7 @@ enum class TraceRole : u32 {
     wait,          // waited for a peer, inside a barrier; no lap has this role
     barrier,       // waited for all peers, and for the threads that poll
     load,          // loaded the data of the next phase
-    multiply,      // products of a row and a vector
+    multiply,      // multiplied rows by a vector
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results

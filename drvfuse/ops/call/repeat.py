@@ -203,7 +203,7 @@ def _runs(holder: Pointed, arrays: Sequence[Array]) -> list[_Run]:
 
 
 def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that selects the items with these numbers, in this order."""
+    """A function that returns the items with the indices `numbers` of a sequence, in this order."""
     if len(numbers) == 1:
         return operator.itemgetter(slice(numbers[0], numbers[0] + 1))
     return operator.itemgetter(*numbers)
