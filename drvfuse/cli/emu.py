@@ -14,7 +14,7 @@ from .options import program_of
 
 
 def run_emu(arguments: argparse.Namespace) -> int:
-    """The command `serve` or `run`."""
+    """Execute `drvfuse emu serve` or `drvfuse emu run`. Returns the exit status."""
     return _serve(arguments) if arguments.emu_command == "serve" else _run(arguments)
 
 
