@@ -38,7 +38,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
     heads = (columns // of_norm,) if form.head_columns else ()
 
     def own(values: Host, rank: Rank) -> Host:
-        """The rows that a rank owns in the tensor that repeats the results `values` of the rows of a bank."""
+        """The rows of `rank` in a tensor of results. The tensor repeats `values`, the results for a bank."""
         return repeated(values, rows)[starts[rank.index] : starts[rank.index] + counts[rank.index]]
 
     def empty(dtype: Any, shape: Callable[[int], tuple[int, ...]]) -> list[Array]:

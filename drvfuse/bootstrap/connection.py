@@ -158,7 +158,7 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                self.sever()  # part of a frame may be sent; the thread reads what has arrived and wakes those that wait
+                self.sever()  # a part of a frame may be sent; the reading thread then wakes all threads that wait
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE

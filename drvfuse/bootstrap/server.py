@@ -229,7 +229,8 @@ class Server:
         self._flush(client)
 
     def _flush(self, client: _Client) -> None:
-        """Send as many bytes as the socket takes; the rest is sent when it is ready. A later read reports an error."""
+        """Send as many bytes as the socket takes; the rest is sent when the socket is ready. Errors appear at a later
+        read."""
         with contextlib.suppress(OSError):
             while client.out:
                 del client.out[: client.socket.send(client.out)]

@@ -204,7 +204,7 @@ def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
 
 def barriers(work: Work, items: int, chunk: int) -> int:
     """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with chunks of
-    this size.
+    `chunk` packs or rows.
     """
     if work.local:
         return 0
