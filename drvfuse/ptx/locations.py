@@ -28,7 +28,7 @@ class Locations:
         self._files = {int(m[1]): m[2] for m in _FILE.finditer(text)}
 
     def enter(self, text: str) -> None:
-        """Take a .loc directive, of which `text` is what stands behind its name."""
+        """Take a .loc directive; `text` is the text after its name."""
         m = _LOC.match(text)
         if m is None:
             self.current = 0
