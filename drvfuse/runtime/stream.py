@@ -19,7 +19,7 @@ _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
 # what an argument must be that takes only drvfuse's own streams, for messages
 WRAPPED = "a drvfuse.Stream; Stream.wrap(device, stream) makes one for a stream of another library"
-_UNKNOWN_HANDLE = (400, 709)
+UNKNOWN_HANDLE = (400, 709)  # invalid, or of a context that was destroyed
 
 
 class SupportsCudaStream(Protocol):
@@ -141,7 +141,7 @@ class Stream(Owned):
     def _check_device(self, argument: str) -> None:
         driver, ours = self.device.driver, self.device.context
         code, *values = driver.result("cuStreamGetCtx", self.handle)
-        if int(code) in _UNKNOWN_HANDLE:
+        if int(code) in UNKNOWN_HANDLE:
             raise ArgumentError(argument, hex(self.handle), f"a stream of the {driver.name} driver in use")
         if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no CUcontext
             return

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...comm.ordering import same
-from ...errors import CaptureError
+from ...errors import CaptureError, DriverError
 from ...runtime import held
 from ...runtime.array import Array, mark_used
-from ...runtime.graph import Graph
-from ...runtime.stream import LEGACY, Event, Stream
+from ...runtime.graph import Graph, capturing
+from ...runtime.stream import LEGACY, UNKNOWN_HANDLE, Event, Stream
 from .operands import Operand
 
 
@@ -112,7 +112,9 @@ class Route:
 class ReplayOrder:
     """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
 
-    Each launch of the graph comes after earlier work on these streams, and before later work on them.
+    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that the
+    driver does not know any more, as its library has destroyed it, orders nothing. A graph into which a launch is
+    captured is ordered with the same streams.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -125,7 +127,17 @@ class ReplayOrder:
         self._streams = _distinct((*self._streams, *streams))
 
     def _before(self, stream: Stream) -> None:
-        Route(stream, (), (), self._streams).follow_producers(stream.capture_id())
+        capture = stream.capture_id()
+        outer = None if capture is None else capturing(stream)
+        if outer is not None:
+            outer.part(ReplayOrder).add(self._streams)
+        for library in self._streams:
+            try:
+                Route(stream, (), (), [library]).follow_producers(capture)
+            except DriverError as error:
+                if error.code not in UNKNOWN_HANDLE:
+                    raise
+                self._streams = [other for other in self._streams if other is not library]
 
     def _after(self, stream: Stream, event: Event | None) -> None:
         Route(stream, (), (), (), self._streams).lead_owners(event, stream.capture_id())
