@@ -134,8 +134,9 @@ def refuse_host(obj: Any, argument: str) -> None:
 
 
 def _asked(argument: str, export: Callable[..., Any], **options: Any) -> Any:
-    """What a library's method returns. Its refusal becomes an ArgumentError: tensors that need gradients, arrays that
-    are sharded over devices, dtypes that its DLPack does not name."""
+    """The return value of a method of another library. An exception of the method becomes an ArgumentError: it may
+    refuse tensors that need gradients, arrays that are sharded over devices, or dtypes that its DLPack does not
+    name."""
     try:
         return export(**options)
     except DrvfuseError:

@@ -40,7 +40,7 @@ def test_help_of_a_command_begins_with_a_sentence_that_says_what_it_does() -> No
         first, *_ = (command.description or "").split(". ")
         assert first.rstrip(".") == phrase[0].upper() + phrase[1:] and (command.description or "").endswith(".")
         if command.prog.startswith("drvfuse bench "):
-            assert phrase.startswith("time ") and " beside " in phrase, command.prog
+            assert phrase.startswith("time ") and " against " in phrase, command.prog
 
 
 def test_an_unknown_command_is_refused_with_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
