@@ -68,7 +68,7 @@ _HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_m
 
 HOW_TO_EMULATE = (
     'To run on emulated GPUs instead ask for them: driver="emu", or DRVFUSE_DRIVER=emu in the environment '
-    "(pip install 'drvfuse[emu]')."
+    "(they need llvmlite: pip install 'drvfuse[emu]')."
 )
 NO_LIBRARY = (
     "the NVIDIA driver library libcuda.so.1 cannot be loaded; install the NVIDIA driver "
