@@ -113,7 +113,6 @@ class List(Structure):
     "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
     "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks lies behind it
     "RaceBlock* race",
-    "u32 reserved[2]",
     "u32 active",  # 1 from its start until its slot is free
     "u32 live",  # the number of threads that have not exited
     "u32 woken",  # 1 if a barrier has completed since the last round over its warps
@@ -163,15 +162,12 @@ class Fault(Structure):
     "u32 nctaid[3], ntid[3], device",  # the grid, the block, the device's number
     "u32 smem_dynamic, shared_static",  # bytes of dynamic and of static shared memory
     "u32 cluster",  # the shape of a cluster, x | y << 8 | z << 16; 0: no clusters
-    "u64 clock",
     "u32 sm_count",  # multiprocessors of the device
     "u32 envreg1, envreg2",  # the upper and lower half of the address of the workspace for cooperative grid barriers
     "u32 op",  # the number of the operation
     "u32 start, primary, end",  # race detector: its clocks at the start, after griddepcontrol.wait, and at the end
-    "u32 pad0",
     "CopyQueue* copies",  # two queues for each thread of each slot; null if the kernel has no asynchronous copies
     "Copies* copy_pool",  # the copies themselves
-    "u32 reserved[4]",
     "Engine* engine",
     "void* function",  # the translated kernel
     "u8* slots",

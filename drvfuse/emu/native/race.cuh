@@ -24,8 +24,8 @@
 // synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has
 // for each scope a clock of its last fence and a clock of its relaxed reads, as detectors for C++ fences have.
 //
-// Example of an ordered pair. Thread A stores data, then flag with st.release.gpu. Thread B of another block loads flag
-// with ld.acquire.gpu, then loads data.
+// Example of an ordered pair (the litmus test signal-release-gpu). Thread A stores data, then flag with st.release.gpu.
+// Thread B of another block loads flag with ld.acquire.gpu, then loads data.
 //
 //     A  st data            entry of data: write by A at time 1
 //     A  st.release flag    A publishes at the location of flag, for scope GPU, the clock { A before time 2 };
@@ -33,7 +33,7 @@
 //     B  ld.acquire flag    B learns that clock
 //     B  ld data            B's clock includes "A before 2", and the entry has time 1: ordered
 //
-// Example of a race. The same program with ld.relaxed in place of ld.acquire:
+// Example of a race (the litmus test wait-relaxed-gpu). The same program with ld.relaxed in place of ld.acquire:
 //
 //     B  ld.relaxed flag    the published clock goes into B's fence_acquire[GPU], and not into B's clock
 //     B  ld data            B's clock does not include A's access at time 1: a race. The report says that the flag was

@@ -74,9 +74,9 @@ FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) 
 }
 
 // Compares the current access with a conflicting entry, and reports a race or a doubt. `overlap` are the bytes of both,
-// `lanes` the entry's lanes that touched them, and `others` these lanes without the current one. `chain` is the location
-// whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its access is ordered,
-// superseded or reported. *may_merge is cleared if the two must not share an entry.
+// `lanes` the entry's lanes that touched them, and `others` these lanes without the current one. `chain` is the
+// location whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its access is
+// ordered, superseded or reported. *may_merge is cleared if the two must not share an entry.
 FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lanes, u32 others, u64 line,
                       Location* chain, u32* other_block_kept, u32* may_merge) {
     u64 addr = line + FFS(overlap) - 1;
