@@ -24,8 +24,8 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """Why a thread was stopped as endless, if not for its plain accesses: its rounds of a loop without accesses, or
-    the resumes of all threads.
+    """Which number exceeded its limit when a thread was stopped as endless, if not that of its accesses: its rounds of
+    loops without accesses, or the resumes of all threads.
     """
 
     ROUNDS, RESUMES = range(2)

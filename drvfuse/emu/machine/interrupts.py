@@ -45,9 +45,9 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 class held:
-    """Context manager in which SIGINT is held back until the end of the block. Blocks nest; the outermost one counts.
+    """Context manager that holds SIGINT back until the end of the block. Of nested blocks, the outermost one counts.
 
-    A `watcher` is called when SIGINT comes; with one, only the first SIGINT is held back.
+    If there is a `watcher`, it is called when SIGINT comes, and only the first SIGINT is held back.
     """
 
     __slots__ = ("_mine", "_watcher")

@@ -192,7 +192,7 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
         }
     }
 
-    Ref *link = cell, *after_writes = cell;  // after_writes: the link behind the last write, where reads are inserted
+    Ref *link = cell, *after_writes = cell;  // after_writes: the link after the last write, where reads are inserted
     u32 merged = 0, location_bytes = 0, oldest_serial = r->write_serial + 1, other_block_kept = 0, read_count = 0;
     // A read usually compares itself with CHECKED_READS other reads. It compares itself with all of them in three
     // cases, so that the list does not grow without bound: if it replaces a read of another operation, as when a kernel

@@ -177,7 +177,7 @@ class Structure:
         return getattr(T, self.c)
 
     def checked(self, value: Any) -> Any:
-        """The object itself. Raises Invalid if it was made from an address where no memory is."""
+        """The object itself. Raises Invalid if it was made from an address where there is no memory."""
         if not mapped.writable(int(value.getPtr()), self.size):
             raise Invalid
         return value
