@@ -74,9 +74,9 @@ def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> Non
             elif proc.machine.lock.choose(
                 "give up", not others(proc) or now >= since + max(GRACE_S, proc.machine.host_wait)
             ):
-                there = ", ".join(str(device.index) for device in item.devices) or "none" text = f"{call} waits until
-                the team of {item.size} devices is complete (added: {there})" raise Failure(R.CUDA_ERROR_TIMEOUT,
-                Report("deadlock", f"{text}, but no thread is left that can add a device"))
+                there = ", ".join(str(device.index) for device in item.devices) or "none"
+                text = f"{call} waits until the team of {item.size} devices is complete (added: {there})"
+                raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", f"{text}, and no thread adds a device"))
             with proc.threads.waiting():
                 proc.machine.lock.wait(MOMENT_S)
             if proc.closed:
