@@ -220,7 +220,7 @@ class Access(IntEnum):
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements, of a strong access or of a load with UNREAD bits
+ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements of a strong access, or of a load with UNREAD bits
 UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is never read
 
 

@@ -205,7 +205,7 @@ def _put(executable: GraphExec, step: Step, command: Command) -> None:
     if why is not None:
         raise _refused(why[1])
     if isinstance(was, Copy | Copy3D) and not (_one_row(was) and _one_row(command)):
-        raise _refused("a memcpy node of an executable can be changed from one row to one row only")
+        raise _refused("a memcpy node can be changed only if the old and the new copy have one row each")
     step.command = command
 
 

@@ -86,7 +86,7 @@ class Waits:
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
-            # Until then, calls that wait advance virtual time and do not try a step.
+            # Until then, calls that wait try a step only if something has changed (`_try_step`).
             self._rest_until = 0.0 if moved else time.monotonic() + 1
 
     def _learn(self, ops: Iterable[Op]) -> None:
