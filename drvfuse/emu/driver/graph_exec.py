@@ -39,7 +39,7 @@ def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     if graph.moved:
         raise _refused("the graph was moved into a child graph node, and is executed by that alone")
     if graph.root.executable is not None:
-        raise _refused("a graph with allocation or free nodes has one executable at a time, and this one has one")
+        raise _refused("a graph with allocation or free nodes has one executable at a time, and this graph has one")
     return proc.add(GraphExec(proc, graph, flags & ~UPLOAD))
 
 

@@ -92,9 +92,7 @@ class Emitter(Operands):
         self.start(self.label())
 
     def suspend(self, ins: Instruction, status: abi.Status, kind: int | None = None) -> int:
-        """Emit the end of the part before a suspend, which stores the kind of operation and the site. Returns
-        `status`.
-        """
+        """Emit the end of the part before a suspend: stores of `kind` and the site. Returns `status`."""
         if kind is not None:
             self.put("op_kind", f"i32 {int(kind)}")
         self.put("site", f"i32 {self.site(ins)}")
