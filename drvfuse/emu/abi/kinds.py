@@ -96,7 +96,7 @@ class Entry(IntEnum):
     ATOMIC = 1 << 2
     LOCATION = 1 << 3
     COPIED = 1 << 4  # the access of a cp.async for which its thread has waited
-    COMMON = 1 << 6  # an entry that the lists of many lines share, at their ends; it is never changed
+    COMMON = 1 << 6  # an entry at the end of the lists of many lines, which share it; it is never changed
     ASYNC = 1 << 7  # the access of an asynchronous copy
 
 

@@ -24,8 +24,8 @@ _ids = itertools.count(1)
 
 @dataclass(eq=False)
 class Capture:
-    """The capture of streams into one graph: a new one, or the graph `given`, whose first captured nodes then wait for
-    the nodes of `after`. The capture began on the stream `origin` and has to end there.
+    """The capture of streams into one graph: a new graph, or the graph `given`. In `given`, the first captured nodes
+    wait for the nodes of `after`. The capture began on the stream `origin` and has to end there.
     """
 
     process: Process

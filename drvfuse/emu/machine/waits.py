@@ -64,7 +64,7 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                # If time advances, the next query advances it again.
+                # If this advances time, the next query advances time again.
                 count -= self._let_time_go(waited[0].command.context.process)
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):

@@ -122,7 +122,7 @@ struct Access {
     u32 agent;                 // Entry::block for the access: `block`, with AGENT_PENDING or AGENT_BULK for a copy
     u32 copy_number;           // with AGENT_BULK: the number of the bulk copy in its block
     u32 repeats_poll;          // 1 for a poll that reads the same value as the last poll of the thread
-    u32 is_plain;              // 1 for a weak access of a thread that is no operation on an mbarrier
+    u32 is_plain;              // 1 for a thread's weak access that is no operation on an mbarrier
     Ref clock;                 // what is known at the access; its owner is the thread, the operation or the block
     Ref shared_entry;          // for a copy or fill: its entry for lines that it accesses as a whole, else 0
     u64 addr;                  // the first byte, for reports

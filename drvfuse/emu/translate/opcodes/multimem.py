@@ -112,7 +112,7 @@ def multimem(op: Opcode) -> Action:
     how = "" if verb == "st" else op.pick("add", "min", "max", "and", "or", "xor")
     type_ = next((part for part in op.rest if part in _VECTORS), "")
     if not type_:
-        raise RefusedError(f"a type that multimem.{verb} has is expected")
+        raise RefusedError(f"multimem.{verb} has no form with this type")
     op.flag(type_)
     if vector not in _VECTORS[type_]:
         raise RefusedError(f"multimem.{verb} of .{type_} needs {_choices(_VECTORS[type_])}")
