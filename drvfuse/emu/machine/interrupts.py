@@ -67,7 +67,7 @@ class held:
         self._mine = handler
         _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
-        _handler = handler  # set only while the handler is exchanged, as an interrupt may end this method in between
+        _handler = handler  # set only while _note is the handler: an interrupt may end this method before
 
     def __exit__(self, *exc: object) -> None:
         global _handler, _pending, _watcher

@@ -134,7 +134,7 @@ FN Ref* list_at(Race* r, u64 addr, u32* mask) {
     return &line->list;
 }
 
-// The head of the list of chunks for the part of the window that has an address.
+// The head of the list of chunks for the part of the window in which an address lies.
 FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
 
 // The bytes from `addr` to `end` that lie in the line of `addr`, as a mask.
