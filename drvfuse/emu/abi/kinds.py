@@ -77,7 +77,7 @@ DOUBTS = 16  # the most doubts about one store (native/race_report.cuh)
 KNOWN_OPS = 32  # entries of the cache Race::known_ops
 RECENT_JOINS = 1 << 8  # entries of the cache Race::recent_joins; `join` (native/clock_join.cuh) uses 8 bits of a hash
 CLASSES = 40  # the number of size classes of the race detector's arena; pieces of class k have 32 << k bytes
-MISSED_FLAGS = 8  # the flags that are remembered for each block as read without learning anything
+MISSED_FLAGS = 8  # the most records (MissedFlag) that are kept for a block; newer ones replace older ones
 
 
 class Range(IntEnum):

@@ -24,8 +24,8 @@ _END = 1 << 56  # the end of a program's address space
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check the source or the destination of a copy by `context`. Memory of the machine must be live, and the device of
-    the context must have access to it; host memory must be mapped. An address above all addresses of a program can only
-    be one that a client had registered.
+    the context must have access to it; host memory must be mapped. Only memory that a client had registered has
+    addresses above those of any program.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """

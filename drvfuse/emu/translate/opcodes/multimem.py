@@ -46,7 +46,7 @@ def _accumulate(op: Opcode, verb: str, how: str, type_: str) -> abi.Accumulate:
     for name, types, precision in (("f32", _HALVES, abi.Accumulate.F32), ("f16", _FP8, abi.Accumulate.F16)):
         if op.flag(f"acc::{name}"):
             if verb != "ld_reduce" or how != "add" or type_ not in types:
-                raise RefusedError(f".acc::{name} is not for multimem.{verb}.{how}.{type_}")
+                raise RefusedError(f".acc::{name} is not allowed for multimem.{verb}.{how}.{type_}")
             return precision
     return abi.Accumulate.ELEMENT
 
