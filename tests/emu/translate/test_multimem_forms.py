@@ -103,7 +103,7 @@ def test_every_order_and_scope_is_translated(verb: str, orders: tuple[str, ...],
         ("ld_reduce", ".shared.add.u32", "unsupported modifier .shared"),
         ("ld_reduce", ".u32", "one of .add"),
         ("ld_reduce", ".add.u16", "no form with this type"),
-        ("ld_reduce", ".add.acc::f32.f32", "acc::f32 is not for"),
+        ("ld_reduce", ".add.acc::f32.f32", "acc::f32 is not allowed for"),
         ("st", ".v2.u32", "needs no vector"),
     ],
 )
