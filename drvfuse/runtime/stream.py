@@ -132,7 +132,7 @@ class Stream(Owned):
 
     @classmethod
     def unchecked(cls, device: Device, handle: int) -> Stream:
-        """A Stream for the foreign stream with that handle. The caller guarantees that it belongs to `device`."""
+        """A Stream for the foreign stream with handle `handle`. The caller guarantees that it belongs to `device`."""
         self = cls.__new__(cls)
         self.device, self.handle, self._holder, self._last = device, handle, None, None
         self._default, self.foreign = handle <= PER_THREAD, True
@@ -143,7 +143,7 @@ class Stream(Owned):
         code, *values = driver.result("cuStreamGetCtx", self.handle)
         if int(code) in UNKNOWN_HANDLE:
             raise ArgumentError(argument, hex(self.handle), f"a stream of the {driver.name} driver in use")
-        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no context to tell
+        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no CUcontext
             return
         driver.cuCtxPushCurrent(values[0])
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If a kernel of one node gives up in front of an exchange, the ranks of all other nodes raise NodeFailed."""
+"""If a kernel of one node gives up before an exchange, the ranks of all other nodes raise NodeFailed."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_replay_reports_too(rng):
 
 
 def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng):
-    """An aborted exchange leaves old numbers in the place of the statuses."""
+    """An aborted exchange leaves sums of an earlier call where kernels read the statuses of other nodes."""
 
     class Aborted(InProcess):
         def all_gather(self, parts):
@@ -181,4 +181,4 @@ def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng
             df.allreduce(group, xs)
         with pytest.raises(errors.ExchangeTimeout):
             group.synchronize()
-        assert group.workspace.reported()  # kernels have reported the old numbers
+        assert group.workspace.reported()  # kernels took the sums for statuses of a failure
