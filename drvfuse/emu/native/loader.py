@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loading of PTX as native code: translate, optimise, emit an object, load it into this process. Objects are cached
-on disk.
+"""The loading of PTX as native code: translate, compile to an object, load the object into this process. Objects are
+cached on disk.
 
 A cache entry has an object and the description of its kernels. Its key is a hash of the PTX, the translator's sources,
 the versions of llvmlite and LLVM, and the CPU; so an entry is never out of date.
@@ -193,7 +193,7 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
 
 
 def _compile(ir: str, support: str | None) -> bytes:
-    """Optimise IR for this CPU and emit an object.
+    """Compile IR to an object for this CPU.
 
     The runtime, which is compiled with `support`, gets all optimisations. The PTX of a kernel was optimised by NVRTC,
     and an emulated kernel spends most of its time in the runtime. So the code generator translates a kernel as it is.

@@ -148,3 +148,20 @@ def test_registers_that_are_live_at_different_times_share_a_place_in_the_frame()
         pass
     assert io[1] == 136
     assert many.code.kernels["k"].frame_bytes <= one.code.kernels["k"].frame_bytes + 16
+
+
+def test_registers_that_are_read_before_they_are_written_are_zero_in_every_thread() -> None:
+    program = Program(
+        f"""{HEAD} mov.u32 %r1, 2;
+        LOOP: add.u32 %r2, %r2, 5; @!%p add.u32 %r3, %r3, %r0; {SUSPEND}
+        sub.u32 %r1, %r1, 1; setp.ne.u32 %p, %r1, 0; @%p bra LOOP;
+        st.global.u32 [%io+4], %r2; st.global.u32 [%io+8], %r3; ret; }}"""
+    )
+    io = np.array([7, 0, 0], np.uint32)
+    thread = program.thread("k", pointers(io))
+    for tid in range(2):  # the second thread finds the first thread's registers in its frame
+        thread.restart(tid)
+        while thread.resume() != abi.Status.EXIT:
+            pass
+        assert list(io) == [7, 10, 7]
+        io[1:] = 0
