@@ -22,6 +22,7 @@ constexpr bool BYTE_SCALES = GROUPED && sizeof(Scale) == 1;
 constexpr int PER_WORD = !BYTE_SCALES ? 1 : LANES > 8 ? 32 / LANES : 4;
 constexpr int WORD_LANES = LANES * PER_WORD;
 constexpr bool KEYED = FP4 && W == 8;
+constexpr u32 E8M0_OFFSET = FAULT("scales-without-offset") ? 0 : 1;
 static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "one of nine keys is valid, and there are four sign bits");
 
 // The number of words that the scales of a row are sent as.
@@ -40,7 +41,7 @@ __device__ __forceinline__ u32 place_in_word() { return threadIdx.x % WORD_LANES
 // The word of this lane's group and the groups next to it, whose scales have one byte each. `exists`: the lane has a pack.
 // Called by whole warps.
 __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack, float scale) {
-    const u32 byte = (bits_of<Scale>(scale) + !FP4) & 0xff;
+    const u32 byte = (bits_of<Scale>(scale) + (FP4 ? 0 : E8M0_OFFSET)) & 0xff;
     ScaleWord sent = {byte << place_in_word(), 0};
 #pragma unroll
     for (int mask = LANES; mask < WORD_LANES; mask *= 2) sent.word |= __shfl_xor_sync(0xffffffffu, sent.word, mask);
@@ -59,7 +60,7 @@ __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack
 // The scale of this lane's group, from the group's word.
 __device__ __forceinline__ u32 scale_of_word(u32 word) {
     const u32 byte = word >> place_in_word();
-    return FP4 ? byte & 0x7f : (byte - 1) & 0xff;
+    return FP4 ? byte & 0x7f : (byte - E8M0_OFFSET) & 0xff;
 }
 
 // The key of the codes of the word's groups.
