@@ -31,7 +31,9 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Work:
-    """The properties of a collective's kernel that decide chunks and traces; sizes are bytes of an element.
+    """The properties of a collective's kernel on which its chunks and traces depend.
+
+    `itemsize` and `out_itemsize` are the bytes of an element of inputs and outputs.
 
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
     `multimem`: inputs are read through multicast memory, and staged there; `to_outputs`: results are stored to all
@@ -90,7 +92,7 @@ def ragged(elements: int, itemsize: int) -> bool:
 def allreduce_launch(
     count: int, itemsize: int, ranks: int, algo: str, max_blocks: int, multimem: bool = False
 ) -> LaunchShape:
-    """Grid and block for `count` >= 1 elements: one thread per pack of what a rank sums, if `blocks` allow that.
+    """Grid and block for `count` >= 1 elements: one thread per pack that the rank sums, if `max_blocks` allows that.
 
     A thread has up to eight loads in flight, and at most four sums. With `multimem` a sum takes one load.
     """
@@ -173,7 +175,8 @@ def left_bytes(work: Work, columns: int) -> int:
 
 
 def _multimem_slot(work: Work, columns: int) -> int:
-    """Bytes of multicast staging that a row takes: the row or, in its place, its results; and its scales."""
+    """The bytes of multicast staging that a row takes: for the row or its results, which share the place; for its
+    scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
     if work.residual:  # residual_out overwrites the staged row, unless it is larger

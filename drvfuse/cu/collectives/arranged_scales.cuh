@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
 //
-// The scales of a rank have this layout for the rank's own rows, and are moved as they lie. The rank that receives them
-// stores each scale to its place among the scales of all rows, by words of 4 bytes: a word has 4 groups of one row in tiles,
-// and one or four rows of a group in columns. Four words that belong together in the result are stored at once: as a rule
-// those of a rank whose rows begin at a whole tile, or at a multiple of 16 bytes of a column. The last word of a column may
-// end in padding, which is not stored, as the scales of another rank may belong there. In tiles the padding behind the last
-// group is stored as 0.
+// The scales of a rank have this layout for the rank's own rows, and are sent without change. The receiving rank stores
+// each scale to its place among the scales of all rows, by words of 4 bytes. A word has 4 groups of one row in tiles,
+// and one or four rows of a group in columns. Four words that are adjacent in the result are stored at once. That is
+// usual if the rank's rows begin at a whole tile, or at a multiple of 16 bytes of a column. The last word of a column
+// may end in padding, which is not stored, as the scales of another rank may belong there. In tiles the padding after
+// the last group is stored as 0.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_scales(char* scales, const Arrangement& a,
     }
 }
 
-// Clears the padding behind the rows of all ranks, for thread `first` of `count` threads that share the work.
+// Clears the padding after the last row of all ranks, for thread `first` of `count` threads that share the work.
 __device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
     if (a.tiles) {
         clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);

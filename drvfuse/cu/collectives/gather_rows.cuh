@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of the results or normed rows that the owners of rows have stored for all ranks, to a tensor of T.
 //
-// `row(owner)` is the row of the tensor that an owner has, or negative if it has none. `from(owner)` is the address of that
-// row's bytes, a multiple of 16. The copies begin with the owner `First` ranks behind this rank, so that not all ranks read
-// from one. `tensor` is passed by reference, so that the compiler loads it inside the loop and no register keeps it.
+// `row(owner)` is the index in the tensor of the owner's row, or negative if the owner has no row. `from(owner)` is the
+// address of the bytes of that row, a multiple of 16. The copies begin with the rank `First` ranks after this rank, so
+// that not all ranks read from the same rank at a time. `tensor` is passed by reference, so that the compiler loads it
+// inside the loop and no register keeps it.
 #pragma once
 #include "collectives/norm_rows.cuh"
 

@@ -3,8 +3,8 @@
 #pragma once
 #include "collectives/row_norm.cuh"
 
-// Packs of every source that a thread has in flight: four to eight loads if the row has so many packs and registers
-// suffice. With NODES one pack of the source takes several loads (nodes.cuh).
+// The number of packs of every source that a thread has in flight: enough for four to eight loads, if the row has so
+// many packs and registers suffice. With NODES a pack of the source takes several loads (nodes.cuh).
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
@@ -58,7 +58,8 @@ public:
         }
     }
 
-    // sum() and add_residual() for a row that is not normed here, so that one pack at a time is in registers.
+    // sum() and add_residual() for a row that this rank does not normalise yet: only one pack at a time is in
+    // registers.
     template <typename Load, typename Store>
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1

@@ -5,7 +5,7 @@
 // which the kernels before and after each exchange write, in replays of a graph too. While the first word of a pair is
 // ahead of the second, the rank is in an exchange.
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
-//                      `begun`, and the kernel behind the exchange stores the same epoch, which it reads, to `ended`.
+//                      `begun`, and the kernel after the exchange stores the same epoch, which it reads, to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
 //                      `sending` before the exchange, and one to `received` after it.
 // One rank writes a word, in the order of its stream.

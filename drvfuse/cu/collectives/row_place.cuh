@@ -19,8 +19,8 @@ struct Place {
     u32 scale;          // offset of the words of scales, at distance 1
     u32 scale_stride;   // bytes from one distance to the next, for these words
 
-    // The number of strides from offsets at distance 1 to those at which this rank receives from the owner, as this rank is
-    // RANKS - distance ranks ahead of the owner.
+    // This rank is RANKS - distance ranks after the row's owner, so the owner's words lie at that distance in its
+    // slots. Returns the number of strides from distance 1 to that distance.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 

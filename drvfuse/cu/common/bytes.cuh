@@ -111,7 +111,7 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// Loads `word` with the words `own` of lane `lane` modulo 32.
+// Sets `word` to the words `own` of lane `lane` modulo 32.
 __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 lane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], lane);
@@ -130,8 +130,8 @@ __device__ __forceinline__ void load_run(Loaded& loaded, const Run& run) {
     if (run.has_byte()) loaded.byte = ptx::load_u8(run.byte());
 }
 
-// Sets `word` to the lane's pack of a loaded run, if the lane has one; bytes behind the end of the run are undefined. Called
-// by whole warps.
+// Sets `word` to the lane's pack of a loaded run, if the lane has one; bytes after the end of the run are undefined.
+// Called by whole warps.
 __device__ __forceinline__ void packs_of_run(u32 (&word)[4], const Loaded& loaded, const Run& run) {
     u32 slice[4];
 #pragma unroll
@@ -182,7 +182,7 @@ __device__ __forceinline__ void store_run(const Run& run, const u32 (&word)[4]) 
     if (run.has_byte()) ptx::store_u8(run.byte(), part >> (8 * (run.lane % 4)) & 0xff);
 }
 
-// Loads the pack of each lane that has one; bytes behind the end of the array are undefined. Called by whole warps.
+// Loads the pack of each lane that has one; bytes after the end of the array are undefined. Called by whole warps.
 __device__ __forceinline__ void load_bytes(u32 (&word)[4], const Spot& from) {
     for_each_run(from, [&](const Run& run) {
         Loaded loaded;

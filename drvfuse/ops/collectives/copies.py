@@ -27,7 +27,8 @@ class Copies:
     """The schedule of a call: its copies on all ranks."""
 
     def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
-        """`staged`: the call is in place and copies through the workspaces. ArgumentError if these are too small."""
+        """`staged`: the call is in place and copies through the workspaces. Raises ArgumentError if these are too
+        small."""
         self._group, self._parts = group, parts
         self._as_they_lie = [part for part in parts if part.arrangement is None]
         self._arranged = [ArrangedCopies(group, part) for part in parts if part.arrangement is not None]

@@ -48,8 +48,8 @@ class Addresses(NamedTuple):
 class FusedCall:
     """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
-    `rows` and `columns` are as the kernel counts them (`FusedRows`). Where the rows are split among the ranks, `counts`
-    are the rows of each rank, and `rows` is the largest of them; otherwise `counts` is empty.
+    `rows` and `columns` are those of the kernel's rows (`FusedRows`). If the rows are split among the ranks, `counts`
+    has the number of rows of each rank, and `rows` is the largest of these numbers; otherwise `counts` is empty.
     """
 
     options: CallOptions
@@ -95,7 +95,8 @@ class FusedCall:
 
     @property
     def clusters(self) -> bool:
-        """Whether the blocks of a cluster may share a row. With heads they need not, as no sum goes over a row."""
+        """Whether the blocks of a cluster may share a row. With heads a cluster would bring nothing, as no sum is over
+        a whole row."""
         return plan.capability(self.options.group) >= push.CLUSTER_CAPABILITY and not self.form.head
 
     @property

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a collective on a group, and its launches on every local rank, which lack only the addresses."""
+"""The plan of a collective on a group, and its launches on every local rank, which are complete except for the
+addresses of the arrays."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class Plan:
     """A collective's kernel, its grid, and the parameters that all ranks share.
 
     `traced` are the most (phases, barriers) that a traced block records. A launch advances the epoch by `steps`.
-    `alone` is the grid while the group is alone on its devices, if that is another grid. `tailor(parameters, rank)`
-    writes the parameters that differ by rank.
+    `alone` is the grid while no other group is open on the devices, or None if it is the same grid. `tailor(parameters,
+    rank)` writes the parameters that differ by rank.
     """
 
     kernel: CollectiveKernel | MoveKernel
@@ -106,7 +107,8 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch per local rank, of the plan that is kept under `key`, or of `plan()` if there is none.
+    """A launch per local rank. The plan is the one that the group keeps under `key`; if there is none, it is `plan()`,
+    which is then kept.
 
     The key holds everything that `plan()` depends on besides the group. `more[i]` is the second argument of rank i's
     kernel. The function writes the addresses that every collective has: `table[i]` are the addresses from which rank i
@@ -147,7 +149,7 @@ def call_of_rank(group: Group, position: int) -> Call:
 
 
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
-    """The plan on every local rank: the kernel is loaded there, and the parameters that differ by rank are written."""
+    """The plan on every local rank, with the kernel loaded and the parameters that differ by rank written."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):
@@ -181,8 +183,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
 
 
 def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
-    """The function that changes a launch of the plan when its group becomes alone or is no longer; None if no launch
-    changes."""
+    """The function that changes a launch of the plan when its group becomes the only open group on its devices, and
+    when it no longer is; None if launches of the plan never change."""
     larger = plan.alone
     if larger is None and not early:
         return None
