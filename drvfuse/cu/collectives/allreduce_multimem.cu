@@ -116,7 +116,7 @@ __device__ __forceinline__ void one_stage(const AllreduceMultimemParams& p, Trac
 
 #else
 
-// Store the result of pack `index` to all ranks' outputs.
+// Stores the result of pack `index` to the outputs of all ranks.
 __device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& p, i64 index, const OutPack& pack) {
     char* to = p.multimem.outputs + index * OUT_BYTES;
     if (RAGGED && p.count - index * W < W) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& 
     }
 }
 
-// Copy this thread's packs of [0, count) of the own staging memory to the output from pack `first` on.
+// Copies this thread's packs of the first `count` packs of the own staging memory to the output, from pack `first` on.
 __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, const char* from, i64 first, i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {

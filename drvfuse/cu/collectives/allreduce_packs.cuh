@@ -16,7 +16,7 @@ struct AllreduceParams {
     i64 chunk_packs;  // packs of a chunk or round, as each kernel's header says; unused by one_stage direct
 };
 
-// Pack `index` of a tensor of `count` elements; the last pack may be partial.
+// Loads pack `index` of a tensor of `count` elements. The last pack may be partial.
 __device__ __forceinline__ void load_input(InPack& pack, const void* tensor, i64 index, i64 count) {
     const char* address = static_cast<const char*>(tensor) + index * IN_BYTES;
     if (RAGGED && count - index * W < W) {

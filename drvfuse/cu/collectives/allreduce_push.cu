@@ -52,7 +52,7 @@ struct Params : AllreducePushParams {
 using Params = AllreducePushParams;
 #endif
 
-// Pack `index` of the own input.
+// Loads pack `index` of the own input.
 __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
 #ifdef DRVFUSE_MANY
     load_of_many(pack, p.many, index);
@@ -77,7 +77,7 @@ struct Place {
     bool inside;  // the tensor has this pack: the last of several rounds also sends packs beyond its end (push.cuh)
 };
 
-// How many packs each round sends.
+// The number of packs that each round sends.
 __device__ __forceinline__ u32 packs_of_round(const AllreducePushParams& p) {
     return p.push.rounds > 1 ? u32(p.chunk_packs) : u32((p.count + W - 1) / W);
 }
@@ -184,7 +184,8 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
 #endif
 
 // The minimum number of resident blocks per multiprocessor, on which plans rely, for blocks of 256 and of up to 128
-// threads. For kernels that do not compare calls the bound for 256 threads gives as many blocks of up to 128 threads.
+// threads. Kernels that do not compare calls are compiled with the bound for blocks of 256 threads, which also suffices
+// for the required number of small blocks.
 constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;

@@ -52,7 +52,7 @@ constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 // The offset of the results in a slot, in bytes.
 __device__ __forceinline__ u32 results_offset(const FusedParams& p) { return BEHIND ? input_stride(p) : 0; }
 
-// Bytes of a slot before its scale.
+// The number of bytes of a slot before its scales.
 __device__ __forceinline__ u32 row_bytes(const FusedParams& p) {
     return RESIDUAL ? results_offset(p) + residual_stride(p) : STAGED ? input_stride(p) : output_stride(p);
 }

@@ -17,16 +17,17 @@ struct Arrangement {
     int groups;    // the number of scales of a row
     int itemsize;  // bytes of a scale: 4 or 1
     int tiles;     // 1: the scales are in tiles, 0: by column
+
     // By distance, for the rank from which this rank receives:
-    int first[DRVFUSE_MAX_RANKS];  // the index of its first row among all rows
-    int count[DRVFUSE_MAX_RANKS];  // the number of its rows
+    int first[DRVFUSE_MAX_RANKS];  // the index of that rank's first row among all rows
+    int count[DRVFUSE_MAX_RANKS];  // the number of that rank's rows
 };
 
 // The places of four words of a rank's scales among the scales of all rows.
 struct Places {
     i64 at[4];     // the offset of each word in the result, in bytes
     int bytes[4];  // the number of bytes of each word that are stored, 0 or less for none
-    u32 mask;      // the bits of a word that are stored; the others become 0 (groups that do not exist, in tiles)
+    u32 mask;      // the bits of a word that are kept; the other bits, of groups that do not exist, are stored as 0
 };
 
 __device__ __forceinline__ int padded4(int rows) { return (rows + 3) / 4 * 4; }
@@ -89,7 +90,8 @@ __device__ __forceinline__ void store_scales(char* scales, const Arrangement& a,
     }
 }
 
-// Clears the padding after the last row of all ranks, for thread `first` of `count` threads that share the work.
+// Clears the padding after the last row of all ranks. `first` is the number of this thread among the `count` threads
+// that share the work.
 __device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
     if (a.tiles) {
         clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);

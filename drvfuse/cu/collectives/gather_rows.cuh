@@ -42,7 +42,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
     }
 }
 
-// Copies rows pack by pack, if they are not aligned in the tensor or their packs have fewer bytes there.
+// Copies rows pack by pack: for rows that are not aligned in the tensor, or whose packs have fewer bytes in the tensor.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
     }
 }
 
-// Copies the scales of the groups of those rows; a row's scales lie `stride` bytes apart at its owner.
+// Copies the scales of the groups of these rows. At the owner the scales of a row lie `stride` bytes apart.
 template <int First, typename From, typename Row>
 __device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1

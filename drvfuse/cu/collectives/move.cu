@@ -43,8 +43,9 @@ static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own ou
 
 #if !DRVFUSE_STAGED
 
-// The threads that copy bytes to other ranks, and the threads that copy bytes that stay: every eighth block copies the
-// latter, while the others use the links. With fewer blocks, or if no bytes stay, all threads do both in turn.
+// The threads that copy bytes between ranks, and the threads that copy bytes that stay on their rank. Every eighth
+// block copies bytes that stay, while the other blocks use the links. With fewer than eight blocks, or if no bytes
+// stay, all threads do both in turn.
 struct Teams {
     Team moving, staying;
 };

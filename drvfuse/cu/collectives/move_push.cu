@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-gather, broadcast and all-to-all by pushing: bytes of each rank to others, in one kernel per rank, without a barrier.
+// All-gather, broadcast and all-to-all by pushing: each rank sends bytes to other ranks, in one kernel per rank,
+// without a barrier.
 //
 // Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's threads,
 // and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every round, for all
@@ -22,12 +23,12 @@
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS + 1;
 
-// A thread's packs of a unit: one for all ranks, or one for each peer and then the pack that stays. A pack that does not
-// exist is not sent.
+// A thread's packs of a unit. With SAME it is one pack for all ranks, otherwise a pack for each peer and then the pack
+// that stays on this rank. A pack that does not exist is not sent.
 struct Packs {
     u32 word[SOURCES][4];
     bool exists[SOURCES];
-    int own_bytes;  // bytes of the pack that stays; 0 if there is none, or if it is in its place already
+    int own_bytes;  // size of the pack that stays on this rank; 0 if there is none, or if it is in its place already
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Packs packs;
     // before start(), as later instructions wait for the epoch that start() loads
     if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
-    clear_padding(p);  // while the packs are loaded
+    clear_padding(p);  // during the loads of the packs
     push.start();
     bool first = true;
 #pragma unroll 1

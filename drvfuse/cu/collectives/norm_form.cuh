@@ -54,7 +54,7 @@ struct FusedParams {
     const void* beta;
     void* normed_output;
     int all_rows;   // rows of the tensor
-    int first_row;  // the tensor's row with which this launch begins; used for scales by column or in tiles
+    int first_row;  // the index in the tensor of this launch's first row; used for scales by column or in tiles
 #endif
 };
 

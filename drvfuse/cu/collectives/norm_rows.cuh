@@ -8,7 +8,7 @@
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
-// A block's state over all rows of a call, and the steps of a row.
+// The state that a block keeps for all rows of a call, and the steps by which it processes a row.
 class Rows : public RowNorm {
 public:
     __device__ __forceinline__ Rows(const FusedParams& p, Scratch& scratch, Trace& trace) : RowNorm(p, scratch, trace) {

@@ -8,7 +8,7 @@
 //                      `begun`, and the kernel after the exchange stores the same epoch, which it reads, to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
 //                      `sending` before the exchange, and one to `received` after it.
-// One rank writes a word, in the order of its stream.
+// Each word is written by one rank only, in the order of its stream.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/ordered.cuh"

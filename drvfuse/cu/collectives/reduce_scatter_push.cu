@@ -64,7 +64,7 @@ __device__ __forceinline__ InPack load_of(const ScatterPushParams& p, const Part
     return pack;
 }
 
-// Loads the packs of the peers' parts, by distance.
+// Loads the packs for the peers: packs[d] is a pack of the part of the peer at distance d.
 __device__ __forceinline__ void load_peers(InPack (&packs)[RANKS], const ScatterPushParams& p, const Place& at) {
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance)

@@ -49,7 +49,7 @@ public:
     __device__ __forceinline__ Exchange(const FusedScatterPushParams& p, Rows& rows, Pushing& push, Trace& trace)
         : p_(p), rows_(rows), push_(push), trace_(trace) {}
 
-    // Called before anything is read: prefetches the address translations of the first rows of all parts.
+    // Brings the address translations of the first rows of all parts into the TLB. Called before anything is read.
     __device__ __forceinline__ void prefetch(int row) const {
 #pragma unroll
         for (int rank = 0; rank < RANKS; ++rank) {
@@ -65,7 +65,8 @@ public:
         load_peers(1, begin, row);
     }
 
-    // Exchanges, sums and normalises row `row` of the round that begins `begin` rows into every part.
+    // Exchanges, sums and normalises one row of each part: row `row` of a round whose first row is row `begin` of the
+    // part.
     __device__ __forceinline__ void run(int begin, int row) {
         const u32 offset = GREETINGS_BYTES + row * input_stride(p_);
         const u32 stride = p_.chunk_rows * input_stride(p_);
@@ -99,7 +100,8 @@ public:
     }
 
 private:
-    // Loads this thread's packs of a row of the part of the rank at that distance; without such a row they become zeros.
+    // Loads this thread's packs of a row of the part that the rank at that distance owns. If the part has no such row,
+    // they become zeros.
     __device__ __forceinline__ void load_row(InPack (&packs)[PACKS], int distance, int begin, int row) const {
         const int rank = (p_.call.rank + distance) % RANKS;
         const bool exists = row < sent_rows(p_, rank) && begin + row < p_.parts.rows(rank);
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     exchange.prefetch(first);
     follow_producer(trace);
     exchange.load(0, first);  // before start(), as later instructions wait for the epoch that start() loads
-    clear_padding(p);         // while the rows are loaded
+    clear_padding(p);         // during the loads of the rows
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round
 #pragma unroll 1

@@ -34,8 +34,8 @@ public:
 
     // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack) with
     // the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp calls these
-    // functions for its packs, all its lanes call meet(exists, pack, scale); a lane's pack may not exist. Called by all
-    // threads.
+    // functions for its packs, all its lanes call meet(exists, pack, scale), also lanes whose pack does not exist.
+    // Called by all threads.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet = NoMeeting>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed, const Meet& meet = {}) {
@@ -114,7 +114,8 @@ private:
     // Returns the mean over a head; `sum` is this lane's part of the sum. The tree of additions is that of reduce.cuh,
     // where packs that do not exist add +0.
     static __device__ __forceinline__ float head_mean(float sum) {
-        return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);  // a power of two, so this is a division
+        // HEAD is a power of two, so the product is equal to the quotient.
+        return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);
     }
 
     // normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole warps.
@@ -252,7 +253,7 @@ private:
         to_float(v, pack);
     }
 
-    u32 done_;  // reductions of this call so far
+    u32 done_;  // the number of reductions that this call has made
     Mean mean_;
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
     Pack<Gamma, W> beta_[KEEP_GAMMA && BETA ? PACKS : 1];

@@ -15,12 +15,12 @@ struct Place {
     u32 stride;         // bytes from one distance to the next, for input rows and normed rows
     u32 normed;         // offset of the normed row, at distance 1
     u32 result;         // offset of the codes or of residual_out, at distance 1
-    u32 result_stride;  // bytes from one distance to the next, for these
+    u32 result_stride;  // bytes from one distance to the next, for codes or residual_out
     u32 scale;          // offset of the words of scales, at distance 1
     u32 scale_stride;   // bytes from one distance to the next, for these words
 
-    // This rank is RANKS - distance ranks after the row's owner, so the owner's words lie at that distance in its
-    // slots. Returns the number of strides from distance 1 to that distance.
+    // This rank is RANKS - distance ranks after the row's owner, and receives the owner's words in the slots of that
+    // distance. Returns the number of strides from the slots of distance 1 to those slots.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 

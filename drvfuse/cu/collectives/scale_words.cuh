@@ -29,7 +29,7 @@ constexpr bool KEYED = FP4 && W == 8;
 constexpr u32 E8M0_OFFSET = FAULT("scales-without-offset") ? 0 : 1;
 static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "one of nine keys is valid, and there are four sign bits");
 
-// The number of words that the scales of a row are sent as.
+// The number of words in which the scales of a row are sent.
 __device__ __forceinline__ int scale_words(const FusedParams& p) {
     return PER_WORD > 1 ? (groups_of_row(p) + PER_WORD - 1) / PER_WORD : groups_of_row(p);
 }

@@ -18,7 +18,7 @@ struct ScatterParams {
     i64 columns;                     // the tensor's last dimension, for the epilogue
     i64 most_packs;                  // packs of the largest part
     i64 chunk_packs;                 // packs of each part in a chunk or round; unused if the kernel has neither
-    Range parts[DRVFUSE_MAX_RANKS];  // by rank
+    Range parts[DRVFUSE_MAX_RANKS];  // the parts of all ranks, by rank
 };
 
 class Part {

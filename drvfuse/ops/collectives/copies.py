@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events on the host.
+"""Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events in the streams.
 
 When the streams of all ranks have reached the call, each rank copies from its peers' inputs to its output. Then the
 streams synchronise again, so an input may be overwritten once its rank's stream has passed the call. An in-place

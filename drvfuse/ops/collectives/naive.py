@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events on the host.
+"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events in the streams.
 
 It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs to its own
 workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place, and an input is

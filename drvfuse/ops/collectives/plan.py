@@ -224,8 +224,8 @@ def sources(group: Group, inputs: Sequence[int], multimem: bool) -> Sequence[int
 
 
 def require_peers(group: Group, algo: str) -> None:
-    """Raise Unsupported if the devices lack the peer access that `algo` needs, or if it needs all ranks in one
-    process."""
+    """Raise Unsupported if the devices lack the peer access that `algo` needs, or if the ranks are in several processes
+    and `algo` needs them in one."""
     if algo == "naive" and len(group) < group.size:
         raise Unsupported(
             'algo="naive" orders the copies of all ranks by events, so it needs all of them in one process: use "auto" '
