@@ -79,7 +79,7 @@ class FusedRows:
 
     @property
     def input_bytes(self) -> int:
-        """The bytes of an input row, as the kernel counts rows."""
+        """The number of bytes that a row of the kernel has in an input."""
         return self.columns * self.dtype.itemsize
 
 
@@ -150,7 +150,8 @@ def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, sc
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of the rows or heads that are normed in inputs like `first`, and the number of their columns."""
+    """The shape of an array with one value for each row or head that is normed, and the number of columns of a row or
+    head, for inputs like `first`."""
     shape = first.shape
     if head_columns is None:
         if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:

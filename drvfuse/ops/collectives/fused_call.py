@@ -144,7 +144,7 @@ class FusedCall:
         return sent - own + scales
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
-        """The launches for at least one row, by local rank."""
+        """The schedule for at least one row, with the arrays of each local rank, and its launches."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)

@@ -108,7 +108,7 @@ class FusedResults:
         """The arrays to write, by argument and local rank, and the call's result.
 
         Arrays that the caller did not give are allocated in the order of the streams `queues`. `bare`: the result has
-        arrays that are not in lists."""
+        bare arrays in place of lists."""
         written: dict[str, list[Operand]] = {}
         returned: dict[str, Any] = {}
         for (argument, given, shape, dtype, _), targets in zip(self.wanted, self.targets, strict=True):

@@ -51,7 +51,7 @@ class Placement:
     ) -> Placement:
         """The placement of arrays of `nbytes` bytes at these addresses, one per local rank. An empty list stands for
         arrays that are always staged."""
-        if nbytes % _WORD or not inputs:  # the last element may share a word with the memory behind the array
+        if nbytes % _WORD or not inputs:  # the last element may share a word with the memory after the array
             return cls(group, streams, None, None)
         source = group.multicast_at(inputs, nbytes)
         target = group.multicast_at(outputs, nbytes) if outputs and source is not None else None

@@ -121,6 +121,6 @@ def copy(
     with device.use():
         if captured or peer == position:  # in a capture cuMemcpyPeerAsync is refused
             device.driver.cuMemcpyDtoDAsync(to, what, nbytes, stream.handle)
-        else:  # copies any memory of the peer; cuMemcpyDtoDAsync only memory that this device can access
+        else:  # unlike cuMemcpyDtoDAsync, this copies also memory that the device cannot access
             holder = group.ranks[peer].device
             device.driver.cuMemcpyPeerAsync(to, device.context, what, holder.context, nbytes, stream.handle)

@@ -141,7 +141,8 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """The `Call` of every collective's kernel on a local rank. It has the ranks of the rank's node, in their order."""
+    """The `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the same node,
+    in the order of the ranks."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
@@ -203,12 +204,12 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies. They cannot between processes."""
-    if group.layout.inside == 1 and group.nodes > 1:  # each rank reads its own input alone
+    if group.layout.inside == 1 and group.nodes > 1:  # each rank reads only its own input
         return True
     if not group.peers_readable or len(group) < group.size:
         return False
     return all(
-        operand.array.pooled  # the group has opened the pools to all its devices
+        operand.array.pooled  # all devices of the group can access the pools' memory
         or all(
             rank.device is operand.device or reach.readable_by(operand.ptr, operand.array.nbytes, rank.device)
             for rank in group.ranks
