@@ -26,7 +26,6 @@ constexpr bool BYTE_SCALES = GROUPED && sizeof(Scale) == 1;
 constexpr int PER_WORD = !BYTE_SCALES ? 1 : LANES > 8 ? 32 / LANES : 4;
 constexpr int WORD_LANES = LANES * PER_WORD;
 constexpr bool KEYED = FP4 && W == 8;
-constexpr u32 E8M0_OFFSET = FAULT("scales-without-offset") ? 0 : 1;
 static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "one of nine keys is valid, and there are four sign bits");
 
 // The number of words in which the scales of a row are sent.
@@ -39,13 +38,16 @@ struct ScaleWord {
     u32 key;  // the key for the codes of the word's groups; 0 unless KEYED
 };
 
+// What is added to a byte of E8M0 before it is sent.
+__device__ __forceinline__ constexpr u32 e8m0_offset() { return FAULT("scales-without-offset") ? 0 : 1; }
+
 // The position of this lane's scale in its word, in bits.
 __device__ __forceinline__ u32 place_in_word() { return threadIdx.x % WORD_LANES / LANES * 8; }
 
 // The word with the scale of this lane's group, where scales have one byte. `exists`: the lane has a pack, `pack`.
 // Called by whole warps.
 __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack, float scale) {
-    const u32 byte = (bits_of<Scale>(scale) + (FP4 ? 0 : E8M0_OFFSET)) & 0xff;
+    const u32 byte = (bits_of<Scale>(scale) + (FP4 ? 0 : e8m0_offset())) & 0xff;
     ScaleWord sent = {byte << place_in_word(), 0};
 #pragma unroll
     for (int mask = LANES; mask < WORD_LANES; mask *= 2) sent.word |= __shfl_xor_sync(0xffffffffu, sent.word, mask);
@@ -64,7 +66,7 @@ __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack
 // The scale of this lane's group, from the group's word.
 __device__ __forceinline__ u32 scale_of_word(u32 word) {
     const u32 byte = word >> place_in_word();
-    return FP4 ? byte & 0x7f : (byte - E8M0_OFFSET) & 0xff;
+    return FP4 ? byte & 0x7f : (byte - e8m0_offset()) & 0xff;
 }
 
 // The key of the codes of the word's groups.
