@@ -185,7 +185,7 @@ _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("drv
 def get(name: str) -> Any:
     """The current value of a setting: that of the innermost `override`, else of the environment, else the default.
 
-    Raises ArgumentError if the environment variable cannot be read as the setting's type.
+    Raises ArgumentError for an unknown name, and if the environment variable cannot be read as the setting's type.
     """
     scoped = _scoped.get()
     return scoped[name] if name in scoped else environment(name)
@@ -193,12 +193,18 @@ def get(name: str) -> Any:
 
 def environment(name: str) -> Any:
     """The value of a setting without `override`: that of the environment, else the default."""
-    setting = SETTINGS[name]
+    setting = SETTINGS.get(name)
+    if setting is None:
+        raise _unknown(name)
     variable = _VARIABLES[name]
     text = os.environ.get(variable)
     if not text:
         return setting.default() if callable(setting.default) else setting.default
     return _parse(f"environment variable {variable}", setting, text)
+
+
+def _unknown(name: object) -> ArgumentError:
+    return ArgumentError("setting", repr(name), "one of " + ", ".join(SETTINGS))
 
 
 def _parse(argument: str, setting: Setting, value: Any) -> Any:
@@ -218,7 +224,7 @@ def override(**values: object) -> Iterator[None]:
     checked = {}
     for name, value in values.items():
         if name not in SETTINGS:
-            raise ArgumentError("setting", repr(name), "one of " + ", ".join(SETTINGS))
+            raise _unknown(name)
         checked[name] = _parse(f"setting {name}", SETTINGS[name], value)
     token = _scoped.set({**_scoped.get(), **checked})
     try:

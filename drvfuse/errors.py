@@ -100,6 +100,12 @@ def kind_of(value: object) -> str:
     return f"{'an' if sounds else 'a'} {name}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, for messages: "1 array", "2 arrays". `plural` is for nouns whose plural does not end in
+    an "s" behind the singular."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def require_kind(argument: str, value: object, kind: type, expected: str) -> None:
     """Raise ArgumentError unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
@@ -224,6 +230,25 @@ class ExchangeTimeout(ExchangeError):
             engine,
             f"of node {node} with {some} did not end within {seconds:g} s and was aborted. All results since that call "
             "are undefined on every rank; group.reset() connects the engine again, and graphs must be captured again.",
+        )
+
+
+class NodeFailed(DrvfuseError):
+    """A kernel of another node gave up before an exchange between nodes, so what that node sent is undefined.
+
+    `rank`, of node `node`, learned this from the exchange of the call `call`. `failed` is the other node, and None if
+    the engine has added the sums of all nodes, so that the rank cannot tell which of them failed. The ranks of the
+    failed node raise the reason, as a rule a BarrierTimeout or a CallMismatch. All results of that call and of all
+    later calls are undefined on every rank until `group.reset()`, as after a BarrierTimeout.
+    """
+
+    def __init__(self, rank: int, node: int, failed: int | None, call: str = "") -> None:
+        self.rank, self.node, self.failed, self.call = rank, node, failed, call
+        where = "another node" if failed is None else f"node {failed}"
+        super().__init__(
+            f"rank {rank} of node {node}: a kernel of {where} gave up before the exchange between nodes"
+            f"{' in ' + call if call else ''}; the ranks of that node raise the reason. All results since that call "
+            "are undefined on every rank; group.reset() makes the group usable again."
         )
 
 

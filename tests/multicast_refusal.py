@@ -36,12 +36,12 @@ def forbid() -> None:
     """Make cuda.bindings, the gate of every CUDA driver and the bindings of every process that is started from now on
     refuse the function. Gates of stand-ins for the CUDA driver refuse it too."""
     bindings.cuMulticastCreate = refusal
-    original = Driver._raw
+    original = Driver.raw
 
     def raw(self: Driver, name: str) -> Callable[..., Any]:
         return refusal if name == "cuMulticastCreate" and self.machine is None else original(self, name)
 
-    Driver._raw = raw  # type: ignore[method-assign]
+    Driver.raw = raw  # type: ignore[method-assign]
     _forbid_in_child(os.environ)
     start = subprocess.Popen.__init__
 

@@ -47,7 +47,7 @@ def test_no_handler_of_exceptions_swallows_the_refusal() -> None:
 @pytest.mark.emulated
 def test_the_emulated_driver_keeps_its_own_function() -> None:
     with df.emu.Machine(devices=2) as machine:
-        create = get_driver(machine)._raw("cuMulticastCreate")
+        create = get_driver(machine).raw("cuMulticastCreate")
         assert create is not multicast_refusal.refusal and create is machine.driver.cuMulticastCreate
 
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drvfuse import __main__ as program
 from drvfuse import coat, errors
+from drvfuse.cli.commands import command_line as command_line_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
@@ -122,7 +122,7 @@ def command_line() -> str:
     """The help of every command, as `drvfuse COMMAND --help` prints it."""
     return "\n".join(
         f"{'#' * level} `{parser.prog}`\n\n```text\n{parser.format_help()}```\n"
-        for parser, level in _commands(program._parser(), 2)
+        for parser, level in _commands(command_line_parser(), 2)
     )
 
 

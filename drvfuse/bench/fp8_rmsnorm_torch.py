@@ -20,7 +20,8 @@ def torch_us(
     epsilon: float,
     sets: int,
 ) -> tuple[float, float]:
-    """Microseconds per call of forward (tensor maximum, qy, qy_t, rstd) and backward; e4m3 and bfloat16 host arrays."""
+    """Microseconds per call of forward (tensor maximum, qy, qy_t, rstd) and of backward. The arguments are arrays of
+    e4m3 and bfloat16 in host memory."""
     import torch
 
     torch._dynamo.reset()  # without this, torch stops compiling after a few shapes

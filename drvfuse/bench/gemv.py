@@ -168,7 +168,10 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the times relative to the reading kernel over the bytes of the weight: a line per K, Inductor's dotted."""
+    """Draw the times, divided by that of the reading kernel, over the bytes of the weight.
+
+    There is a line for each K; the lines of Inductor are dotted.
+    """
     figure = figure_class()(figsize=(15, 5), layout="tight")
     axes = figure.subplots(1, 3, sharey=True)
     titles = {"none": "no normed column", "normed": "alone", "EARLY": "dependent launches, OVERLAP_AT_BEGINNING"}

@@ -20,7 +20,8 @@ from .timing import Replays
 
 def main(nodes: int) -> None:
     """Serve the requests. All ranks get the same ones; a barrier before each replay makes them start together."""
-    with Group.connect(nodes=nodes) as group, contextlib.ExitStack() as open_now:
+    exchange = "nccl" if nodes > 1 else None  # the engine of the group in one process
+    with Group.connect(nodes=nodes, exchange=exchange) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None
         for line in sys.stdin:
             asked: dict[str, Any] = json.loads(line)

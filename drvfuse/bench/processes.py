@@ -106,8 +106,8 @@ def measure(
             calls = calls_of(group, op, rows, cols, settings.sets)
             for algo in known:
                 asked = {"op": op, "algo": algo, "rows": rows, "cols": cols}
+                calls.check(algo)  # first, as it raises the error of an algorithm that the group does not have
                 in_processes = workers.ask(**asked, sets=settings.sets, calls=settings.calls)[0]
-                calls.check(algo)
                 prepared = calls.prepared(algo)
                 with contextlib.closing(Replays(group, launches(prepared), settings.calls)) as replays:
                     pairs = [(replays.microseconds(), max(workers.ask())) for _ in range(timing.REPLAYS)]

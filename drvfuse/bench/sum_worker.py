@@ -15,11 +15,15 @@ from . import nccl_sizes
 
 OPS = ("allreduce_many", "reduce_scatter", "reduce_scatter_rmsnorm_fp8")
 EPSILON = 1e-6
+_MOST_COLUMNS = 4096
 
 
 def columns_of(nbytes: int, ranks: int) -> int:
-    """The number of columns of an input of `nbytes`: at most 4096, and few enough that there is a row for each rank."""
-    return min(4096, nbytes // 2 // ranks)
+    """The number of columns of an input of `nbytes`: the largest multiple of 8, up to 4096, that divides the part of
+    each rank. That part is a multiple of 8 elements."""
+    part = nbytes // 2 // ranks
+    rows = -(-part // _MOST_COLUMNS)
+    return next(part // count for count in range(rows, part + 1) if part % (8 * count) == 0)
 
 
 def tensors_of(nbytes: int) -> int:

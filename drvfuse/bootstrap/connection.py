@@ -198,7 +198,7 @@ class Connection:
             lost = "its process sent what is no message of a board"
         with self._news:
             self._lost = self._failure or lost
-            for board, members in self._members.items():  # rank 0 of the first board: the server was in its process
+            for board, members in self._members.items():  # the server was in the process of rank 0 of the first board
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)
             self._news.notify_all()

@@ -96,7 +96,7 @@ def share(
         result = dict(received)
         received.clear()
         return result
-    raise AssertionError("unreachable: the stack swallows no error")
+    raise AssertionError("unreachable: every path of the block returns or raises")
 
 
 class _Sockets(list[socket.socket]):

@@ -41,7 +41,7 @@ class Unpacker:
         self._largest = _STRANGER
 
     def trust(self, values: int) -> None:
-        """Accept frames with up to that number of values from now on."""
+        """Accept larger frames from now on: those that hold up to `values` values of a step."""
         self._largest = _LARGEST_MESSAGE, values * LARGEST_VALUE
 
     def feed(self, received: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:

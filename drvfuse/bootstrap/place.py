@@ -44,7 +44,7 @@ LAUNCHERS = (
         ("WORLD_SIZE",),
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
-        # the run id is "none" by default, so it alone identifies no job
+        # the run id is "none" by default, so it does not identify a job
         ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     ),
     Launcher(

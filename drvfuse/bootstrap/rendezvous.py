@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import config
-from ..errors import ArgumentError, GroupError, GroupTimeout
+from ..errors import ArgumentError, GroupError, GroupTimeout, counted
 from . import address, handshake
 from .address import Address, Target
 from .board import Board, seconds_of
@@ -92,7 +92,7 @@ def address_of(place: Place, number: int) -> Address:
     secret = os.environ.get("DRVFUSE_SECRET", "").encode()
     if secret and len(secret) < _SHORTEST_SECRET:
         expected = f"at least {_SHORTEST_SECRET} characters that nobody can guess, the same on all ranks"
-        raise ArgumentError("environment variable DRVFUSE_SECRET", f"of {len(secret)} characters", expected)
+        raise ArgumentError("environment variable DRVFUSE_SECRET", f"of {counted(len(secret), 'character')}", expected)
     master = dict(place.job).get("MASTER_ADDR")
     if place.one_host is False:
         if not secret:
@@ -206,7 +206,7 @@ def _greet(connected: socket.socket, place: Place, known: Address, until: float)
 def _reach(
     place: Place, read: Callable[[float], Address], until: float, timeout: float
 ) -> tuple[Address, socket.socket, Unpacker]:
-    """A connection to rank 0, tried again until it listens."""
+    """A connection to rank 0. Attempts are repeated until rank 0 listens."""
     states: dict[Target, str] = {}
     known: Address | None = None
     pause, trouble = 0.01, ""

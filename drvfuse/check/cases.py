@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, forms, fp8, gemv, moves, norm, push, scatter
+from . import differing, forms, fp8, gemv, moves, norm, over_nodes, push, scatter
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -32,7 +32,7 @@ CASES: dict[str, Case] = {
     "fused-nvfp4": partial(form_of_rows, algo="push_two_shot", form="nvfp4"),
     "fused-forms": forms.fused,
     "allreduce-nodes": partial(repeated, op="allreduce", algo="two_stage", nodes=2),
-    "scatter-nodes": forms.over_nodes,
+    "scatter-nodes": over_nodes.reducing,
     "fused-nodes": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", nodes=2),
     "push-changing": push.changing,
     "push-rounds": push.several_rounds,
@@ -60,7 +60,8 @@ CASES: dict[str, Case] = {
     "moves": moves.moves,
     "moves-rounds": moves.moves_in_rounds,
     "moves-arranged": partial(moves.moves, ops=("arranged",)),
-    "moves-nodes": moves.moves_over_nodes,
+    "moves-nodes": over_nodes.moving,
+    "mixed-nodes": over_nodes.mixed,
     "mixed": mixed,
     "many-push": forms.many,
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),

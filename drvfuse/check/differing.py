@@ -21,7 +21,8 @@ from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..runtime.array import Array, view
-from .collectives import AMPLE, FUSED, PDL, TIGHT_SLOTS, Calls, maybe_graph
+from .calls import AMPLE, PDL, Calls, maybe_graph
+from .collectives import FUSED, TIGHT_SLOTS
 from .problems import EPSILON, Problem
 from .run import Finding, Run
 from .substitutions import ANY_ORDER

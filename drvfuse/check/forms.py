@@ -11,11 +11,6 @@ from .problems import FORMS
 from .run import Run
 
 ROWS = (9, 512)
-_OVER_NODES = (
-    ("allreduce_many", ("auto",)),
-    ("reduce_scatter", ("push", "pull")),
-    ("reduce_scatter_rmsnorm_fp8", ("push", "pull")),
-)
 
 
 def fused(run: Run) -> None:
@@ -31,12 +26,6 @@ def scattered(run: Run) -> None:
 def many(run: Run) -> None:
     """All-reduces of several tensors by each push algorithm."""
     repeated(run, "allreduce_many", PUSH[run.seed % len(PUSH)], side=False)
-
-
-def over_nodes(run: Run) -> None:
-    """The ops that add and are not plain all-reduces, on 4 GPUs that form two nodes."""
-    op, algos = run.choice(_OVER_NODES)
-    repeated(run, op, run.choice(algos), shape=ROWS, side=False, nodes=2)
 
 
 def _one_form(run: Run, op: str, algos: Sequence[str]) -> None:

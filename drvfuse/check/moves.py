@@ -27,7 +27,7 @@ from ..plans.quantisation import Quantisation
 from ..runtime.array import Array, view
 from ..runtime.launch import Launch
 from ..runtime.stream import Stream
-from .collectives import AMPLE, PDL, maybe_graph
+from .calls import AMPLE, PDL, maybe_graph
 from .problems import Host
 from .run import Run
 
@@ -41,7 +41,7 @@ Pair = tuple[str, str, list[Host], list[Host]]
 """The names of an input and an output, and what they hold on each rank."""
 
 
-class _Memory:
+class Memory:
     """The memory for inputs and outputs of all calls of a group. Each call uses as many of its words as it needs."""
 
     def __init__(self, run: Run, group: Group) -> None:
@@ -58,7 +58,7 @@ class _Memory:
         return [a[:size].reshape(shape) for a, size, shape in zip(self._arrays[name], sizes, shapes, strict=True)]
 
     def copying(self, sources: Sequence[Array], targets: Sequence[Array], pdl: bool) -> list[list[Launch]]:
-        """The launches of each rank that copy, of which there may be none."""
+        """For each rank the launch of a kernel that copies its source to its target, or none for an empty array."""
         return [
             [self._copy.prepare(1, 128, source, target, source.nbytes, device=target.device, pdl=pdl)]
             if source.nbytes
@@ -67,10 +67,10 @@ class _Memory:
         ]
 
 
-class _Call:
+class MovingCall:
     """A prepared call, the kernels before and after it, and its expected results."""
 
-    def __init__(self, memory: _Memory, op: str, algo: str, pdl: PDLLevel, blocks: int) -> None:
+    def __init__(self, memory: Memory, op: str, algo: str, pdl: PDLLevel, blocks: int) -> None:
         run, group, n = memory.run, memory.group, memory.group.size
         columns = run.choice(COLUMNS)
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": blocks}
@@ -141,7 +141,7 @@ class _Call:
                 run.compare(f"{self.what}, rank {rank}", array.numpy(), wanted)
 
 
-def _arranged(memory: _Memory, options: dict[str, Any]) -> tuple[Prepared[Any], list[Pair], Any, Any]:
+def _arranged(memory: Memory, options: dict[str, Any]) -> tuple[Prepared[Any], list[Pair], Any, Any]:
     """An all-gather of FP8 rows with scales by column or in tiles, whose rows begin anywhere in a tile."""
     run, group, n = memory.run, memory.group, memory.group.size
     made = Quantisation.mxfp8(layout=run.choice(("column", "tiles")))
@@ -179,7 +179,7 @@ def _arranged(memory: _Memory, options: dict[str, Any]) -> tuple[Prepared[Any], 
     return call, pairs, xs, ys
 
 
-def _both(memory: _Memory, pairs: Sequence[Pair]) -> tuple[Any, Any]:
+def _both(memory: Memory, pairs: Sequence[Pair]) -> tuple[Any, Any]:
     xs = [memory.arrays(name, [host.shape for host in hosts]) for name, _, hosts, _ in pairs]
     ys = [
         x if target == source else memory.arrays(target, [host.shape for host in expected])
@@ -218,12 +218,12 @@ def moves(
     with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         if group.link is not None:
             group.link.engine.watched = run.seed % 2 == 0  # with a watched engine, kernels count the exchanges
-        memory = _Memory(run, group)
+        memory = Memory(run, group)
         with config.override(spin_timeout=timeout):
             calls = []
             for _ in range(6):
                 level = run.choice(PDL) if pdl is None else pdl
-                calls.append(_Call(memory, run.choice(ops), run.choice(algos), level, int(run.choice((1, 3, 4)))))
+                calls.append(MovingCall(memory, run.choice(ops), run.choice(algos), level, int(run.choice((1, 3, 4)))))
         alone = "naive" not in algos and nodes == 1 and (run.chance() if alone is None else alone)
         order = run.shuffled(range(ranks)) if alone else ()
         streams = [rank.stream for rank in group]
@@ -234,11 +234,6 @@ def moves(
         group.synchronize()
         for done in calls:
             done.compare(run)
-
-
-def moves_over_nodes(run: Run) -> None:
-    """Calls on 4 GPUs that form two nodes, which gather scales by row alone."""
-    moves(run, ops=[op for op in OPS if op != "arranged"], algos=("auto", "push", "pull"), ranks=4, nodes=2)
 
 
 def moves_in_rounds(
@@ -254,10 +249,12 @@ def moves_in_rounds(
     A relay needs three ranks.
     """
     with run.group(ranks, workspace_bytes=TIGHT, max_blocks=4) as group:
-        memory, streams = _Memory(run, group), [rank.stream for rank in group]
+        memory, streams = Memory(run, group), [rank.stream for rank in group]
         hosts = [run.random.standard_normal(520).astype(np.float32) for _ in range(ranks)]
         with config.override(spin_timeout=timeout):
-            calls = [_Call(memory, op, "push", run.choice(PDL), int(run.choice((1, 3, 4)))) for op in run.shuffled(ops)]
+            calls = [
+                MovingCall(memory, op, "push", run.choice(PDL), int(run.choice((1, 3, 4)))) for op in run.shuffled(ops)
+            ]
             xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
             ys = [[rank.empty(520, "float32") for rank in group] for _ in calls]
             sums = [allreduce.prepare(group, xs, y, algo="push_one_shot") for y in ys]

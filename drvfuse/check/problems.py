@@ -74,7 +74,7 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those arguments of a fused op that its form asks for and that are no arrays."""
+        """The arguments of a fused op that follow from its form, except arrays."""
         found: dict[str, Any] = {"quantisation": self.quantisation}
         found |= {"norm": "layer"} if self.form == "layer" else {}
         return found | ({"head_columns": HEAD} if self.form == "heads" else {})

@@ -6,7 +6,8 @@ from __future__ import annotations
 from .. import config
 from ..errors import BarrierTimeout
 from ..ops.collectives.kernels import PUSH
-from .collectives import AMPLE, PDL, TIGHT_SLOTS, Calls
+from .calls import AMPLE, PDL, Calls
+from .collectives import TIGHT_SLOTS
 from .problems import Problem
 from .run import Finding, Run
 from .substitutions import ANY_ORDER

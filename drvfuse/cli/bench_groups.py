@@ -28,7 +28,7 @@ from ..bench.forms import FORMS
 from ..bench.ops import ALGORITHMS
 from ..bench.settings import EMULATED, Settings
 from ..comm.group import Group
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError, Unsupported, counted
 from ..ops.call.options import one_of
 from ..plans.collectives import MAX_BLOCKS, MAX_COLUMNS
 from ..runtime.device import device
@@ -114,7 +114,9 @@ def time_forms(arguments: argparse.Namespace) -> Started:
     for name in arguments.form or ():
         for rows, columns in shapes:
             if not FORMS[name].fits(columns):
-                raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of columns that {name} divides")
+                raise ArgumentError(
+                    "--shape", repr(f"{rows}x{columns}"), f"of columns that the groups or heads of {name} divide"
+                )
     group = _group(arguments)
     measured = partial(fused_forms.measure, group, ops, shapes, forms, _settings(arguments, calls=40))
     return _head(arguments, "fused norms", group), _while_open(group, measured)
@@ -138,9 +140,11 @@ def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
     driver = get_driver(arguments.driver)
     most = min(8, int(driver.cuDeviceGetCount()))
     if most < least:
-        raise Unsupported(f"this benchmark needs at least {least} devices, and the {driver.name} driver has {most}")
+        needed = counted(least, "device")
+        raise Unsupported(f"this benchmark needs at least {needed}, and the {driver.name} driver has {most}")
     if not least <= arguments.gpus <= most:
-        raise ArgumentError("--gpus", arguments.gpus, f"from {least} to {most}, as the {driver.name} driver has them")
+        present = f"the {driver.name} driver has {counted(most, 'device')}"
+        raise ArgumentError("--gpus", arguments.gpus, f"from {least} to {most}: {present}")
     return driver
 
 

@@ -36,7 +36,7 @@ def real(multicast: bool = False) -> Iterator[None]:
         os.environ.update(VETOES)  # set before a peer is loaded, which could create multicast objects
     try:
         yield
-    except DriverUnavailable as error:  # its advice to use emulated GPUs does not help here
+    except DriverUnavailable as error:  # the error advises emulated GPUs, which cannot be timed
         why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
         raise DriverUnavailable(why) from error
 

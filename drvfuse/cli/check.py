@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import fnmatch
 import json
 import os
@@ -17,7 +18,7 @@ from ..check.explorer import MUTANT_SEEDS, Outcome, run, tasks
 from ..check.mutant import Verdict
 from ..check.mutants import MUTANTS
 from ..check.run import HANGS
-from ..errors import ArgumentError
+from ..errors import ArgumentError, counted
 from ..tables import table
 from .terminal import counting
 
@@ -30,8 +31,14 @@ def _selected(patterns: list[str] | None) -> list[str]:
     for pattern in patterns or ():
         if not fnmatch.filter(names, pattern):
             wider = f"*{pattern}*"
-            hint = f"'{wider}', if you mean part of a name, or " if fnmatch.filter(names, wider) else ""
-            raise ArgumentError("--only", repr(pattern), f"{hint}a name or pattern of " + ", ".join(names))
+            near = [repr(name) for name in difflib.get_close_matches(pattern, names)]
+            if fnmatch.filter(names, wider):
+                near.insert(0, f"'{wider}' for a part of a name")
+            meant = f"{', '.join(near)}, or another" if near else "a"
+            every = "" if near else ": " + ", ".join(names)
+            raise ArgumentError(
+                "--only", repr(pattern), f"{meant} name of a case or planted fault, or a pattern{every}"
+            )
     return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 
@@ -113,9 +120,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
     else:
         _print(outcomes, verdicts, failures)
-        caught = f"{sum(verdict.caught for verdict in verdicts)} of {len(verdicts)} planted faults found"
+        caught = f"{sum(verdict.caught for verdict in verdicts)} of {counted(len(verdicts), 'planted fault')} found"
         print(
-            f"\n{'FAILED' if failures else 'nothing found'} in {len(outcomes)} schedule{'s' * (len(outcomes) != 1)}; "
+            f"\n{'FAILED' if failures else 'nothing found'} in {counted(len(outcomes), 'schedule')}; "
             f"{caught if verdicts else '--only names no planted fault'}; {seconds:.1f} s"
         )
     return 1 if failures else 0

@@ -42,19 +42,22 @@ def _serve(arguments: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    machine = emu.Machine(
-        arguments.devices,
-        arguments.arch,
-        arguments.seed,
-        arguments.race,
-        delay_stores=arguments.delay_stores,
-        record=arguments.record,
-        replay=arguments.replay,
-        served=True,
-    )
-    with machine, emu.Server(machine, arguments.address) as server:
-        print(f"{machine!r} is served at {server.address}", flush=True)
-        stop.wait()
+    try:
+        machine = emu.Machine(
+            arguments.devices,
+            arguments.arch,
+            arguments.seed,
+            arguments.race,
+            delay_stores=arguments.delay_stores,
+            record=arguments.record,
+            replay=arguments.replay,
+            served=True,
+        )
+        with machine, emu.Server(machine, arguments.address) as server:
+            print(f"{machine!r} is served at {server.address}", flush=True)
+            stop.wait()
+    except ArgumentError as error:  # the arguments have the names of the options
+        raise ArgumentError(f"--{error.argument}", error.got, error.expected) from None
     for report in machine.reports:
         print(f"{report}\n", flush=True)
     return 1 if machine.reports else 0

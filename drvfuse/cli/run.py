@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from .. import config
 from ..bootstrap.supervisor import Supervisor
+from ..errors import ArgumentError
+from ..plans.limits import MAX_RANKS
 from .options import program_of
 
 _MORE_THAN_SPIN = 5.0
@@ -21,8 +23,11 @@ _MACHINE_SECONDS = 120.0  # with an empty cache, the machine's native runtime is
 def run_run(arguments: argparse.Namespace) -> int:
     """Run the ranks. Returns 0 if all ranks have succeeded, else the exit status of the first that failed."""
     program = program_of(arguments)
+    driver = arguments.driver or config.get("driver")
+    if driver == "emu" and arguments.n > MAX_RANKS and not config.get("emu_machine"):
+        raise ArgumentError("-n", arguments.n, f"from 1 to {MAX_RANKS}, the emulated devices")
     command = ["-m", *program] if arguments.module else program
-    return run_ranks(command, arguments.n, arguments.driver or config.get("driver"))
+    return run_ranks(command, arguments.n, driver)
 
 
 def run_ranks(program: Sequence[str], size: int, driver: str) -> int:

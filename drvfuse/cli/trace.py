@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..bench.ops import ALGORITHMS, calls_of
 from ..comm.group import Group
-from ..errors import ArgumentError
+from ..errors import ArgumentError, counted
 from ..ops.call.options import one_of
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
@@ -77,12 +77,12 @@ def _open_collective(arguments: argparse.Namespace, driver: Driver, rows: int, c
     present = int(driver.cuDeviceGetCount())
     devices = min(4, present) if arguments.devices is None else arguments.devices
     if devices > min(8, present):
-        expected = f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
+        expected = f"from 1 to {min(8, present)}: the {driver.name} driver has {counted(present, 'device')}"
         raise ArgumentError("--devices", devices, expected)
     with Group.local(devices, driver=driver) as group:
         trace = Trace(group, nbytes=_BYTES)
         (call,) = calls_of(group, arguments.op, rows, columns, sets=1).prepared(arguments.algo, trace=trace)
-        yield trace, call.launch, f"{arguments.op}, {rows} x {columns} bfloat16 per rank, {devices} devices"
+        yield trace, call.launch, f"{arguments.op}, {rows} x {columns} bfloat16 per rank, {counted(devices, 'device')}"
         group.synchronize()
 
 
@@ -91,7 +91,7 @@ def _on_one_device(arguments: argparse.Namespace) -> None:
     if arguments.devices not in (None, 1):
         raise ArgumentError("--devices", arguments.devices, f"1: {arguments.op} runs on one device")
     if arguments.algo != "auto":
-        raise ArgumentError("--algo", arguments.algo, f"auto: {arguments.op} has one algorithm")
+        raise ArgumentError("--algo", repr(arguments.algo), f"'auto': {arguments.op} has one algorithm")
 
 
 def _norm(arguments: argparse.Namespace) -> _Setup:

@@ -19,7 +19,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     driver = get_driver(arguments.driver)
     present = int(driver.cuDeviceGetCount())
     if not 2 <= arguments.gpus <= present:
-        raise ArgumentError("--gpus", arguments.gpus, f"2 to {present}, the devices of the {driver.name} driver")
+        raise ArgumentError("--gpus", arguments.gpus, f"from 2 to {present}, the devices of the {driver.name} driver")
     devices = [open_device(index, driver=driver) for index in range(arguments.gpus)]
     file, name = tuned.path(), tuned.key(devices)
     known = tuned.stored(file)

@@ -56,7 +56,8 @@ class Adapting(Protocol):
     """A launch that has two forms: one for a group that is alone on its devices, and one beside other groups."""
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """Take one of the two forms from the next launch on; `wide`: on all multiprocessors."""
+        """Choose the form of later launches: `alone`, they may let dependent kernels start early; `wide`, they may fill
+        all multiprocessors."""
 
 
 class AloneLaunches:

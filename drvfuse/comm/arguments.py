@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, require_integer
+from ..errors import ArgumentError, counted, require_integer
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import get_driver
@@ -19,7 +19,7 @@ MIN_WORKSPACE_BYTES = 4096
 
 
 def integer(argument: str, value: Any, least: int, expected: str = "") -> int:
-    """`value` as an int of at least `least`, or ArgumentError."""
+    """`value` as an int. Raises ArgumentError for a value that is no integer of at least `least`."""
     return require_integer(argument, value, expected or f"an integer, at least {least}", least)
 
 
@@ -37,7 +37,11 @@ def colors(ranks: int, color: Any, key: Any) -> tuple[list[int | None], list[int
         if len(entries) == 1 and name == "key" and not isinstance(value, (list, tuple)):
             entries *= ranks
         if len(entries) != ranks:
-            got = f"{len(entries)} entries" if isinstance(value, (list, tuple)) else repr(value)
+            got = (
+                f"a list of {counted(len(entries), 'entry', 'entries')}"
+                if isinstance(value, (list, tuple))
+                else repr(value)
+            )
             raise ArgumentError(name, got, f"a list of {ranks}, one entry for each local rank")
         found.append(entries)
     chosen = [None if c is None else integer("color", c, 0, "an integer of at least 0, or None") for c in found[0]]
@@ -78,7 +82,7 @@ def own_device(device: int | Device | None, local_rank: int | None, driver: Driv
     else:
         said = "not given" if local_rank is None else f"not given, for local rank {local_rank}"
         raise ArgumentError(
-            "device", said, f"given: {present} devices are present, and the launcher names none of them"
+            "device", said, f"given: the launcher names none of the {counted(present, 'device')} present"
         )
     return open_device(index, driver=chosen)
 
@@ -98,7 +102,7 @@ def _device_ids(devices: Any) -> tuple[int, ...]:
     else:
         ids = tuple(range(integer("devices", devices, 0, f"an integer from 1 to {MAX_RANKS}, or a list of device ids")))
     if not 1 <= len(ids) <= MAX_RANKS:
-        raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
+        raise ArgumentError("devices", repr(devices), f"from 1 to {MAX_RANKS} devices")
     if len(set(ids)) != len(ids):
         raise ArgumentError("devices", list(ids), "distinct device ids, one per rank")
     return ids

@@ -11,6 +11,7 @@ from ..runtime.lifetime import hold, release
 from .history import History, Noted
 from .partial import PartialCalls
 from .reports import error_of
+from .workspace import EXCHANGE
 
 if TYPE_CHECKING:
     from ..nodes.link import NodeLink
@@ -57,13 +58,16 @@ class CallState:
 
         `calls` has the names of compared calls. Reads host memory only.
         """
+        failure = None if self._link is None else self._link.failure
         if self._error is None and self._workspace.reported():
-            self._error = error_of(self._workspace.first_report(), self.history, calls, self._transport.ended)
+            report, ended = self._workspace.first_report(), self._transport.ended
+            if failure is None or report["leg"] != EXCHANGE:  # an aborted exchange brings no word of other nodes
+                self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:
             raise self._error()
-        if self._link is not None and self._link.failure is not None:
+        if failure is not None:
             self._stale = True
-            raise self._link.failure
+            raise failure
 
     def refuse(self, calls: ComparedCalls | None) -> None:
         """Raise why the group must be reset by all of its processes."""

@@ -12,26 +12,21 @@ from typing import TYPE_CHECKING, overload
 from .. import config
 from ..bootstrap.rendezvous import meet
 from ..errors import CaptureError, ClosedError, DriverError, DrvfuseError
-from ..nodes.exchange import Exchange, Member
+from ..nodes.exchange import Exchange
 from ..nodes.joint import Joint, NodesWanted
 from ..nodes.layout import Nodes, find_nodes, find_order
-from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.driver import Owner, forked
-from ..runtime.lifetime import Owned, flush
-from ..runtime.vmm import SymmetricBuffer, Undo
+from ..runtime.lifetime import Owned
+from ..runtime.vmm import SymmetricBuffer
 from . import arguments
-from .alone import AloneLaunches
-from .budget import BlockBudget
 from .call_state import CallState
 from .connect import connect
-from .partial import PartialCalls
 from .rank import Rank
 from .rank_graphs import RankGraphs
+from .resources import Resources, dispose
 from .split import split
-from .symmetric_memory import SymmetricMemory
 from .transport import LocalTransport
-from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
@@ -68,32 +63,14 @@ class Group(Owned, Owner):
         self.driver: Driver = devices[0].driver
         self.size = len(transport.members)
         self.layout, self.wanted = joint.nodes, joint.wanted
-        self.link: NodeLink | None = None
         self.sizes = workspace_bytes, max_blocks
-        partial = PartialCalls(transport.indices)
         self.ranks = tuple(Rank(i, device, self) for i, device in zip(transport.indices, devices, strict=True))
-        with Undo() as undo:
-            undo.append(transport.close)
-            with transport.step("reserve multiprocessors"):
-                for rank in self.ranks:
-                    rank.require_no_capture()
-                flush(self.driver)
-                self._budget = BlockBudget(transport.members, devices, max_blocks)
-                undo.append(self._budget.release)
-                self.alone = AloneLaunches(self.ranks, partial, transport.identity)
-                undo.append(self.alone.release)
-                transport.open()
-            self.workspace = Workspace(transport, workspace_bytes, self.layout)
-            undo.append(self.workspace.close)
-            self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
-            self._memory = SymmetricMemory(transport, self.ranks, self.nodes > 1, self.workspace.payload_bytes)
-            if self.nodes > 1:
-                self.link = self._join(joint)
-                undo.append(self.link.close)
-            self.state = CallState(transport, partial, self.alone, self.workspace, self.link)
-            owned = self.ranks, self.workspace, self._memory, self._budget, self.alone, transport, self.link
-            self._owns(self.driver, _dispose, *owned)
-            undo.commit()
+        own = Resources(transport, self.ranks, workspace_bytes, max_blocks, joint)
+        self._owns(self.driver, dispose, own)
+        self.workspace, self.link, self.alone = own.workspace, own.link, own.alone
+        self._memory, self._budget = own.memory, own.budget
+        self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
+        self.state = CallState(transport, own.partial, self.alone, self.workspace, self.link)
         try:
             with transport.step("clear the workspaces"):
                 self.workspace.clear([rank.stream for rank in self.ranks])
@@ -101,21 +78,6 @@ class Group(Owned, Owner):
             if not self.together:
                 super().close()
             raise
-
-    def _join(self, joint: Joint) -> NodeLink:
-        of, place = self.layout.of, self.layout.place
-        members = [Member(rank.index, rank.device, of[rank.index], place(rank.index)) for rank in self.ranks]
-        joined: list[NodeLink] = []
-        with self.transport.step("find an engine between the nodes"):
-            engine = joint.find_engine(self.together, self.driver.name == "emu")
-        try:
-            with self.transport.step("connect the nodes", joint.timeout):
-                joined.append(joint.join(engine, members))
-        except BaseException:
-            for link in joined:
-                link.close()
-            raise
-        return joined[0]
 
     @classmethod
     def local(
@@ -475,41 +437,3 @@ class Group(Owned, Owner):
         if self._closed:
             raise ClosedError("the group is closed")
         self.driver.require_open()
-
-
-def _dispose(
-    driver: Driver,
-    ranks: Sequence[Rank],
-    workspace: Workspace,
-    memory: SymmetricMemory,
-    budget: BlockBudget,
-    alone: AloneLaunches,
-    transport: Transport,
-    link: NodeLink | None,
-) -> None:
-    """Wait for the queued work of a group, whose waits are bounded, and free everything that the group owns.
-
-    Raises CaptureError, having freed nothing, while a rank's stream is being captured.
-    """
-    for rank in ranks:
-        rank.require_no_capture()
-    failure: DrvfuseError | None = None
-    for rank in ranks:
-        try:
-            rank.drain()
-        except DrvfuseError as error:
-            failure = failure or error
-    if failure is not None:
-        if link is not None:
-            link.stop()
-        driver.abandoned.append((workspace, memory, budget, link))  # kernels of the other ranks may still use it
-        transport.close()
-        raise failure
-    budget.release()
-    alone.release()
-    with Undo() as undo:
-        undo.append(transport.close)
-        if link is not None:
-            undo.append(link.close)
-        undo.append(workspace.close)
-        undo.append(memory.close)

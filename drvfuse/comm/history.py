@@ -198,7 +198,7 @@ class History:
         if not possible and not here:
             return f"a call after call {number} of the group, which rank {self._indices[0]} was not launched with"
         if not possible:
-            possible = [first, number]
+            possible = [first, number] if first < number else [number]
         if len(possible) > 1:
             return f"one of the calls {possible[0]} to {possible[-1]} of the group"
         late = peer in self._indices and self._count(self._indices.index(peer)) < possible[0]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def same(one: Stream, other: Stream) -> bool:
-    """Whether both are one stream. The handle alone does not say: devices have default streams of the same handle.
+    """Whether two objects stand for one stream. Equal handles do not suffice, since the default streams of all devices
+    have the same handle.
 
     A closed stream is not the same as any other: the driver may have given its handle to a new stream.
     """
@@ -74,7 +75,7 @@ class RankOrder:
             self._event = event
 
     def drain(self, synchronised: Stream) -> None:
-        """Wait for the last call and forget it; `synchronised` has just been waited for."""
+        """Wait for the last call and forget it. The caller has just synchronised the stream `synchronised`."""
         last, event = self.last, self._event
         if last is not None and not last.foreign:
             if last.closed:

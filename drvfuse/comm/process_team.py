@@ -26,7 +26,8 @@ class ProcessTeam:
         self.places: Mapping[int, Device] = {board.rank: device}
 
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
-        """The outcomes of all processes. That of this process is `own` itself, with its notes and cause."""
+        """The outcomes of all processes, by rank. The outcome of this process is the object `own` itself, which keeps
+        its notes and its cause."""
         outcome = json.dumps(None if own is None else [getattr(own, field) for field in _FIELDS]).encode()
         answers = self._board.gather("set up multicast memory", outcome)
         return [own if rank == self._board.rank else _read(answer) for rank, answer in enumerate(answers)]

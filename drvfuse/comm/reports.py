@@ -6,22 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import BarrierTimeout, CallMismatch, DrvfuseError
+from ..errors import BarrierTimeout, CallMismatch, DrvfuseError, NodeFailed
 from .calls import number_in
-from .workspace import CALL, LEGS, differs
+from .workspace import CALL, EXCHANGE, LEGS, differs
 
 if TYPE_CHECKING:
+    from ..nodes.layout import Nodes
     from .calls import ComparedCalls
     from .history import History
 
 
 def error_of(
-    report: Mapping[str, int], history: History, calls: ComparedCalls | None, ended: Mapping[int, str]
+    report: Mapping[str, int], history: History, calls: ComparedCalls | None, ended: Mapping[int, str], nodes: Nodes
 ) -> Callable[[], DrvfuseError]:
     """The function that makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
 
     `ended` are the ranks whose processes have ended. It may change; each error has a copy from when it is made.
     """
+    if report["leg"] == EXCHANGE:
+        return _other_node(report, history, nodes)
     return _compared(report, calls, ended) if report["leg"] == CALL else _timed_out(report, history, ended)
 
 
@@ -40,7 +43,7 @@ def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, 
 def _compared(
     report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """The error of a report of leg CALL: the calls differ, or the peer has not made the call."""
+    """The error of a report whose leg is CALL: the calls differ, or the peer has not made the call."""
     rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
     own, seen = report["expected"], report["seen"]
     assert calls is not None
@@ -50,3 +53,14 @@ def _compared(
         return lambda: CallMismatch(rank, peer, call, peer_call)
     numbers = number_in(own), number_in(seen)
     return lambda: BarrierTimeout(rank, peer, report["block"], "call", *numbers, call, ended=dict(ended))
+
+
+def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
+    """The error of a report whose leg is EXCHANGE. A place stands for a node, unless the engine has added all nodes.
+
+    The epoch of the report is that behind the call's kernels in front of the exchange.
+    """
+    rank, place, places = (report[name] for name in ("rank", "peer", "seen"))
+    failed = place if places == nodes.count else None
+    call = history.find(rank, rank, max(0, report["expected"] - 1))
+    return lambda: NodeFailed(rank, nodes.of[rank], failed, call)

@@ -8,6 +8,7 @@ This module alone defines the layout: the kernels receive it as preprocessor def
     NUMBERS_OFFSET  u32 numbers[MAX_RANKS]: for each peer the number of the last call whose word was sent to it
     FLAGS_OFFSET    u64 flags[MAX_BLOCKS][MAX_RANKS]; flags[b][p] is written by peer p's block b
     CALLS_OFFSET    u64 calls[2][MAX_RANKS]; calls[g][p] is written by peer p: the word of a call (cu/sync/calls.cuh)
+    NODES_OFFSET    u64 nodes[MAX_NODES]; nodes[n] is written by exchanges: the abort word of the peer on node n
     OWNER_OFFSET    u64 number of the group | u64 rank, written once if ranks are in several processes
     PAYLOAD_OFFSET  payload, `payload_bytes` long: the data that peers read by the pull algorithms
     slots_offset    slots, twice `half_bytes`: the data that peers store by the push algorithms
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GroupMismatch
-from ..nodes.layout import Nodes
+from ..nodes.layout import MAX_NODES, Nodes
 from ..plans.limits import MAX_RANKS as MAX_RANKS
 from ..plans.push import half_bytes
 from ..runtime.array import view
@@ -47,17 +48,19 @@ EPOCH_UNIT = 1 << EPOCH_BITS
 NUMBERS_OFFSET = 64
 FLAGS_OFFSET = 128
 CALLS_OFFSET = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
-STATE_BYTES = CALLS_OFFSET + 2 * MAX_RANKS * 8
+NODES_OFFSET = CALLS_OFFSET + 2 * MAX_RANKS * 8
+STATE_BYTES = NODES_OFFSET + MAX_NODES * 8
 PAYLOAD_OFFSET = (STATE_BYTES + 16 + 4095) // 4096 * 4096
 OWNER_OFFSET = PAYLOAD_OFFSET - 16
 
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
-CALL = 3
-LEGS = ("barrier", "push", "gather", "call")
+CALL, EXCHANGE = 3, 4
+LEGS = ("barrier", "push", "gather", "call", "exchange")
 """The meanings of the field `leg` of a report: what the rank waited for. In push calls `word` is the index of the
 16-byte word in the slots. For "call", whose number is CALL, `expected` and `seen` are words of calls
-(cu/sync/calls.cuh)."""
+(cu/sync/calls.cuh). For "exchange", whose number is EXCHANGE, the rank did not wait: `peer` is the place of a node that
+gave up, of `seen` places (cu/collectives/node_failure.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
@@ -84,6 +87,7 @@ def defines() -> dict[str, int]:
         "DRVFUSE_NUMBERS_OFFSET": NUMBERS_OFFSET,
         "DRVFUSE_FLAGS_OFFSET": FLAGS_OFFSET,
         "DRVFUSE_CALLS_OFFSET": CALLS_OFFSET,
+        "DRVFUSE_NODES_OFFSET": NODES_OFFSET,
         "DRVFUSE_PAYLOAD_OFFSET": PAYLOAD_OFFSET,
         "DRVFUSE_REPORT_MAGIC": REPORT_MAGIC,
     }
@@ -105,7 +109,7 @@ class Workspace:
 
     def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
         """Collective, as `Transport.allocate` is. Kernels number the ranks inside each node of `nodes`."""
-        self._nodes = nodes
+        self.nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
         self.half_bytes = half_bytes(payload_bytes)
@@ -163,15 +167,24 @@ class Workspace:
         """The report that explains a failure best, by field name.
 
         A report of a call that differs from a peer's comes first. Next comes a report whose missing peer has not
-        reported itself, since a peer that has reported waited for another rank. Of equals the lowest rank's is taken.
+        reported itself, since a peer that has reported waited for another rank. A report that another node gave up
+        comes last. Of equals the lowest rank's is taken.
         """
         ranks = np.flatnonzero(self._magic)
+        heard = self.reports[ranks]["leg"] == EXCHANGE
+        if heard.all():
+            return self._fields(self.reports[ranks[0]]) | {"rank": int(ranks[0])}
+        ranks = ranks[~heard]
         found = self.reports[ranks]
         pairs = zip(ranks.tolist(), found["peer"].tolist(), strict=True)
-        found["rank"], found["peer"] = ranks, [self._nodes.peer(rank, place) for rank, place in pairs]
+        found["rank"], found["peer"] = ranks, [self.nodes.peer(rank, place) for rank, place in pairs]
         differing = found[[differs(report) for report in found]]
         blamed = found[~np.isin(found["peer"], found["rank"])]
         report = (differing if differing.size else blamed if blamed.size else found)[0]
+        return self._fields(report)
+
+    @staticmethod
+    def _fields(report: Any) -> dict[str, int]:
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:

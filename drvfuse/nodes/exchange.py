@@ -34,8 +34,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The numbers that the local rank `member` exchanges: `count` >= 1 float32 from each node, at `address` in its
-    memory.
+    """The numbers that the local rank `member` exchanges: `count` >= 1 float32 numbers from each node, at `address` in
+    its memory.
 
     `all_gather` finds the rank's own numbers at `address` + 4 * `count` * its node, and leaves those of all nodes from
     `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The work is queued on
@@ -73,8 +73,8 @@ class Pieces:
 
 
 class Exchange(Protocol):
-    """The methods that an engine must have. One object serves one group. One thread at a time calls its methods; only
-    `abort` may be called while another method runs.
+    """The methods that an engine must have. An object of this kind serves one group. One thread at a time calls its
+    methods; only `abort` may be called while another method runs.
 
     `name` appears in messages. If `watched` is true, the engine's work on a stream may last for ever. Then the group
     watches the work and calls `abort` when it has taken longer than the setting `spin_timeout`.

@@ -93,7 +93,7 @@ class InProcess:
                     part.member.device.driver.cuMemcpyHtoD(part.address, total.ctypes.data, total.nbytes)
 
     def abort(self) -> None:
-        """Do nothing: copies between devices always end."""
+        """Nothing to do: copies between devices always end."""
 
     def close(self) -> None:
         for pair in self._events.values():

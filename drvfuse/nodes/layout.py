@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..errors import ArgumentError, require_integer
+from ..errors import ArgumentError, counted, require_integer
 from ..plans.limits import MAX_RANKS
 
 ORDERS = ("fixed", "engine")
 FIXED_UP_TO = 4
 """The largest number of nodes for which "fixed" is the default: by it each node receives the partial sums of all."""
+MAX_NODES = 448
+"""The most nodes of a group: a workspace has a word for each."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
     """The nodes of ranks on these hosts (or NVLink domains), `hosts[rank]`.
 
     With "auto" the ranks of one host form a node. A number makes that number of nodes of consecutive ranks, also on one
-    host. Raises ArgumentError for any other value, and for nodes of unequal size, of more than eight ranks, or across
-    hosts.
+    host. Raises ArgumentError for any other value, for more than `MAX_NODES` nodes, and for nodes of unequal size, of
+    more than eight ranks, or across hosts.
     """
     size = len(hosts)
     if nodes == "auto":
@@ -71,8 +73,11 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
         found = Nodes(tuple(rank // (size // count) for rank in range(size)))
     if found.inside > MAX_RANKS:
         raise ArgumentError(
-            "nodes", f"{nodes!r}, so {found.inside} ranks form a node", f"so that at most {MAX_RANKS} do"
+            "nodes", f"{nodes!r}, so {counted(found.inside, 'rank')} form a node", f"so that at most {MAX_RANKS} do"
         )
+    if found.count > MAX_NODES:
+        got = f"{nodes!r}, so there are {found.count} nodes"
+        raise ArgumentError("nodes", got, f"so that there are at most {MAX_NODES} nodes")
     for node in range(found.count):
         first, *others = found.ranks(node)
         for rank in others:

@@ -63,9 +63,7 @@ class NodeLink:
     def exchange(self, parts: Sequence[Part]) -> None:
         """Let the engine exchange `parts`, on their streams."""
         self._watch()
-        parts = [part for part in parts if part.count]
-        if parts:
-            (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
+        (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
 
     def _watch(self) -> None:
         """Watch the exchange that is queued next, if the engine's work is watched."""

@@ -146,7 +146,7 @@ class Mpi:
             raise ExchangeError(rank, self.name, f"failed: {error}") from error
 
     def _give_up(self, request: Any) -> None:
-        """Keep the memory of requests that this class no longer waits for, as MPI may still write to it."""
+        """Keep the memory of requests that this object no longer waits for, as MPI may still write to it."""
         _abandoned.append((request, self._buffer))
         self._buffer = None
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the kernels of the FP8 backward divide rows and columns among blocks and warps. The division fixes the order of
-their sums, so ops and references both read it here.
+"""How the kernels of the FP8 norms' backward pass divide rows and columns among blocks and warps.
+
+The division fixes the order of their sums, so ops and references both take it from here.
 """
 
 from __future__ import annotations
@@ -11,39 +12,47 @@ from typing import NamedTuple
 from .limits import Limits, ceil_div
 from .scratch import SUMS_AT
 
-MAX_COLUMNS = 32768
-MAX_GRADIENTS = 3
-DW_SEGMENTS = 132
-FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # up to these sizes a kernel reads rows twice, and its blocks exchange no sums
-_SLICE = 32  # columns of a block in the kernel of few rows, whose blocks divide the columns
-_MAX_RING = 8
+MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
+MAX_GRADIENTS = 3  # the largest number of arrays whose sum is the gradient
+DW_SEGMENTS = 132  # the largest number of segments of rows
+FEW_ROWS, FEW_ELEMENTS = (
+    512,
+    1 << 21,
+)  # the largest numbers of rows and of elements of cu/coat/fp8_rmsnorm_backward_few.cu
+_SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu, whose blocks divide the slices
+_MAX_RING = 8  # the largest number of rows that a team loads ahead
 _LONG = 12  # rows per team from which on two rows are loaded ahead, and dx of the last two is stored after the sums
-_RING_CAPABILITY = (9, 0)
+_RING_CAPABILITY = (9, 0)  # the least compute capability with bulk copies
 
 
 def workspace_bytes(columns: int) -> int:
     """The number of bytes of workspace that suffices for every call with this number of columns."""
-    return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
+    # The sum in parentheses is at least `BackwardShape.team_columns`. With dw and db callers pass 2 * columns, which
+    # suffices for twice as many words.
+    return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)
 
 
 def few_rows(rows: int, columns: int) -> bool:
-    """Whether there are so few rows that blocks read them twice and exchange no sums."""
+    """Whether the kernel of few rows serves this shape. Its blocks read x twice and exchange no sums."""
     return rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
 
 
 class BackwardShape(NamedTuple):
-    """How the kernel shares out its work; `packs` to `strands` order the sums, as the kernels' files say.
-
-    packs of 8 columns a thread, warps a team, teams and segments of rows, strands in the sum over segments. With `few`
-    rows the segments are the slots of cu/coat/fp8_rmsnorm_backward_few.cu, the strands its warps, and `teams` is 1.
-    """
+    """How a kernel divides its work. All fields but `few` determine the order of sums, which the kernels' files
+    state."""
 
     packs: int
+    """Packs of 8 columns of a row that a thread has."""
     team_warps: int
+    """Warps of a team, which works on one row at a time."""
     teams: int
+    """Teams of a block; 1 if `few`."""
     segments: int
+    """Segments of rows; if `few`, slots of a block."""
     strands: int
+    """Parts of the sum over the segments or slots, which different threads add; if `few`, one for each warp."""
     few: bool
+    """Whether the kernel is cu/coat/fp8_rmsnorm_backward_few.cu."""
 
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
@@ -54,7 +63,8 @@ class BackwardShape(NamedTuple):
             packs = max(4, packs)
         team_warps = -(-row_packs // (32 * packs))
         if few:
-            most = 4 if rows <= DW_SEGMENTS else 12 if rows <= 2 * DW_SEGMENTS else 16  # more are slower to start
+            # Warps of a block, at most; a block with more takes longer to start.
+            most = 4 if rows <= DW_SEGMENTS else 12 if rows <= 2 * DW_SEGMENTS else 16
             warps = team_warps * max(1, most // team_warps)
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
@@ -70,34 +80,35 @@ class BackwardShape(NamedTuple):
 
     @property
     def threads(self) -> int:
+        """The number of threads of a block."""
         return 32 * self.team_warps * self.block_teams
 
     def team_rows(self, rows: int) -> int:
-        """The most rows of one segment that a team has."""
+        """The largest number of rows of one segment that a team has."""
         return -(-rows // (self.segments * self.block_teams))
 
     def ring_slots(self, rows: int, slot: int, room: int) -> int:
-        """Rows that each team loads ahead, where one row for each team takes `slot` of the `room` bytes; 0: none."""
-        # Two rows loaded ahead keep memory busy. A block with few rows gains from more, up to half of its rows; with
-        # more than that some multiprocessors get ahead of others, and the launch ends with the slowest. Measured on an
-        # H200.
+        """The number of rows that each team loads ahead, 0 or 2 to 8. `slot` is the number of bytes of shared memory
+        that one row for each team takes, and `room` the number that is available."""
+        # Two rows ahead keep memory busy. A block with few rows gains from more, up to half of its rows. With more than
+        # that some multiprocessors get ahead of others, and the launch ends with the slowest. (Measured on an H200.)
         team_rows = self.team_rows(rows)
         wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
         slots = min(max(wanted, 2), room // slot, _MAX_RING)
         return slots if slots >= 2 else 0
 
     def shares(self, rows: int) -> tuple[int, int]:
-        """(Rows of a segment, number of segments that have one row more.)"""
+        """(Rows of a segment, the number of segments that have one row more.)"""
         segments = max(self.segments, 1)
         return (rows if self.few else rows // segments), rows % segments
 
     @property
     def team_columns(self) -> int:
-        """Columns that the packs of a team cover."""
+        """The number of columns of all packs of a team, at least that of the tensor."""
         return 256 * self.team_warps * self.packs
 
     def sum_bytes(self, sums: int) -> int:
-        """Bytes of shared memory for w and for adding up `sums` sums over the rows: `weights` and `shared` in the
+        """The bytes of shared memory for w and for `sums` sums over the rows, the arrays `weights` and `shared` of the
         kernels.
         """
         if self.few:
@@ -108,16 +119,19 @@ class BackwardShape(NamedTuple):
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A launch: the division of the rows, the rows that each team loads ahead through shared memory (0: none), whether
-    dx of the last two rows is stored after the sums, bytes of shared memory, and blocks, which may wait for one
-    another."""
+    """A launch of a backward kernel."""
 
     shape: BackwardShape
     ring: int
+    """Rows that each team loads ahead through shared memory; 0: none."""
     kept: bool
+    """Whether dx of a segment's last two rows is stored after the segment's sums."""
     shared_bytes: int
+    """Dynamic shared memory of a block."""
     grid: int
+    """Blocks."""
     waits: bool
+    """Whether blocks wait for one another through the workspace."""
 
     @classmethod
     def of(
@@ -140,10 +154,10 @@ class BackwardPlan:
         if not sums and shape.few:  # without sums over rows, blocks take rows and not columns
             shape = shape._replace(segments=min(rows, DW_SEGMENTS), teams=shape.block_teams, few=False)
         smem = shape.sum_bytes(sums) if sums else 0
-        # `Ring::slot_bytes` of cu/coat/backward_ring.cuh, of all teams
+        # Ring::slot_bytes() of cu/coat/backward_ring.cuh, times the number of teams.
         slot = shape.block_teams * ceil_div(columns * (1 + 2 * gradients) + columns // QB * 2, 128) * 128
         copied = aligned and scales_aligned and columns % (8 * QB) == 0 and limits.capability >= _RING_CAPABILITY
-        # A block with a single row loads none ahead.
+        # If each segment has a single row, no row is loaded ahead.
         fits = copied and not shape.few and rows > shape.segments
         ring = shape.ring_slots(rows, slot, limits.shared_bytes - 4096 - smem) if fits else 0
         kept = ring > 0 and shape.team_rows(rows) >= _LONG and not centred

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernels of cu/coat/fp8_*norm_forward*.cu divide rows and tiles among blocks and threads."""
+"""How the forward kernels cu/coat/fp8_*norm_forward*.cu divide rows and tiles among blocks and threads.
+
+Results do not depend on a plan, bit for bit. Which plan is quickest was measured on an H200.
+"""
 
 from __future__ import annotations
 
@@ -10,74 +13,82 @@ from .definitions import Defines, defines
 from .limits import Limits, ceil_div
 from .scratch import MAX_WORD_BLOCKS, MAX_WORD_ROWS, MAX_WORD_SUMS
 
-MAX_COLUMNS = 1 << 18
-_SEGMENT = 512
-_SUMS_BYTES = 16384
-_MEETINGS_BYTES = 32
-_ALONE = 8192
-_FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # rows per multiprocessor
-_LAYER_ROWS = 512  # with fewer rows the three grid barriers of LayerNorm cost more than they gain
-_EXCHANGE = 16  # the number of rows of a segment that take as long as the exchange of a team's sums
-_CLUSTERS = (9, 0)  # the least compute capability with clusters
-_PORTABLE_CLUSTER = 8  # blocks of a cluster that every device with clusters can run
-_HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
-_SHARED_SUMS = 1 << 14  # rows times segments, up to which blocks share rows in plans other than `HeldTiles`
-_ROOM_BESIDE_L1 = (
-    195 << 10
-)  # bytes; with more, the L1 cache shrinks and reading again gets slower (H200: by 5 % for 67 million elements)
-_STRIP_WORDS = 16  # distance between two strips' words, which lie among those of rows
+MAX_COLUMNS = 1 << 18  # the largest number of columns that the kernels take
+_SEGMENT = 512  # columns of a segment: what a warp reads at once
+_SUMS_BYTES = 16384  # the most bytes of shared memory for the sums of a chunk of rows
+_MEETINGS_BYTES = 32  # the size of `struct Meetings` of cu/coat/forward_meeting.cuh
+_ONE_BLOCK_ELEMENTS = 8192  # the largest number of elements for which `FewRows` has a single block
+# Rows per multiprocessor up to which `FewRows` is quicker than `ManyRows`: where blocks of `ManyRows` can share rows,
+# and where they cannot.
+_FEW_ROWS, _FEW_UNSHARED_ROWS = 8, 20
+_LAYER_ROWS = 512  # with fewer rows the three grid barriers of the faster LayerNorm kernels cost more than they gain
+_EXCHANGE_ROWS = 16  # the exchange of a team's sums takes as long as this number of rows of a segment
+_CLUSTER_CAPABILITY = (9, 0)  # the least compute capability with clusters
+_PORTABLE_CLUSTER = 8  # the number of blocks of a cluster that every device with clusters can run
+_HELD_ROWS = 16  # the largest number of rows of `HeldRows`
+_HELD_WARPS = 32  # the largest number of warps of `HeldRows`, over the blocks of the cluster
+_BLOCK_WARPS = 8  # the largest number of warps of `HeldRows` for which one block suffices
+_SHARED_SUMS = 1 << 14  # the largest number of rows times segments for which blocks of `ManyRows` share rows
+# The most bytes of shared memory of a block that reads x again. With more, the L1 cache would be smaller and reading
+# again slower: by 5 % on an H200 for 67 million elements.
+_REREADING_BYTES = 195 << 10
+_STRIP_WORDS = 16  # the distance of the words of two strips, in words, as in cu/coat/fp8_norm_forward_tiles.cu
 
 
 def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:
-    """Kernel, grid, tiles, and which data stays in registers or shared memory. Results do not depend on it."""
-    if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
+    """The quickest plan of RMSNorm's forward: kernel, grid, tiles, and which data stays in registers or shared memory.
+    `QB` is the number of columns of a group."""
+    if limits.capability >= _CLUSTER_CAPABILITY and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
         return HeldRows(rows, columns)
     tiles = HeldTiles.best(limits, rows, columns)
     if tiles is not None and HeldTiles.pays(rows, columns):
         return tiles
     teams = rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS
-    few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
+    few = (_FEW_ROWS if teams else _FEW_UNSHARED_ROWS) * min(limits.sm_count, MAX_WORD_BLOCKS)
     if rows > min(few, MAX_WORD_ROWS):
         return ManyRows(limits, rows, columns, QB)
     return FewRows(limits, rows, columns)
 
 
 def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: bool) -> HeldTiles | ManyRows | None:
-    """The plan of LayerNorm's forward, with w and b or without. None where LayerNorm's own kernel is quicker, which has
-    fewer grid barriers and reads x twice.
+    """The quickest plan of LayerNorm's forward, with w and b if `affine`. None where cu/coat/fp8_layernorm_forward.cu
+    is quicker, a kernel with fewer grid barriers that reads x twice.
     """
     if rows < _LAYER_ROWS:
         return None
     tiles = HeldTiles.best(limits, rows, columns)
     if tiles is not None:
         return tiles
-    if rows * ceil_div(columns, _SEGMENT) > _SHARED_SUMS and rows <= _FEW_WITHOUT_TEAMS * limits.sm_count:
+    if rows * ceil_div(columns, _SEGMENT) > _SHARED_SUMS and rows <= _FEW_UNSHARED_ROWS * limits.sm_count:
         return None
     plan = ManyRows(limits, rows, columns, QB, layer=True, affine=affine)
     return None if affine and plan.rereads else plan
 
 
 class _Plan:
-    """The fields and methods that every plan has."""
+    """What all plans have in common."""
 
-    cluster, waits = 1, True  # blocks of a cluster; whether blocks wait for one another through the workspace
-    warps: int
-    tile_rows: int
+    cluster = 1  # blocks of a cluster
+    waits = True  # blocks wait for one another through the workspace
+    warps: int  # warps of a block
+    tile_rows: int  # rows of a lane's part of a tile
 
     @property
     def threads(self) -> int:
+        """The number of threads of a block."""
         return 32 * self.warps
 
     def run(self, batch_rows: int, address: int) -> int:
-        """Bytes that one store of qy_t at `address` can take."""
+        """The number of bytes of one store to qy_t, for batches of `batch_rows` rows and a qy_t at `address`."""
         return column_run(self.tile_rows, batch_rows, address)
 
 
 class HeldRows(_Plan):
-    """One to 16 rows, of up to 16384 elements for one block and 65536 for one cluster of up to 8, which hold them in
-    registers: x is read once, and no workspace is used.
+    """The plan of cu/coat/fp8_rmsnorm_forward_few.cu: one block, or one cluster of up to 8 blocks, holds x in
+    registers.
 
-    A warp holds 4 rows, or the only one, of a segment.
+    It is for 1 to 16 rows, of up to 16384 elements for one block and 65536 for a cluster. x is read once, and no
+    workspace is used. A warp has 4 rows of a segment, or the only row.
     """
 
     kernel = "fp8_rmsnorm_forward_few"
@@ -87,26 +98,29 @@ class HeldRows(_Plan):
     def __init__(self, rows: int, columns: int) -> None:
         self.tile_rows, self.block_rows = self._rows(rows)
         groups, segments = self.block_rows // self.tile_rows, ceil_div(columns, _SEGMENT)
-        each = segments if groups * segments <= _BLOCK_WARPS else ceil_div(segments, _PORTABLE_CLUSTER)
-        self.cluster = 1 << (ceil_div(segments, each) - 1).bit_length()
-        self.grid, self.warps, self.part_columns = self.cluster, each * groups, each * _SEGMENT
+        block_segments = segments if groups * segments <= _BLOCK_WARPS else ceil_div(segments, _PORTABLE_CLUSTER)
+        self.cluster = 1 << (ceil_div(segments, block_segments) - 1).bit_length()
+        self.grid, self.warps = self.cluster, block_segments * groups
+        self.part_columns = block_segments * _SEGMENT
 
     @staticmethod
     def _rows(rows: int) -> tuple[int, int]:
-        """Rows of a warp and rows of a block; some of them may lie beyond the last row."""
+        """(Rows of a warp, rows of a block); the last ones may lie beyond the tensor's last row."""
         return (1, 1) if rows == 1 else (4, ceil_div(rows, 4) * 4)
 
     @classmethod
     def fits(cls, rows: int, columns: int) -> bool:
-        """Whether this kind of plan can be made for these numbers of rows and columns."""
-        each, padded = cls._rows(rows)
-        return 1 <= rows <= _HELD_ROWS and padded // each * ceil_div(columns, _SEGMENT) <= _HELD_WARPS
+        """Whether one cluster can hold a tensor of this shape."""
+        warp_rows, block_rows = cls._rows(rows)
+        return 1 <= rows <= _HELD_ROWS and block_rows // warp_rows * ceil_div(columns, _SEGMENT) <= _HELD_WARPS
 
     @staticmethod
     def pays(rows: int) -> bool:
-        """Whether this plan is quicker than `FewRows`. Where the number of rows is no multiple of 4, a column of qy_t
-        is not made of whole words, and few blocks store it slowly: 2x2048 takes 6.2 us on an H200 where `FewRows` takes
-        3.8, 4x2048 2.9 for 4.4.
+        """Whether this plan is quicker than `FewRows`.
+
+        If the number of rows is no multiple of 4, columns of qy_t do not consist of whole words, and few blocks store
+        them slowly. On an H200 a 2x2048 tensor takes 6.2 us with this plan and 3.8 us with `FewRows`; a 4x2048 tensor
+        takes 2.9 us with this plan and 4.4 us with `FewRows`.
         """
         return rows == 1 or rows % 4 == 0
 
@@ -118,9 +132,10 @@ class HeldRows(_Plan):
 
 
 class HeldTiles(_Plan):
-    """Up to some thousand rows, held in the registers of one grid, so that x is read once.
+    """The plan of cu/coat/fp8_norm_forward_tiles.cu: the registers of one grid hold x, up to some thousand rows. x is
+    read once.
 
-    A block has `block_rows` rows of a segment, or of one part in `split` of it, and waits for all others.
+    A block has `block_rows` rows of a segment, or of one of `split` parts of a segment, and waits for all other blocks.
     """
 
     kernel = "fp8_norm_forward_tiles"
@@ -134,14 +149,14 @@ class HeldTiles(_Plan):
         self.strips = ceil_div(rows, self.block_rows)
         self.grid = self.strips * self.segments * split
         self.whole = rows % self.block_rows == 0 and columns % _SEGMENT == 0
-        self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # the pairs of a strip
-        self.resident = ceil_div(self.grid, limits.sm_count)
+        self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # sums that a strip publishes
+        self.resident = ceil_div(self.grid, limits.sm_count)  # blocks that a multiprocessor runs at the same time
 
     @classmethod
     def best(cls, limits: Limits, rows: int, columns: int) -> HeldTiles | None:
-        """The plan that is quickest on an H200 of those that fit; None if none fits.
+        """The quickest of the plans that fit; None if none fits.
 
-        Smaller tiles occupy more multiprocessors, but blocks then read more of one another's words.
+        Smaller tiles occupy more multiprocessors, but then each block reads more words of other blocks.
         """
         segments = ceil_div(columns, _SEGMENT)
         for tile_rows, split in ((4, 2), (4, 1), (8, 1)):
@@ -156,14 +171,14 @@ class HeldTiles(_Plan):
 
     @staticmethod
     def pays(rows: int, columns: int) -> bool:
-        """Whether this plan is quicker than `FewRows`: where the number of rows is no multiple of 4, a column of qy_t
-        is not made of whole words, and few blocks store it slowly.
+        """Whether this plan is quicker than `FewRows`. If the number of rows is no multiple of 4, columns of qy_t do
+        not consist of whole words, and few blocks store them slowly.
         """
         return rows >= 12 and (rows % 4 == 0 or rows >= 64 or (rows > 16 and columns >= 8192))
 
     @property
     def fits(self) -> bool:
-        """Whether all blocks can be resident and have words."""
+        """Whether all blocks can run at the same time, and the workspace has enough words."""
         return (
             0 < self.resident * self.threads <= 512
             and self.grid <= MAX_WORD_BLOCKS
@@ -178,7 +193,8 @@ class HeldTiles(_Plan):
 
 
 class FewRows(_Plan):
-    """Rows and tiles are divided among blocks independently of each other, so x is read twice."""
+    """The plan of cu/coat/fp8_rmsnorm_forward.cu: the rows of phase 1 and the tiles of phase 2 are divided among the
+    blocks independently of each other, so x is read twice."""
 
     kernel = "fp8_rmsnorm_forward"
     parts, resident_columns, whole = 1, 0, False
@@ -188,7 +204,8 @@ class FewRows(_Plan):
         self.part_columns = columns
         self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        for self.warps, shape, most in (  # the smallest tiles in which no warp has more than `most`
+        # The first choice, with the smallest tiles, in which no warp has more than `most` tiles.
+        for self.warps, shape, most in (
             (16 if rows <= 2 else 8, (4, 4, lanes), 1 if rows >= 64 else inf),
             (8, (8, 4, 4), 1),
             (8, (8, 8, 4), 1),
@@ -202,7 +219,7 @@ class FewRows(_Plan):
             if tiles <= most * self.warps * multiprocessors:
                 break
         groups = ceil_div(rows, self.block_rows)
-        blocks = 1 if rows * columns <= _ALONE else max(groups, ceil_div(tiles, self.warps))
+        blocks = 1 if rows * columns <= _ONE_BLOCK_ELEMENTS else max(groups, ceil_div(tiles, self.warps))
         self.grid = max(1, min(multiprocessors, blocks))
         self.groups, self.longer = divmod(groups, self.grid)
         segments, step = ceil_div(columns, _SEGMENT), self.block_rows
@@ -216,7 +233,8 @@ class FewRows(_Plan):
 
 
 class ManyRows(_Plan):
-    """A block takes groups of 32 or 64 rows, or some of their columns, which it keeps as far as they fit and quantises.
+    """The plan of cu/coat/fp8_norm_forward_rows.cu: a block takes groups of 32 or 64 rows, or some columns of these
+    rows, and keeps as much of them in shared memory as fits.
 
     With groups of 16 rows qy_t would be written in half sectors, which is slow.
     """
@@ -227,27 +245,27 @@ class ManyRows(_Plan):
     def __init__(
         self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False, affine: bool = False
     ) -> None:
-        """`layer`: the norm is LayerNorm, with w and b if `affine`; then each block has whole rows."""
-        self._row_bytes = 8 if layer else 4  # rstd, and with LayerNorm the mean
+        """`layer`: the norm is LayerNorm, with w and b if `affine`. With w and b each block has whole rows."""
+        self._row_bytes = 8 if layer else 4  # bytes of a row's rstd and, with LayerNorm, mean
         segments = ceil_div(columns, _SEGMENT)
         shared = rows * segments <= _SHARED_SUMS and not affine
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
         self._share_out(limits, rows, columns, QB, widest)
-        if self.parts > 1 and not self.known:  # otherwise all parts would write and read rstd of the same rows
+        if self.parts > 1 and not self.known:  # the blocks of a team would write and read rstd of the same rows
             self._share_out(limits, rows, columns, QB, 1)
 
     def _share_out(self, limits: Limits, rows: int, columns: int, QB: int, widest: int) -> None:
-        """The plan whose teams have at most `widest` blocks."""
+        """Set all fields to those of the plan whose teams have at most `widest` blocks."""
         multiprocessors = min(limits.sm_count, MAX_WORD_BLOCKS)
         segments = ceil_div(columns, _SEGMENT)
         self.block_rows, split = min(
             ((size, parts) for size in (64, 32) for parts in (1, 2, 4, 8) if parts <= widest),
-            key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
+            key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE_ROWS * (way[1] > 1),
         )
         each = ceil_div(segments, split)
         self.parts = ceil_div(segments, each)
         self.part_columns = each * _SEGMENT
-        # Small tiles where there are few tiles, else those whose columns are stored with wider instructions.
+        # Small tiles if there are few tiles, else tiles whose columns are stored with wider instructions.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
         tile_columns = 32 // self.row_lanes * self.tile_columns
@@ -261,7 +279,7 @@ class ManyRows(_Plan):
         room = limits.shared_bytes
         self.rereads = most * width > 2 * room
         if self.rereads:
-            room = min(room, _ROOM_BESIDE_L1)
+            room = min(room, _REREADING_BYTES)
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
         known_bytes = most * (2 * ceil_div(width, QB) + self._row_bytes)
@@ -281,6 +299,7 @@ def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, a
 
 
 def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:
-    """The largest number of rows times segments that a block has."""
+    """The largest number of rows times segments of a block, where teams of `parts` blocks take groups of `size`
+    rows."""
     groups = ceil_div(ceil_div(rows, size), max(1, multiprocessors // parts))
     return groups * size * ceil_div(segments, parts)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the kernels of cu/coat/teams.cuh, which hold rows in registers, divide rows among threads."""
+"""How the kernels that use cu/coat/teams.cuh divide rows among threads, and how cu/coat/fp8_division.cu divides tiles.
+
+Results do not depend on a plan, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ from .definitions import Defines, defines
 from .limits import Limits, ceil_div
 from .scratch import MAX_GRID
 
-MAX_COLUMNS = 32768
-_SEGMENT = 512
-_LARGE = 4 << 20
+MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
+_SEGMENT = 512  # columns of a segment: what a warp holds with one pack per lane
+_LARGE = 4 << 20  # elements of x from which on LayerNorm's tiles are large
 _TILE_BYTES = 8192  # bytes of x in one tile of the division
 _DIVISION_WARPS = 16  # warps of the division per multiprocessor
 
 
 class RowPlan(NamedTuple):
-    """Warps per row, rows per block, and packs of 16 elements per thread. Results do not depend on it."""
+    """Teams of warps, each of which holds one row in registers. The fields: warps of a team, teams of a block, and
+    packs of 16 elements per thread."""
 
     team_warps: int
     teams: int
@@ -25,8 +29,8 @@ class RowPlan(NamedTuple):
 
     @classmethod
     def of(cls, limits: Limits, rows: int, columns: int, packs: int) -> RowPlan:
-        """The plan with `packs` packs per thread, 1 where there are few rows and more where rows are long; blocks have
-        up to 16 warps.
+        """The plan with `packs` packs per thread, but one pack if there are few rows, and more if rows are long. A
+        block has up to 16 warps.
         """
         segments = ceil_div(columns, _SEGMENT)
         packs = 1 if rows <= 4 * limits.sm_count else min(packs, segments)
@@ -38,6 +42,7 @@ class RowPlan(NamedTuple):
 
     @property
     def threads(self) -> int:
+        """The number of threads of a block."""
         return 32 * self.team_warps * self.teams
 
     @property
@@ -45,12 +50,13 @@ class RowPlan(NamedTuple):
         return defines(**self._asdict())
 
     def grid(self, rows: int, resident: int) -> int:
-        """The number of blocks, at most `resident`, so that all run at once."""
+        """The number of blocks: at most `resident`, the number that can run at the same time."""
         return max(1, min(ceil_div(rows, self.teams), resident))
 
 
 class LayerNormTiles(NamedTuple):
-    """(Rows of a thread's part of a tile, threads along a tile's column): smaller tiles where there is less data."""
+    """The tiles of cu/coat/fp8_layernorm_forward.cu, which are small for small tensors. The fields: rows of a lane's
+    part of a tile, and lanes with different rows of the same columns."""
 
     rows: int
     lanes: int
@@ -60,17 +66,19 @@ class LayerNormTiles(NamedTuple):
         return cls(16, 2) if elements >= _LARGE else cls(4, 8)
 
     def grid(self, plan: RowPlan, rows: int, columns: int, resident: int) -> int:
-        """The number of blocks, at most `resident`, as all blocks wait for one another at a barrier."""
+        """The number of blocks: at most `resident`, the number that can run at the same time, since all blocks wait for
+        one another at a barrier."""
         tiles = ceil_div(rows, self.rows * self.lanes) * ceil_div(columns, 32 // self.lanes * 8)
         useful = max(ceil_div(rows, plan.teams), ceil_div(tiles, plan.threads // 32))
         return max(1, min(useful, resident, MAX_GRID))
 
 
 class Division:
-    """Tiles of the division, of 32 rows and 8 KiB of x: a lane has `tile_rows` rows of 8 columns.
+    """The plan of cu/coat/fp8_division.cu. A tile has 32 rows and 8 KiB of x, and a lane has `tile_rows` rows of 8
+    columns of it.
 
-    Where the registers of all warps do not hold the tensor, each warp also keeps a tile in shared memory until the
-    maximum is known.
+    If the kernel finds the scale, and the registers of all warps do not hold the tensor, each warp also keeps a tile in
+    shared memory until the maximum is known.
     """
 
     warps = 8
@@ -84,7 +92,7 @@ class Division:
 
     @staticmethod
     def tile_rows(itemsize: int) -> int:
-        """The number of rows that a lane holds, by the size of an element."""
+        """The number of rows of a lane's part of a tile, for elements of `itemsize` bytes."""
         return 32 // itemsize
 
     @property
@@ -92,13 +100,16 @@ class Division:
         return defines(warps=self.warps, tile_rows=self._tile_rows, kept=self._kept)
 
     def grid(self, resident: int) -> int:
-        """The number of blocks, at most `resident`, as all blocks wait for one another at a barrier."""
+        """The number of blocks: at most `resident`, the number that can run at the same time, since all blocks wait for
+        one another at a barrier."""
         return max(1, min(ceil_div(self._tiles, self.warps), resident, MAX_GRID))
 
 
 def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
-    """Bytes of a column of a transposed output at `address` that one instruction can store: they must be aligned and
-    lie in one batch.
+    """The number of bytes of one store to a column of a transposed output at `address`.
+
+    A lane has `tile_rows` bytes of a column. A store must be aligned, and its bytes must belong to one batch of
+    `batch_rows` rows.
     """
     run = tile_rows
     while run > 1 and (batch_rows % run or address % run):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How cu/gemv/gemv_partial_norm.cu divides its work: warps, packs, rows, stages in flight, and the rows of each block.
 
-The results do not depend on it, bit for bit.
+Results do not depend on a plan, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from .limits import Limits
 
-MAX_ROWS = 8
-PACK_BYTES = 16
-GROUP = 32
+MAX_ROWS = 8  # the maximum number of rows of act
+PACK_BYTES = 16  # bytes of a pack, which a lane reads at once
+GROUP = 32  # packs of a group, which a warp reads at once
 SCALE_GROUP = 128  # columns of the weight that share a group scale
 ACT_SCALE_GROUPS = (128, 64)  # columns of act that share a group scale: one of these numbers
 GROUP_BYTES = PACK_BYTES * GROUP
@@ -23,7 +23,7 @@ NORM_WARPS = 8  # the maximum number of warps that compute norms, over all rows 
 ROUND_COLUMNS = 4096  # the maximum number of normed columns that the last block waits for in one round
 STAGES = 4  # the maximum number of stages in flight
 
-# The limits from which on copies are faster than loads, and the sizes of copies and loads, as timed on an H200.
+# The least bytes and rows for which copies are faster than loads, and the sizes of copies and loads (timed on an H200).
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
@@ -50,23 +50,29 @@ def _power_of_two(most: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a block; a stage is a part of the weight that is loaded at a time. The fields, in their order: warps
-    that share a row; teams of such warps; 16-byte packs of a row held per lane; rows per stage; stages per row; whether
-    stages are copied to shared memory (otherwise to registers); stages in flight; warps that add the products (0: each
-    warp computes whole rows and adds its products itself); slots for stages."""
+    """The shape of a block. A stage is a part of the weight that is loaded as a unit."""
 
     warps_a_row: int
+    """Warps of a team, which multiply a row together."""
     teams: int
+    """Teams of a block."""
     packs: int
+    """16-byte packs of a row that a lane holds."""
     step: int
+    """Rows of a stage."""
     chunks: int
+    """Stages of a row."""
     copied: bool
+    """Whether stages are copied to shared memory; otherwise they are loaded to registers."""
     stages: int
+    """Stages in flight."""
     sum_warps: int
+    """Warps that add the products; 0: each warp computes whole rows and adds its products itself."""
     slots: int
+    """Slots for stages."""
 
     def shared_bytes(self, m: int) -> int:
-        """Shared memory of the copied weights and of the group sums."""
+        """The bytes of shared memory for copied weights and group sums, with `m` rows of act."""
         groups = self.slots * self.step * self.warps_a_row * self.packs
         return self.copied * groups * GROUP_BYTES + -(-4 * groups * m // PACK_BYTES) * PACK_BYTES
 
@@ -86,7 +92,7 @@ class Shape:
         return 4 * GROUP * batch * self.norm_warps(m)
 
     def threads(self, m: int) -> int:
-        """Threads of a block: warps that multiply, warps that add, and warps that compute the norm."""
+        """The number of threads of a block: those of warps that multiply, that add, and that compute the norm."""
         return 32 * (self.warps_a_row * self.teams + self.sum_warps + m * self.norm_warps(m))
 
     @staticmethod
@@ -101,7 +107,7 @@ class Shape:
         packs = choices[0] if choices else 4
         warps_a_row = min(PRODUCT_WARPS, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
-        # Else a stage has pairs of rows, which share the values of act that they load.
+        # In all other cases a stage has pairs of rows, which share the values of act that are loaded.
         least = 1 if m == 1 and chunks == 1 and packs * width <= RESIDENT else 2
         row_bytes = warps_a_row * packs * GROUP_BYTES
         step = COPIED_STAGE_BYTES // row_bytes if copied else LOADED_PACKS // packs
@@ -129,7 +135,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shares:
-    """The number of blocks, and how many rows each has; all fields but the first are those of `struct GemvParams`."""
+    """The number of blocks, and the numbers of rows of each. All fields except `grid` are those of `struct
+    GemvParams`."""
 
     grid: int
     rows_share: int
@@ -139,13 +146,14 @@ class Shares:
 
     @staticmethod
     def of(n: int, n_normed: int, most: int) -> Shares:
-        """The shares of at most `most` blocks; block b has rows b, b + grid, ..."""
+        """How `n` rows, of which `n_normed` are normed, are divided among at most `most` blocks. Block b has rows b, b
+        + grid, ..."""
         grid = min(most, n)
         return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
 
     @property
     def most_rows(self) -> int:
-        """The most rows that a block has."""
+        """The largest number of rows of a block."""
         return self.rows_share + (self.rows_more > 0)
 
     @property
@@ -181,16 +189,16 @@ class Plan:
         can_copy = access == PACK_BYTES and limits.capability >= COPY_CAPABILITY
         width = PACK_BYTES // itemsize
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
-        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never more than an H100 has
+        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never on an H100
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
-        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two phases for each stage
+        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # a block records two phases for each stage
         batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)
         return Plan(m, groups, shape, shares, -(-n_normed // 4) * 4, batch, held, whole, phases)
 
     @property
     def words_bytes(self) -> int:
-        """Bytes of the words through which blocks exchange sums and signal readiness."""
+        """The number of bytes of the words through which blocks exchange normed sums."""
         return 8 * self.m * self.padded
 
     def shared_bytes(self, room: int) -> tuple[int, bool]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_RANKS = 8
-"""Whose memory a kernel reaches: the ranks of a group, or of one of its nodes."""
+"""The maximum number of ranks of a group, or of one of its nodes: the ranks whose memory a kernel reaches."""
 
 
 @dataclass(frozen=True)
@@ -19,4 +19,5 @@ class Limits:
 
 
 def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
     return -(-a // b)

@@ -9,22 +9,19 @@ depend on numbers that are the same on every rank.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import ArgumentError
+from .arranged_scales import Arrangement
 from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .limits import ceil_div
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
-from .quantisation import Quantisation
 from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
 _BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks: move.cu
-_MOST_ARRANGED = 2**29 - 4  # rows: kernels count the bytes of a column in 32 bits
 _KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
 
 
@@ -57,6 +54,12 @@ def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
     )
 
 
+def all_gather_scales(arrangement: Arrangement) -> Moves:
+    """The moves of scales with that arrangement: every rank sends its scales to every output. The targets of these
+    moves are not used, as the scales of a rank do not stay together in an output."""
+    return tuple((Move(0, 0, nbytes),) * len(arrangement.rows) for nbytes in arrangement.rank_bytes)
+
+
 def broadcast(ranks: int, root: int, nbytes: int) -> Moves:
     """The moves of a broadcast: the root's input goes to every output."""
     return tuple(tuple(Move(0, 0, nbytes if i == root else 0) for _ in range(ranks)) for i in range(ranks))
@@ -74,39 +77,6 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
         )
         for i, of_rank in enumerate(splits)
     )
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """Scales that are gathered in the layout "column" or "tiles" of a `Quantisation`, in which rows do not stay whole.
-
-    A scale has `itemsize` bytes, a row `groups` scales, and rank i `rows[i]` rows. A rank's scales are sent as they
-    lie, padding included, and the receiving rank stores each scale in its place.
-    """
-
-    layout: str
-    itemsize: int
-    groups: int
-    rows: tuple[int, ...]
-
-
-def arranged_scales(quantisation: Quantisation, rows: Sequence[int], columns: int) -> tuple[Moves, Arrangement]:
-    """The moves of scales: rank i sends the scales of its `rows[i]` rows of `columns` columns to every output. The
-    targets of these moves are not used, as the scales of a rank do not stay together in an output.
-
-    Raises ArgumentError where there are more rows than the kernels can count.
-    """
-    assert quantisation.scales is not None
-    if sum(rows) > _MOST_ARRANGED:
-        expected = f"of at most {_MOST_ARRANGED} rows, where scales have the layout {quantisation.layout!r}"
-        raise ArgumentError("inputs", f"of {sum(rows)} rows in all", expected)
-    itemsize = quantisation.scales.itemsize
-    table = []
-    for count in rows:
-        shape = quantisation.scales_shape((count,), columns)
-        assert shape is not None
-        table.append((Move(0, 0, math.prod(shape) * itemsize),) * len(rows))
-    return tuple(table), Arrangement(quantisation.layout, itemsize, quantisation.groups(columns), tuple(rows))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..errors import ArgumentError
+from .arranged_scales import Arrangement, chunks_of_scales
 from .collectives import PACK_BYTES
 from .limits import ceil_div
 from .moves import Move, Moves, MoveWork
@@ -33,10 +34,12 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Inside:
-    """A step inside the nodes, by one kernel per rank: a table of moves over all ranks for each part of the call.
+    """A step inside the nodes, by one kernel per rank: a table of moves over all ranks for each part of the call. The
+    last parts may be left out if they have no bytes in this step.
 
     `same`: a rank's bytes are the same for all ranks of its node, itself included. `root`: in a broadcast inside nodes,
-    the number of the rank that has the bytes.
+    the number of the rank that has the bytes. With `arrangement` the bytes of the last part are scales, which are
+    rearranged behind the first `begin` bytes of the outputs; if they come from payloads, no other part has bytes.
     """
 
     tables: tuple[Moves, ...]
@@ -44,19 +47,23 @@ class Inside:
     target: Place
     same: bool = False
     root: int | None = None
+    arrangement: Arrangement | None = None
+    begin: int = 0
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """`nbytes` >= 1 bytes of part `part` that rank `sender` sends to rank `receiver` of another node."""
+    """`nbytes` >= 1 bytes of part `part` that rank `sender` sends to rank `receiver` of another node, to its output or
+    its payload."""
 
     sender: int
     receiver: int
     part: int
     source: Place
     source_offset: int
-    target_offset: int  # offset in the output
+    target_offset: int
     nbytes: int
+    target: Place = Place.OUTPUT
 
 
 Step = Inside | tuple[Crossing, ...]
@@ -92,25 +99,38 @@ class NodeRanks:
         return tuple(tuple(table[i][j] for j in self.nodes[node]) for i in self.nodes[node])
 
 
-def all_gather(tables: Sequence[Moves], ranks: NodeRanks) -> list[Step]:
+def all_gather(
+    tables: Sequence[Moves], ranks: NodeRanks, arrangement: Arrangement | None = None, payload_bytes: int = 0
+) -> list[Step]:
     """The steps of an all-gather with these tables. Each rank sends its input to its peers of other nodes. Inside every
     node the ranks send their own inputs to one another and then, node by node, the bytes that they have received.
+
+    With `arrangement` the last table is that of scales which do not stay together in an output. Those of other nodes
+    are received in payloads, in chunks that fit into `payload_bytes`, and rearranged from there.
     """
 
     def own(part: Moves, rank: int) -> Move:
         return part[rank][rank]
 
+    whole = tables if arrangement is None else tables[:-1]
     crossings = tuple(
         Crossing(rank, ranks.peer(rank, step), number, Place.INPUT, *own(part, rank))
         for rank in range(len(ranks.of))
         for step in range(1, ranks.count)
-        for number, part in enumerate(tables)
+        for number, part in enumerate(whole)
         if own(part, rank).nbytes
     )
-    steps: list[Step] = [_inside(ranks, tables, Place.INPUT, same=True), crossings]
+    scales: list[Step] = []
+    if arrangement is not None:
+        scales = _scales_of_other_nodes(len(tables) - 1, arrangement, ranks, payload_bytes)
+        if scales:
+            first = scales.pop(0)
+            assert isinstance(first, tuple)
+            crossings += first
+    steps: list[Step] = [_inside(ranks, tables, Place.INPUT, same=True, arrangement=arrangement), crossings, *scales]
     for step in range(1, ranks.count):
         received = []
-        for part in tables:
+        for part in whole:
             found = {}
             for i, j in ranks.pairs():
                 _, at, nbytes = own(part, ranks.peer(i, step))
@@ -118,6 +138,29 @@ def all_gather(tables: Sequence[Moves], ranks: NodeRanks) -> list[Step]:
             received.append(ranks.table(found))
         steps.append(Inside(tuple(received), Place.OUTPUT, Place.OUTPUT, same=True))
     return _with_work(steps)
+
+
+def _scales_of_other_nodes(part: int, arrangement: Arrangement, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
+    """The steps of part `part`, chunk by chunk: an exchange, and for each other node a step inside the nodes. The
+    scales from the node that is `step` nodes further on lie in slot `step` - 1 of a payload."""
+    steps: list[Step] = []
+    for chunk in chunks_of_scales(arrangement, payload_bytes, ranks.count - 1):
+        crossings, inside = [], []
+        for step in range(1, ranks.count):
+            slot = (step - 1) * chunk.slot_bytes
+            peers = [ranks.peer(rank, step) for rank in range(len(ranks.of))]
+            table = ranks.table({(i, j): Move(slot, 0, chunk.nbytes[peers[i]]) for i, j in ranks.pairs()})
+            rearranged = chunk.arrangement.of_ranks(peers)
+            inside.append(Inside((table,), Place.PAYLOAD, Place.OUTPUT, True, None, rearranged, chunk.target))
+            crossings += [
+                Crossing(
+                    sender, rank, part, Place.INPUT, chunk.sources[sender], slot, chunk.nbytes[sender], Place.PAYLOAD
+                )
+                for rank, sender in enumerate(peers)
+                if chunk.nbytes[sender]
+            ]
+        steps += [tuple(crossings), *inside]
+    return steps
 
 
 def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
@@ -179,10 +222,16 @@ def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]
     return _with_work(steps)
 
 
-def _inside(ranks: NodeRanks, tables: Sequence[Moves], source: Place, same: bool = False) -> Inside:
+def _inside(
+    ranks: NodeRanks,
+    tables: Sequence[Moves],
+    source: Place,
+    same: bool = False,
+    arrangement: Arrangement | None = None,
+) -> Inside:
     """The moves of the tables that stay inside nodes, to the outputs."""
     kept = [ranks.table({(i, j): part[i][j] for i, j in ranks.pairs()}) for part in tables]
-    return Inside(tuple(kept), source, Place.OUTPUT, same)
+    return Inside(tuple(kept), source, Place.OUTPUT, same, arrangement=arrangement)
 
 
 def _with_work(steps: Sequence[Step]) -> list[Step]:
@@ -204,7 +253,7 @@ def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
     for table in step.tables:
         nodes = [ranks.of_node(table, node) for node in range(ranks.count)]
         found.append(tuple(tuple(map(_largest, zip(*rows, strict=True))) for rows in zip(*nodes, strict=True)))
-    return MoveWork(tuple(found), step.same, step.root)
+    return MoveWork(tuple(found), step.same, step.root, step.arrangement)
 
 
 def _largest(moves: tuple[Move, ...]) -> Move:

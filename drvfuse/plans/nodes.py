@@ -15,6 +15,8 @@ from .collectives import PACK_BYTES
 from .limits import ceil_div
 
 _FLOAT = 4
+STATUS_BYTES = 16
+"""The status of a place, behind its partial sums (cu/collectives/nodes.cuh)."""
 _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 
@@ -45,8 +47,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then the partial
-    sums, place by place, then the staged inputs."""
+    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then place by
+    place the partial sums with their status, then the staged inputs."""
 
     first: int
     items: int
@@ -65,7 +67,7 @@ class Chunk:
     @property
     def staging(self) -> int:
         """The offset in the payload at which the staged inputs begin."""
-        return self.sums + self.share.places * self.largest * self.share.sum_bytes
+        return self.sums + self.share.places * (self.largest * self.share.sum_bytes + STATUS_BYTES)
 
     @property
     def end(self) -> int:
@@ -73,9 +75,10 @@ class Chunk:
         return self.staging + self.largest * self.share.staging_bytes
 
     def count(self, place: int) -> int:
-        """The number of float32 sums that the rank with that number inside its node owns and exchanges."""
+        """The number of float32 numbers that the rank with the number `place` inside its node exchanges: the sums of
+        the items that the rank owns, and their status."""
         each, more = divmod(self.items, self.share.inside)
-        return (each + (place < more)) * self.share.packs * self.share.width
+        return (each + (place < more)) * self.share.packs * self.share.width + STATUS_BYTES // _FLOAT
 
 
 def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
@@ -84,9 +87,10 @@ def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
     ArgumentError for a payload that cannot hold one item of every rank.
     """
     each = share.result + share.places * share.sum_bytes + share.staging_bytes
-    fits = (min(payload_bytes, _MAX_PAYLOAD) - PACK_BYTES) // each * share.inside
+    around = PACK_BYTES + share.places * STATUS_BYTES  # the padding of the results, and what lies behind the sums
+    fits = (min(payload_bytes, _MAX_PAYLOAD) - around) // each * share.inside
     if fits < 1:
-        needed = f"at least {each + PACK_BYTES} in the group's constructor for this call over several nodes"
+        needed = f"at least {each + around} in the group's constructor for this call over several nodes"
         raise ArgumentError("workspace_bytes", payload_bytes, needed)
     size = ceil_div(items, ceil_div(items, fits))
     return [Chunk(first, min(size, items - first), share) for first in range(0, items, size)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `rmsnorm_fp8` divides rows among threads; results do not depend on it."""
+"""How `rmsnorm_fp8` divides rows among threads. Results do not depend on a plan, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from .limits import Limits, ceil_div
 
 MAX_THREADS = 512  # the maximum number of threads per block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)
-_LANES_THREADS = 128
-# Floats of a row in a thread's registers. All that follows was measured on an H200 (docs/performance.md).
-_FLOATS = 32, 8  # for many rows, without and with a residual
-_LANES_FLOATS = 16  # for many rows that lanes of a warp hold
-_FEW_FLOATS = 8  # for few rows
-_MANY_ROWS = 2  # rows per multiprocessor from which on there are many
-_MAX_CLUSTER = 8
-_FEW_THREADS = 128  # threads of a block whose row a cluster shares
+_LANES_THREADS = 128  # threads of a block whose warps hold several rows each
+# Floats of a row in a thread's registers. The numbers below were measured on an H200 (docs/performance.md).
+_FLOATS = 32, 8  # with many rows: without a residual, with a residual
+_LANES_FLOATS = 16  # with many rows, of which several share a warp
+_FEW_FLOATS = 8  # with few rows
+_MANY_ROWS = 2  # rows are many if there are more rows than this number times the multiprocessors
+_MAX_CLUSTER = 8  # the maximum number of blocks of a cluster
+_FEW_THREADS = 128  # packs of a row per block above which more blocks share the row
 
 
 class NormShape(NamedTuple):
-    """Lanes that hold a row (0: whole blocks do), threads of a block, packs of a thread, blocks that share a row, and
-    whether every thread has all its packs."""
+    """How threads hold rows in registers."""
 
     lanes: int
+    """Lanes of a warp that hold a row; 0: blocks hold rows."""
     threads: int
+    """Threads of a block."""
     packs: int
+    """Packs of a row that a thread holds."""
     cluster: int
+    """Blocks that hold a row together."""
     exact: bool
+    """Whether every thread has `packs` packs of a row."""
 
     @classmethod
     def of(cls, limits: Limits, rows: int, columns: int, itemsize: int, residual: bool) -> NormShape:
@@ -58,21 +62,20 @@ class NormShape(NamedTuple):
         return cls(0, threads, packs, cluster, row_packs == cluster * threads * packs)
 
     def grid(self, rows: int, resident: int) -> int:
-        """The number of blocks. At most `resident` blocks run at once."""
+        """The number of blocks: at most `resident`, the number that can run at the same time."""
         if self.lanes:
             return max(1, min(ceil_div(rows * self.lanes, self.threads), resident))
         return max(1, min(rows, resident // self.cluster)) * self.cluster
 
     def phases(self, rows: int, grid: int) -> int:
-        """The most phases that a traced block records."""
+        """The largest number of phases that a traced block records."""
         teams = grid * self.threads // self.lanes if self.lanes else grid // self.cluster
         return 2 + 3 * ceil_div(rows, teams)
 
 
 def _shared_further(row_packs: int, rows: int, cluster: int, multiprocessors: int) -> bool:
-    """Whether twice as many blocks may share a row: each must have whole warps with enough packs, and a multiprocessor
-    of its own.
-    """
+    """Whether 2 * `cluster` blocks should hold a row together: each needs enough packs for whole warps, and a
+    multiprocessor of its own."""
     return ceil_div(row_packs, cluster) > _FEW_THREADS and 2 * cluster * rows <= multiprocessors
 
 

@@ -18,7 +18,7 @@ from .tuning import Costs
 
 
 def split_rows(rows: int, ranks: int) -> tuple[int, ...]:
-    """The rows of each rank, as equal as possible: the first (rows mod ranks) ranks have one more."""
+    """The number of rows of each rank. The first (rows mod ranks) ranks have one row more than the others."""
     return tuple(rows // ranks + (rank < rows % ranks) for rank in range(ranks))
 
 

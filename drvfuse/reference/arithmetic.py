@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums, products and roundings as the kernels make them, bit for bit."""
+"""Sums, products and roundings with the bits of the kernels' results."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .coat_rmsnorm import SCALE_FLOOR, dequantise, row_rstd
 
 
 class Arithmetic(NamedTuple):
-    """`div.full` and `rcp.approx.ftz` on fp32 arrays."""
+    """How `div.full` and `rcp.approx.ftz` round: functions of fp32 arrays."""
 
     divide: Callable[[Any, Any], Floats] = np.divide
     reciprocal: Callable[[Any], Floats] = np.reciprocal
@@ -33,7 +33,7 @@ class Quantised(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The sum in bfloat16, and the quantised sum."""
+    """The results of `fp8_add`: the sum in bfloat16, and the sum quantised."""
 
     total: NDArray
     x: NDArray
@@ -71,7 +71,7 @@ def quantise_groups(values: Floats, fp8: DTypeLike, QB: int, arithmetic: Arithme
 
 
 def fp8_add(x1: NDArray, x2: NDArray, fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
-    """The residual add of two bfloat16 arrays; `fp8` is the op's `fp8type`."""
+    """The residual addition of two bfloat16 arrays. `fp8` is the op's `fp8type`."""
     with np.errstate(all="ignore"):
         total = np.asarray(x1).astype(np.float32) + np.asarray(x2).astype(np.float32)
     return Sum(round_to(total, "bfloat16"), *quantise_groups(total, fp8, QB, arithmetic))

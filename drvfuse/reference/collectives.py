@@ -103,10 +103,12 @@ def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     rounding to the dtype the error is at most g sum|x|, with g = (n-1)u / (1 - (n-1)u), which is (n-1) 2**-24 to first
     order. The rounding is monotone.
     """
-    sum_ranks(inputs)  # checks that the inputs have one shape
+    sum_ranks(inputs)  # raises ArgumentError unless the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
     steps = (len(inputs) - 1) * 2.0**-24
-    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(axis=0)  # 2**-53: its own error
+    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(
+        axis=0
+    )  # 2**-53: the error of the float64 sum
     with np.errstate(over="ignore"):
         low, high = ((values.sum(axis=0) + sign * slack).astype(np.float32) for sign in (-1, 1))
     return round_to(low, inputs[0].dtype), round_to(high, inputs[0].dtype)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, SupportsInt
 
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
-from ..errors import ArgumentError, CaptureError, kind_of, require_kind
+from ..errors import ArgumentError, CaptureError, counted, kind_of, require_kind
 from .device import Device
 from .lifetime import Owned
 from .pool import Block
@@ -138,11 +138,13 @@ class Array:
         if -1 in lengths:
             rest = element_count(tuple(n for n in lengths if n != -1))
             if lengths.count(-1) > 1 or not rest or self.size % rest:
-                raise ArgumentError("shape", lengths, f"a shape of {self.size} elements, with at most one -1")
+                raise ArgumentError(
+                    "shape", lengths, f"a shape of {counted(self.size, 'element')}, with at most one -1"
+                )
             lengths = tuple(self.size // rest if n == -1 else n for n in lengths)
         new = check_shape(lengths)
         if element_count(new) != self.size:
-            raise ArgumentError("shape", new, f"a shape of {self.size} elements, as {self.shape} has")
+            raise ArgumentError("shape", new, f"a shape of {counted(self.size, 'element')}, as {self.shape} has")
         return self._view(0, new)
 
     def numpy(self) -> np.ndarray[Any, Any]:

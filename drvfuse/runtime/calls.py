@@ -192,5 +192,6 @@ class _JsonLines:
             "values": [format_value(value) for value in result[1:]],
             "us": (time.perf_counter_ns() - start) / 1000,
         }
-        os.write(self._file, (json.dumps(line) + "\n").encode())  # one write a line: threads do not mix
+        # one write per line, so that lines of several threads do not mix
+        os.write(self._file, (json.dumps(line) + "\n").encode())
         return result

@@ -25,6 +25,7 @@ from ..compiler.library import cuda_version
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
 from . import calls
 from .calls import last_calls as last_calls
+from .driver_errors import HINTS, HOW_TO_EMULATE, NO_LIBRARY, error_of, translate
 
 if TYPE_CHECKING:
     from ..emu import Machine, Process
@@ -48,61 +49,6 @@ _NEWEST = {
     "cuStreamGetCaptureInfo": "cuStreamGetCaptureInfo_v3",
     "cuStreamUpdateCaptureDependencies": "cuStreamUpdateCaptureDependencies_v2",
 }
-
-_HINTS = {
-    1: "an argument is out of range, misaligned, or a handle of another device or context",
-    2: "the device is out of memory; other processes and framework caches count too",
-    3: "no driver call was made before in this process, or it was forked after the first one",
-    4: "the driver is shutting down: the interpreter is exiting",
-    100: "no GPU is visible: check CUDA_VISIBLE_DEVICES and the container's device list",
-    200: "the image is damaged or is not a cubin or PTX for this device",
-    201: "no context, or another device's context, is current: wrap the call in `with device.use():`",
-    209: "the cubin was built for another architecture: compile for device.arch",
-    214: "an uncorrectable memory error: the GPU needs a reset",
-    217: "these devices cannot reach one another's memory: see `nvidia-smi topo -p2p r`",
-    218: "the PTX does not assemble",
-    222: "the PTX is newer than the driver: use an NVRTC of the driver's CUDA version or older",
-    400: "the handle was destroyed, or belongs to another context",
-    500: "the module has no symbol of that name: C++ names are mangled, see the module's kernels",
-    600: "work queued before is still running",
-    700: "a kernel touched memory it may not touch",
-    701: "block size times registers, or the shared memory, is more than the multiprocessor has",
-    702: "a kernel ran longer than the display watchdog allows",
-    704: "harmless: peer access was enabled before",
-    705: "call Device.enable_peer before the access",
-    708: "the primary context is in use already",
-    709: "the context was destroyed under its user, e.g. by another library's device reset",
-    710: "an assert() in a kernel failed",
-    715: "a kernel executed an instruction that this device does not have",
-    716: "a kernel accessed memory at an address that is not a multiple of the access size",
-    717: "a kernel used an address outside the space its instruction needs",
-    718: "a kernel jumped to an invalid address",
-    719: "a kernel failed (trap, bad instruction, hardware)",
-    720: "a cooperative launch has more blocks than fit on the device at once",
-    801: "this device or driver does not have the feature",
-    802: "the fabric is not ready: the fabric manager may still be starting",
-    803: "the installed driver is too old for the CUDA libraries in use",
-    900: "the operation is not allowed while a stream is being captured",
-    901: "an operation that capture forbids was made on the stream: the capture is lost",
-    904: "a stream forked into the capture was not joined again",
-    905: "the event or stream belongs to another capture",
-    906: "the legacy default stream cannot take part in a capture",
-    912: "the launch attributes do not go together or are wrong for this kernel",
-    914: "another process sharing this GPU through MPS failed",
-}
-
-_EMULATED_HINTS = {
-    218: "what is wrong with the PTX, or what of it is not emulated",
-    702: "the kernel could not go on, made more steps than the limit allows, or was ended by Ctrl-C",
-}  # these names replace those above
-
-_CONTEXT_LOST = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
-_GO_ON = {
-    "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
-    "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
-}
-# Kinds of reports of the emulated machine after which the context is still usable.
-_HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
 _lock = threading.Lock()
@@ -166,11 +112,13 @@ class Driver(Owner):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if not name.startswith("cu"):
             raise AttributeError(f"Driver has no attribute {name!r}")
-        call = self._checked(name, self._raw(name))
+        call = self._checked(name, self.raw(name))
         self.__dict__[name] = call  # cached so that later look-ups do not call __getattr__
         return call
 
-    def _raw(self, name: str) -> Callable[..., Any]:
+    def raw(self, name: str) -> Callable[..., Any]:
+        """The driver's function of that name, which returns `(CUresult, values...)`. Raises Unsupported if there is
+        none."""
         for candidate in (_NEWEST.get(name), name):
             function = getattr(self._functions, candidate, None) if candidate else None
             if function is not None:
@@ -192,7 +140,7 @@ class Driver(Owner):
     def launch(self) -> Callable[..., Any]:
         """cuLaunchKernelEx with one more argument in front, a `calls.LaunchNote`, which the record and errors show."""
         name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
-        function = self._raw(name)
+        function = self.raw(name)
 
         def call(note: calls.LaunchNote, *args: Any) -> None:
             if _forked:
@@ -200,7 +148,7 @@ class Driver(Owner):
             try:
                 code = (function(*args) if sink is None else sink(name, function, args, note))[0]
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-                self._translate(name, note, error)
+                translate(self, name, note, error)
                 raise
             append((name, note, code))
             if code:
@@ -220,7 +168,7 @@ class Driver(Owner):
             try:
                 result = function(*args) if sink is None else sink(name, function, args, args)
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-                self._translate(name, args, error)
+                translate(self, name, args, error)
                 raise
             code = result[0]
             if code:
@@ -239,7 +187,7 @@ class Driver(Owner):
         """A checked call that returns nothing and is not recorded in the ring. Written traces have it."""
         if self._sink is not None:
             return getattr(self, name)
-        function = self._raw(name)
+        function = self.raw(name)
 
         def call(*args: Any) -> None:
             code = function(*args)[0]
@@ -252,7 +200,7 @@ class Driver(Owner):
     def capture_status(self) -> Callable[..., tuple[Any, ...]]:
         """cuStreamIsCapturing, which every launch calls: like `result`, but not recorded in the ring."""
         name = "cuStreamIsCapturing"
-        function, sink = self._raw(name), self._sink
+        function, sink = self.raw(name), self._sink
 
         def call(*args: Any) -> tuple[Any, ...]:
             if _forked:
@@ -266,11 +214,11 @@ class Driver(Owner):
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
         if _forked:
             raise ClosedError(FORKED)
-        function = self._raw(name)
+        function = self.raw(name)
         try:
             result = function(*args) if self._sink is None else self._sink(name, function, args, args)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-            self._translate(name, args, error)
+            translate(self, name, args, error)
             raise
         self._recorder(name)((name, args, result[0]))
         return tuple(result)
@@ -310,84 +258,12 @@ class Driver(Owner):
 
     def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError | ClosedError:
         """The error for a call that gave `code`: a DriverError, unless the emulated machine was closed."""
-        if self.closed:
-            return ClosedError(f"{name}: {self.machine!r} was closed, and its devices, arrays and groups with it")
-        number = int(code)
-        self.lost |= number in _CONTEXT_LOST
-        report = self._report(number)  # read before other calls change it
-        label, text = calls.code_name(code), ""
-        try:
-            status, raw = self._raw("cuGetErrorName")(code)
-            label = raw.decode() if not status and raw else label
-            status, raw = self._raw("cuGetErrorString")(code)
-            text = raw.decode() if not status and raw else ""
-        except Exception:  # the explanation must never hide the error itself
-            text = text or "the driver gives no text for this code"
-        emulated = _EMULATED_HINTS.get(number) if self.name == "emu" else None
-        hints = [emulated or _HINTS.get(number), _GO_ON[self.name] if number in _CONTEXT_LOST else None]
-        hint = "; ".join(part for part in hints if part)
-        explanation = f"{text} ({hint})" if hint and text else hint or text
-        if report is not None:
-            explanation += f"\n{report}"
-        return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
-
-    def _report(self, number: int) -> Any:
-        """The emulated machine's report on the failed call, or the last one on the device whose context is lost."""
-        if self.machine is None:
-            return None
-        if number not in _CONTEXT_LOST:
-            return self.machine.refusal
-        status, *values = self._raw("cuCtxGetDevice")()
-        failing = None if status else int(values[0])
-        found = None if failing is None else self.machine.finding(failing)
-        if found is not None:
-            return found
-        for report in reversed(self.machine.reports):
-            if report.kind in _HARMLESS:
-                continue
-            # These two calls act on all devices, and their reports name the first device.
-            if failing is None or report.device in (None, failing) or report.kind in ("deadlock", "interrupted"):
-                return report
-        return None
-
-    @staticmethod
-    def _before(name: str, code: Any) -> list[str]:
-        """The calls before a failed call. The failed call is the last one of the record, unless it is not recorded."""
-        recent = list(calls.ring)[-9:]
-        if recent and recent[-1][0] == name and recent[-1][2] == code:
-            recent.pop()
-        return [calls.format_entry(entry) for entry in recent[-8:]]
-
-    def _translate(self, name: str, args: tuple[Any, ...], error: Exception) -> None:
-        """Raise the typed form of an exception from inside the CUDA bindings; return if there is none."""
-        if self.name != "cuda":
-            return
-        kind, text = type(error).__name__, str(error)
-        if kind == "FunctionNotFoundError":
-            raise Unsupported(f"the installed driver has no {name}: it is older than this feature") from error
-        if kind == "DynamicLibNotFoundError":
-            raise DriverUnavailable(_NO_LIBRARY) from error
-        if isinstance(error, ValueError) and "CUresult" in text:  # a code newer than the bindings
-            digits = "".join(ch for ch in text.split("is not")[0] if ch.isdigit())
-            why = "the installed cuda-bindings do not know this result: they are older than the driver"
-            shown = calls.format_args(args)
-            raise DriverError(name, shown, int(digits or -1), "unknown", why, calls.last_calls(8)) from error
-        if isinstance(error, (TypeError, OverflowError, ValueError)):
-            shown = calls.format_args(args)
-            raise ArgumentError(f"arguments of {name}", f"({shown})", f"what cuda.bindings take: {text}") from error
+        return error_of(self, name, args, code)
 
 
 FORKED = (
     "this process was forked after the driver was opened, and a driver does not survive a fork; "
     "start workers with multiprocessing's 'spawn' method, or fork before the first use"
-)
-_HOW_TO_EMULATE = (
-    'To run on emulated GPUs instead ask for them: driver="emu", or DRVFUSE_DRIVER=emu in the environment '
-    "(pip install 'drvfuse[emu]')."
-)
-_NO_LIBRARY = (
-    "the NVIDIA driver library libcuda.so.1 cannot be loaded; install the NVIDIA driver "
-    f"(in a container: run it with --gpus). {_HOW_TO_EMULATE}"
 )
 
 
@@ -410,14 +286,14 @@ def _open_cuda() -> Driver:
     try:
         (code,) = bindings.cuInit(0)
     except RuntimeError as error:  # the loader of the bindings raises a subclass
-        raise DriverUnavailable(f"{_NO_LIBRARY} ({error})") from error
+        raise DriverUnavailable(f"{NO_LIBRARY} ({error})") from error
     count = 0
     if not code:
         code, count = bindings.cuDeviceGetCount()
     if code or not count:
         name = calls.code_name(code) if code else "no device"
-        hint = _HINTS.get(int(code) or 100, "see the NVIDIA driver's kernel log")
-        raise DriverUnavailable(f"the CUDA driver has no usable device: {name}: {hint}. {_HOW_TO_EMULATE}")
+        hint = HINTS.get(int(code) or 100, "see the NVIDIA driver's kernel log")
+        raise DriverUnavailable(f"the CUDA driver has no usable device: {name}: {hint}. {HOW_TO_EMULATE}")
     return Driver("cuda", bindings, bindings)
 
 

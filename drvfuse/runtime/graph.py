@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..errors import ArgumentError, CaptureError
+from ..errors import ArgumentError, CaptureError, counted, kind_of
 from .array import Array, mark_used
 from .driver import Driver, Owner
 from .lifetime import Owned
-from .stream import LEGACY, Event, Stream
+from .stream import LEGACY, WRAPPED, Event, Stream
 
 _captures: weakref.WeakValueDictionary[tuple[int, int], Graph] = weakref.WeakValueDictionary()
 
@@ -109,7 +109,7 @@ class Graph(Owned, Owner):
                 try:
                     self._executable = driver.cuGraphInstantiate(captured, 0)
                     _, count = driver.cuGraphGetNodes(captured)
-                    self._state = f"{count} nodes"
+                    self._state = counted(count, "node")
                 finally:
                     driver.cuGraphDestroy(captured)
         except BaseException:
@@ -154,7 +154,7 @@ class Graph(Owned, Owner):
 
     def admit(self, stream: Stream) -> None:
         """The first half of `launch`: call the checks of `before_launch`, and order `stream` after the arrays' uses."""
-        self._require_executable()
+        self._require_launchable(stream)
         for check in self._checks:
             check(stream)
 
@@ -169,11 +169,13 @@ class Graph(Owned, Owner):
 
     def upload(self, stream: Stream) -> None:
         """Prepare the device, in the order of `stream`, so that the first launch is as fast as later ones."""
-        self._require_executable()
+        self._require_launchable(stream)
         with stream.device.use():
             self.driver.cuGraphUpload(self._executable, stream.handle)
 
-    def _require_executable(self) -> None:
+    def _require_launchable(self, stream: Stream) -> None:
+        if not isinstance(stream, Stream):
+            raise ArgumentError("stream", kind_of(stream), WRAPPED)
         self._check_open()
         if self._executable is None:
             raise CaptureError("the graph is still being captured, or its capture failed")

@@ -12,7 +12,7 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 
 from .. import dtypes
-from ..errors import ArgumentError, CaptureError, DrvfuseError, kind_of
+from ..errors import ArgumentError, CaptureError, DrvfuseError, counted, kind_of
 from . import dlpack
 from .array import Array, view
 from .device import Device, device
@@ -182,7 +182,9 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
     if interface.get("strides") is not None:
         strides = _integers(f"{said}['strides']", interface["strides"])
         if len(strides) != len(shape):
-            raise ArgumentError(f"{said}['strides']", repr(strides), f"one for each of {len(shape)} dimensions")
+            raise ArgumentError(
+                f"{said}['strides']", repr(strides), f"{counted(len(shape), 'number')}, one for each dimension"
+            )
         if any(step % dtype.itemsize for step in strides):
             raise ArgumentError(argument, f"an array of byte strides {strides}", "C-contiguous")
         strides = tuple(step // dtype.itemsize for step in strides)

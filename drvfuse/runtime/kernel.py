@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, LaunchError, Unsupported, require_kind
+from ..errors import ArgumentError, LaunchError, Unsupported, counted, require_kind
 from ..ptx.facts import KernelInfo
 from . import calls
 from .array import Array
@@ -108,7 +108,7 @@ class Kernel:
     def _allow_shared(self, device: Device, loaded: _Loaded, smem: int) -> None:
         limit = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - loaded.attributes.shared_bytes
         if not 0 <= smem <= limit:
-            raise LaunchError(f"smem is {smem} bytes; {self.info.name} can have 0 to {limit} on {device!r}")
+            raise LaunchError(f"smem is {counted(smem, 'byte')}; {self.info.name} can have 0 to {limit} on {device!r}")
         with self.module._lock:
             if smem > loaded.dynamic_limit:  # never lowered: another prepared launch may rely on the larger value
                 attribute = self.module.driver.types.CUfunction_attribute
@@ -240,7 +240,8 @@ class Kernel:
         fits = self.occupancy(device, block[0] * block[1] * block[2], smem) * device.sm_count
         blocks = grid[0] * grid[1] * grid[2]
         if blocks > fits:
-            raise LaunchError(f"a cooperative grid of {blocks} blocks was requested; at most {fits} fit on {device!r}")
+            asked = f"a cooperative grid of {counted(blocks, 'block')} was requested"
+            raise LaunchError(f"{asked}; at most {fits} fit on {device!r}")
 
     def _check_pdl(self, device: Device) -> None:
         if device.capability < (9, 0):
@@ -261,7 +262,7 @@ def _device_of(args: Sequence[object]) -> Device:
 
 def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     try:
-        if isinstance(value, (tuple, list, Sequence)):  # tuple and list are named as their check is quick
+        if isinstance(value, (tuple, list, Sequence)):  # the check for Sequence alone is slow
             given = [operator.index(n) for n in value]
         else:
             given = [operator.index(value)]

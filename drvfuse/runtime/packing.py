@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, SupportsInt, TypeAlias, TypeVar
 
-from ..errors import ArgumentError, kind_of
+from ..errors import ArgumentError, counted, kind_of
 from ..ptx.facts import KernelInfo, Param
 from .array import Array, address_of
 from .device import Device
@@ -39,7 +39,9 @@ class Arguments:
 
     def __init__(self, info: KernelInfo, values: Sequence[Argument], device: Device) -> None:
         if len(values) != len(info.params):
-            raise ArgumentError(f"arguments of {info.name}", f"{len(values)} values", f"{len(info.params)} values")
+            raise ArgumentError(
+                f"arguments of {info.name}", counted(len(values), "value"), counted(len(info.params), "value")
+            )
         self._info, self._device = info, device
         self.packed = bytearray(max(info.param_bytes, 1))
         self._exported = ctypes.c_ubyte.from_buffer(self.packed)  # while it lives, the bytes cannot move
@@ -70,7 +72,11 @@ class Arguments:
         """One argument, a struct of class `kind`, in place. Raises ArgumentError if its parameter has another size."""
         param = self._info.params[index]
         if param.size != ctypes.sizeof(kind):
-            raise self._wrong(index, f"a {kind.__name__} of {ctypes.sizeof(kind)} bytes", f"of {param.size} bytes")
+            raise self._wrong(
+                index,
+                f"a {kind.__name__} of {counted(ctypes.sizeof(kind), 'byte')}",
+                f"of {counted(param.size, 'byte')}",
+            )
         return kind.from_buffer(self.packed, param.offset)
 
     def _wrong(self, index: int, value: object, expected: str) -> ArgumentError:
@@ -80,7 +86,7 @@ class Arguments:
         if isinstance(value, Array):
             value.require_open()
             if param.size != 8:
-                raise self._wrong(index, value, f"an int of {param.size} bytes")
+                raise self._wrong(index, value, f"an int of {8 * param.size} bits")
             if value.device is not self._device:
                 why = "where the kernel runs, as device= or else its first array says"
                 must = f"on device {self._device.index}, {why}; an array of a peer is passed as its .ptr"
@@ -89,7 +95,7 @@ class Arguments:
         try:
             number = address_of(value) if param.size == 8 else operator.index(value)
         except TypeError:
-            expected = "an Array or an int" if param.size == 8 else f"an int of {param.size} bytes"
+            expected = "an Array or an int" if param.size == 8 else f"an int of {8 * param.size} bits"
             raise self._wrong(index, value, expected) from None
         bits = 8 * param.size
         if not -(1 << (bits - 1)) <= number < 1 << bits:
@@ -110,9 +116,11 @@ class Arguments:
         try:
             packed = memoryview(value).tobytes()
         except (TypeError, ValueError):
-            raise self._wrong(index, value, f"a buffer of {param.size} bytes (a struct by value)") from None
+            raise self._wrong(index, value, f"a buffer of {counted(param.size, 'byte')} (a struct by value)") from None
         if len(packed) != param.size:
-            raise self._wrong(index, f"a buffer of {len(packed)} bytes", f"a buffer of {param.size} bytes")
+            raise self._wrong(
+                index, f"a buffer of {counted(len(packed), 'byte')}", f"a buffer of {counted(param.size, 'byte')}"
+            )
         return packed
 
 

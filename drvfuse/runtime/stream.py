@@ -17,6 +17,8 @@ _DISABLE_TIMING = 2
 _CAPTURE_INVALIDATED = 2
 _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
+# what an argument must be that takes only drvfuse's own streams, for messages
+WRAPPED = "a drvfuse.Stream; Stream.wrap(device, stream) makes one for a stream of another library"
 _UNKNOWN_HANDLE = (400, 709)
 
 
@@ -187,6 +189,8 @@ class Stream(Owned):
     def wait(self, event: Event) -> None:
         """Order later work on this stream after `event`, which may be of any device of this driver."""
         self._check_open()
+        if not isinstance(event, Event):
+            raise ArgumentError("event", kind_of(event), "a drvfuse.Event; a stream is followed by Stream.follow")
         event._check_open()
         with self.device.use():
             self.device.driver.cuStreamWaitEvent(self.handle, event.handle, 0)
@@ -196,6 +200,8 @@ class Stream(Owned):
         self._check_open()
         if event is None:
             event = Event(self.device)
+        elif not isinstance(event, Event):
+            raise ArgumentError("event", kind_of(event), "a drvfuse.Event, or None for a new one")
         elif event.device is not self.device:
             raise ArgumentError("event", f"an event of {event.device!r}", f"an event of {self.device!r}")
         event._check_open()
@@ -217,6 +223,8 @@ class Stream(Owned):
 
     def follow(self, other: Stream) -> None:
         """Order later work on this stream after the work queued on `other` so far; `other` may be closed."""
+        if not isinstance(other, Stream):
+            raise ArgumentError("other", kind_of(other), WRAPPED)
         if other.closed:
             if (last := other.last_event()) is not None:
                 self.wait(last)

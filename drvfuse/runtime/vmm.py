@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from ..errors import ArgumentError
+from ..errors import ArgumentError, counted
 from .device import Device
 from .driver import Driver, enum_value
 from .lifetime import Owned, flush
@@ -309,7 +309,9 @@ class SymmetricBuffer(Owned):
         if offset < 0 or offset % element.itemsize:
             raise ArgumentError("offset", offset, f"a multiple of {element.itemsize}, the size of {element}, from 0 on")
         if offset + nbytes > self.nbytes:
-            raise ArgumentError("shape", f"{nbytes} bytes from {offset} on", f"inside the {self.nbytes} of the buffer")
+            raise ArgumentError(
+                "shape", f"{counted(nbytes, 'byte')} from {offset} on", f"inside the {self.nbytes} of the buffer"
+            )
         places = zip(self._own, self.devices, strict=True)
         return [view(self.ptrs[rank] + offset, dimensions, element, device, owner=self) for rank, device in places]
 

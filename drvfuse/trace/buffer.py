@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..comm.group import Group
-from ..errors import ArgumentError, CaptureError, kind_of, require_integer
+from ..errors import ArgumentError, CaptureError, counted, kind_of, require_integer
 from ..runtime.device import Device
 from . import clocks, decode, layout
 from .clocks import Clock
@@ -96,7 +96,8 @@ class Trace:
         self._clocks: tuple[Clock, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"<Trace of {len(self._sections)} launches on ranks {list(self.ranks)}, {self.nbytes} bytes each>"
+        launches = counted(len(self._sections), "launch", "launches")
+        return f"<Trace of {launches} on ranks {list(self.ranks)}, {self.nbytes} bytes each>"
 
     def sections(
         self,
@@ -122,7 +123,7 @@ class Trace:
             shown = f"of {kernel} with {phases} phases a block"
             raise ArgumentError("trace", shown, f"of at most {most}: a smaller call, or more blocks")
         wanted = blocks * words * layout.WORD_BYTES
-        offsets = [self._room(position, wanted, f"{blocks} blocks of {kernel}") for position in positions]
+        offsets = [self._room(position, wanted, f"{counted(blocks, 'block')} of {kernel}") for position in positions]
         launch = self._launches, kernel, blocks, phases, rounds, peers
         found = [
             Section(self.ranks[position], *launch, offset, self._arrays[position])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from ..errors import counted
 from ..tables import table
 from . import statistics
 from .clocks import VIRTUAL
@@ -32,7 +33,7 @@ def summary(records: Records, clocks: Mapping[int, Clock]) -> str:
 def _of_kernel(kernel: str, records: Records) -> Iterator[str]:
     """The tables of one kernel, each below its title."""
     launches, blocks = (len(set(records[name].tolist())) for name in ("launch", "block"))
-    title = f"{kernel}: {launches} launch{'es' * (launches > 1)}, {blocks} block{'s' * (blocks > 1)} per rank"
+    title = f"{kernel}: {counted(launches, 'launch', 'launches')}, {counted(blocks, 'block')} per rank"
     phases = statistics.phases(records)
     ranks = sorted({phase.rank for phase in phases})
     rows = []

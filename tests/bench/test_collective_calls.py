@@ -11,7 +11,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import errors
-from drvfuse.bench import gather_calls, moves, ops, sum_worker
+from drvfuse.bench import gather_calls, move_calls, moves, ops, sum_worker
 from drvfuse.bench.collective_calls import BANK, bank, repeated
 from drvfuse.bench.forms import FORMS
 from drvfuse.bench.settings import EMULATED
@@ -104,9 +104,12 @@ def test_an_op_is_measured_beside_its_wire_time(monkeypatch, group, op):
 
 
 def test_an_input_has_a_row_for_each_rank_and_is_cut_into_tensors_of_whole_packs():
-    for ranks in (1, 2, 8):
+    for ranks in (1, 2, 3, 6, 7, 8):
+        unit = move_calls.unit_of(ranks)
         for kib in moves.KIB:
-            nbytes = kib * 1024
+            nbytes = -(-kib * 1024 // unit) * unit
             columns = sum_worker.columns_of(nbytes, ranks)
-            assert nbytes // 2 % columns == 0 and nbytes // 2 // columns >= ranks and columns <= 4096
+            part, exact = divmod(nbytes // 2, ranks)
+            assert exact == part % columns == columns % 8 == 0 and columns <= 4096
+            assert columns == min(4096, part) or ranks not in (1, 2, 8)
             assert nbytes % sum_worker.tensors_of(nbytes) == 0

@@ -224,7 +224,7 @@ def test_results_are_plotted_with_the_times_of_other_libraries(tmp_path: Path) -
         (["--shapes", "2x16392"], "--shapes is '2x16392'; it must be of at most 16384 columns"),
         (["--algos", "fast"], "--algos is 'fast'; it must be one of 'one_stage', 'two_stage', 'push_one_shot'"),
         (["--peers", "--driver", "emu"], "--peers needs real GPUs: on emulated ones only drvfuse runs"),
-        (["--gpus", "1", "--driver", "emu"], "--gpus is 1; it must be from 2 to 8, as the emu driver has them"),
+        (["--gpus", "1", "--driver", "emu"], "--gpus is 1; it must be from 2 to 8: the emu driver has 8 devices"),
         (["--max-blocks", "100000", "--driver", "emu"], "max_blocks is 100000; it must be at most"),
     ],
 )

@@ -69,7 +69,10 @@ def test_received_bytes_of_two_shots_are_inputs_of_owned_rows_and_results_of_oth
     ("options", "message"),
     [
         (["--form", "fp7"], "--form is 'fp7'; it must be one of 'row', 'row-bfloat16-scales'"),
-        (["--form", "heads-128", "--shape", "2x64"], "--shape is '2x64'; it must be of columns that heads-128 divides"),
+        (
+            ["--form", "heads-128", "--shape", "2x64"],
+            "--shape is '2x64'; it must be of columns that the groups or heads of heads-128 divide",
+        ),
         (["--op", "allreduce"], "--op is 'allreduce'; it must be one of 'allreduce-rmsnorm-fp8', 'reduce-scatter"),
         (["--shape", "2x16392"], "--shape is '2x16392'; it must be of at most 16384 columns"),
     ],

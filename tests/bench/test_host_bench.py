@@ -75,7 +75,7 @@ def test_prepared_launches_and_their_preparation_make_few_python_calls():
     """A prepared launch makes a bounded number of Python calls more than the bare launch, and `prepare` of a call whose
     plan exists a bounded number in all."""
     with df.emu.Machine(devices=2) as machine, host.cases(get_driver(machine), 2) as cases:
-        for case, launching, preparing in zip(cases, (15, 15, 8, 8), (105, 225, 95, 110), strict=True):
+        for case, launching, preparing in zip(cases, (15, 15, 8, 8), (112, 245, 100, 115), strict=True):
             case.plain()
             for _ in range(2):
                 case.prepared.launch()

@@ -316,8 +316,15 @@ def test_a_killed_machine_is_named_in_the_error(run):
 
 
 @pytest.mark.emulated
-def test_a_machine_that_fails_to_start_is_an_error(run):
+def test_more_ranks_than_emulated_devices_are_refused(run):
     status, out, err = run(99, "print('started')", options=EMU)
+    assert status == 2 and not out
+    assert err == ["drvfuse run: -n is 99; it must be from 1 to 8, the emulated devices"]
+
+
+@pytest.mark.emulated
+def test_a_machine_that_fails_to_start_is_an_error(run):
+    status, out, err = run(2, "print('started')", options=EMU, DRVFUSE_EMU_WINDOW_GIB="none")
     assert status == 2 and not out
     assert err[-1] == "drvfuse run: the emulated machine did not start: it ended with exit status 2"
 

@@ -22,6 +22,7 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
+from drvfuse.ops.collectives.across_nodes import CountParams, ExchangeEndedParams
 from drvfuse.ops.collectives.arranged_copies import PlaceScalesParams
 from drvfuse.ops.collectives.fused_params import FormParams, params_of
 from drvfuse.ops.collectives.many_kernels import (
@@ -199,6 +200,13 @@ BLOCKS = [
     Block(PlaceScalesParams, "collectives/place_scales.cu", "PlaceScalesParams", workspace.defines()),
     Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
     Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
+    Block(CountParams, "collectives/count_exchange.cu", "CountParams", {}),
+    Block(
+        ExchangeEndedParams,
+        "collectives/exchange_ended.cu",
+        "ExchangeEndedParams",
+        workspace.defines() | _defines(RANKS=2),
+    ),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),
     Block(BackwardParams, "coat/backward_rows.cuh", "BackwardParams", _BACKWARD),

@@ -26,7 +26,8 @@ extern "C" __global__ void odd(char* p) { *(unsigned*)(p + 1) = 1; }
 extern "C" __global__ void trapped(unsigned* p) { if (p) __trap(); }
 extern "C" __global__ void reads(const unsigned* p, unsigned* out) { *out = *p; }
 """
-# A grid that must be resident as a whole, and kernels that wait for a word.
+# `meet` exchanges a value with the same kernel on another device; `all_arrive` waits until all threads have counted;
+# `bounded` waits for a flag, up to a limit in nanoseconds.
 SPIN = """
 __device__ unsigned load(const unsigned* p) {
   unsigned v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;

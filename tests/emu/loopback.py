@@ -75,7 +75,7 @@ class Loopback:
 
 
 class LoopbackDriver:
-    """The driver API of a machine's own process."""
+    """The driver API of a machine, whose calls and results are written as bytes and read again."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._ends, self.process = machine, Loopback(machine), machine.own

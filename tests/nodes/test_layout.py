@@ -37,6 +37,11 @@ def test_hosts_with_unequal_numbers_of_ranks_are_refused_by_name(refused):
     refused(lambda: find_nodes(["a", "a", "b"]), "nodes", "2 on 'a', 1 on 'b'")
 
 
+def test_more_nodes_than_a_workspace_has_words_for_are_refused(refused):
+    assert find_nodes(range(448)).count == 448
+    refused(lambda: find_nodes(range(449)), "nodes", "at most 448 nodes")
+
+
 def test_a_node_across_hosts_is_refused_and_its_ranks_are_named(refused):
     refused(lambda: find_nodes(["a", "b", "a", "b"], 2), "nodes", "ranks 0 on 'a' and 1 on 'b'")
 

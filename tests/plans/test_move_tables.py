@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from drvfuse.errors import ArgumentError
 from drvfuse.plans import moves
+from drvfuse.plans.arranged_scales import Arrangement, chunks_of_scales
 from drvfuse.plans.push import GREETINGS_BYTES, half_bytes
 from drvfuse.plans.quantisation import Quantisation
 
@@ -80,6 +81,31 @@ def test_staged_chunks_fit_half_of_the_payload(drawn, algo, payload):
 def test_arranged_scales_of_more_rows_than_kernels_count_are_refused(layout):
     """Kernels count the bytes of a column, padding included, in signed 32 bits."""
     made, most = Quantisation.mxfp8(layout=layout), (2**31 - 16) // 4
-    moves.arranged_scales(made, [most - 5, 5], 32)
+    Arrangement.of(made, [most - 5, 5], 32)
     with pytest.raises(ArgumentError, match=r"inputs.*of 536870909 rows in all.*at most 536870908 rows"):
-        moves.arranged_scales(made, [most - 4, 5], 32)
+        Arrangement.of(made, [most - 4, 5], 32)
+
+
+@given(
+    st.sampled_from(["column", "tiles"]),
+    st.lists(st.integers(0, 700), min_size=2, max_size=6),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.integers(16, 1 << 16),
+)
+def test_chunks_of_scales_fit_their_slots_and_hold_every_byte_once(layout, rows, groups, slots, payload):
+    whole = Arrangement.of(Quantisation.mxfp8(layout=layout), rows, 32 * groups)
+    try:
+        found = chunks_of_scales(whole, payload, slots)
+    except ArgumentError as error:
+        needed = int(str(error).split("at least ")[1].split()[0])
+        assert error.argument == "workspace_bytes" and payload < needed
+        found = chunks_of_scales(whole, needed, slots)
+        payload = needed
+    begins = [0] * len(rows)
+    for chunk in found:
+        assert slots * chunk.slot_bytes <= payload and chunk.slot_bytes % 16 == 0
+        for rank, (source, nbytes) in enumerate(zip(chunk.sources, chunk.nbytes, strict=True)):
+            assert source == begins[rank] or not nbytes
+            begins[rank] += nbytes
+    assert tuple(begins) == whole.rank_bytes

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drvfuse.plans.nodes import Share, chunks
+from drvfuse.plans.nodes import STATUS_BYTES, Share, chunks
 
 
 @given(
@@ -34,9 +34,10 @@ def test_chunks_cover_the_items_and_fit_the_payload(items, packs, inside, places
         assert 0 < chunk.largest * share.result <= chunk.sums <= chunk.staging <= chunk.end <= payload
         assert chunk.sums % 16 == chunk.staging % 16 == 0
         counts = [chunk.count(place) for place in range(inside)]
-        assert sum(counts) == chunk.items * packs * 8
+        status = STATUS_BYTES // 4
+        assert sum(counts) == chunk.items * packs * 8 + inside * status
         assert 4 * places * max(counts) <= chunk.staging - chunk.sums
-        assert max(counts) == counts[0] == chunk.largest * packs * 8
+        assert max(counts) == counts[0] == chunk.largest * packs * 8 + status
 
 
 def test_a_tensor_that_fits_has_one_chunk():

@@ -210,3 +210,14 @@ def test_objects_that_are_not_devices_are_refused(refused, wrong):
 def test_a_device_array_is_refused_as_host_data(driver, refused):
     device = df.device(0, driver=driver)
     refused(lambda: device.array(device.zeros(4, "float32")), "values", "copy_from")
+
+
+def test_arguments_that_are_not_streams_or_events_are_refused(driver, refused):
+    stream = df.device(0, driver=driver).stream
+    with df.Graph.capture([df.Stream(stream.device)]) as graph:
+        pass
+    refused(lambda: stream.wait(stream), "event", "must be a drvfuse.Event; a stream is followed by Stream.follow")
+    refused(lambda: stream.record(3), "event", "is an int")
+    refused(lambda: stream.follow(stream.handle), "other", "Stream.wrap(device, stream)")
+    refused(lambda: graph.launch(stream.handle), "stream", "Stream.wrap(device, stream)")
+    refused(lambda: df.config.get("spin_time_out"), "setting", "one of driver, spin_timeout,")

@@ -19,7 +19,7 @@ HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
 ROOM = 48  # further bytes of shared memory per thread
 PAIR = 0x40490FDBC0B504F3  # the bits of two fp32 numbers
-KERNEL_FORMS = 40  # forms in one kernel: bounds what a compiler optimises together
+KERNEL_FORMS = 40  # at most so many forms per kernel, as compilers take long for large kernels
 
 TEMPORARIES = (
     ".reg .pred p, q; .reg .b16 h, i, j, k; .reg .b32 t, u, v; .reg .b64 l, m, n; .reg .f32 f, g; .reg .f64 d, e;"

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team of TEAM_WARPS warps computes dx of a row in three steps: products, their sums over the row, and dx.
+// dx of a row, which a team of TEAM_WARPS warps computes in three steps: the products of this thread's packs, the sums
+// of the products over the row, and dx from both. fp8_rmsnorm_backward.cu has the formulas.
 #pragma once
 #include "coat/backward_rows.cuh"
 #include "ptx/threads.cuh"
 
-constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
+constexpr int SUMS = CENTRED ? 2 : 1;  // sums over a row: c1 and c2; sums over the rows: dw and db
 
-// The weights of all columns, divided among LOADERS threads, which copy them from global to shared memory.
+// The weights of all columns, which LOADERS threads copy from global memory to shared memory, in fp32. Loader l has
+// packs l, l + LOADERS, ...
 template <int LOADERS>
 struct Weights {
-    static constexpr int ALL = PACKS * TEAM_THREADS, ROUNDS = (ALL + LOADERS - 1) / LOADERS;
+    static constexpr int ALL = PACKS * TEAM_THREADS;              // packs of a row
+    static constexpr int ROUNDS = (ALL + LOADERS - 1) / LOADERS;  // packs of a loader
     Pack<Weight, WIDTH> pack[ROUNDS];
 
     __device__ static __forceinline__ bool beyond(int place) { return ALL % LOADERS != 0 && place >= ALL; }
 
+    // Loads the packs of loader `loader`. Weights beyond the last column are 0.
     __device__ __forceinline__ void load(const BackwardParams& p, int loader) {
 #pragma unroll
         for (int k = 0; k < ROUNDS; ++k) {
@@ -28,7 +32,8 @@ struct Weights {
         }
     }
 
-    // Stores the weights as [PACKS][2][TEAM_THREADS], so that a warp reads contiguous memory.
+    // Stores the loaded weights in `weights` [PACKS][2][TEAM_THREADS], four columns per element, so that a warp reads
+    // contiguous memory.
     __device__ __forceinline__ void keep(float4* weights, int loader) const {
 #pragma unroll
         for (int k = 0; k < ROUNDS; ++k) {
@@ -43,7 +48,8 @@ struct Weights {
     }
 };
 
-// Calls over_rows(i, at, g, xhat) for element `at` of pack i.
+// Calls over_rows(i, at, g, xhat) for each element `at` of each pack i of this thread. over_rows() adds to the sums
+// over the rows.
 template <typename F>
 __device__ __forceinline__ void add_row(const Row& row, const Saved& saved, F over_rows) {
 #pragma unroll
@@ -59,11 +65,14 @@ __device__ __forceinline__ void add_row(const Row& row, const Saved& saved, F ov
     }
 }
 
+// This thread's part of a row.
 struct Products {
-    float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
-    float sums[SUMS] = {};  // the sums of this thread, later those of the row
+    float xhat[PACKS][WIDTH];  // xhat of each element
+    float wdy[PACKS][WIDTH];   // w * g of each element
+    float sums[SUMS] = {};     // the sums of xhat * wdy and, with CENTRED, of wdy: this thread's, later the row's
 
-    // Calls over_rows(i, at, g, xhat) for element `at` of pack i.
+    // Computes xhat, wdy and this thread's sums of a row. Also calls over_rows(i, at, g, xhat) for each element `at` of
+    // each pack i.
     template <typename F>
     __device__ __forceinline__ void take(const Row& row, const Saved& saved, const float4* weights, int columns,
                                          int member, F over_rows) {
@@ -101,7 +110,10 @@ struct Products {
         }
     }
 
-    // A barrier of the team. Rows alternate between two sets of `words`: no warp is more than one row ahead of another.
+    // Adds the sums of all threads of the team. All of them call it; it contains a barrier of the team if the team has
+    // several warps. Warps exchange their sums in `words`, and the caller passes two such arrays alternately, row by
+    // row: a warp that stores to one of them has passed the barrier of the row before, at which every warp arrived
+    // after it had read the sums of the row before that.
     __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
@@ -125,7 +137,7 @@ struct Products {
         }
     }
 
-    // Stores dx at `to`, the address of this thread's first column of the row.
+    // Stores dx. `to` is the address of this thread's first column of the row, and `inverse` is 1 / columns.
     __device__ __forceinline__ void store(u16* to, float rstd, float inverse, int columns, int member) const {
         const float c1 = __fmul_rn(sums[0], inverse);
 #pragma unroll

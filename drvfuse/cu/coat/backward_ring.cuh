@@ -2,23 +2,28 @@
 // A ring of RING slots in shared memory, through which a team loads its rows. Bulk copies fill a slot while earlier
 // rows are processed, so the number of bytes in flight does not depend on registers.
 //
-// A slot holds the whole x of a row, its arrays g and its scales. All of these must be aligned to 16 bytes, with sizes
-// that are multiples of 16. Slots are aligned to SLOT_ALIGNMENT: copies to slots that are aligned to 16 bytes took a
-// tenth longer. The team's first thread copies. A slot is filled again after the team's barrier that follows its reads.
+// A slot holds a whole row: x, the arrays g, then the scales. Each of these must be aligned to 16 bytes, and its size
+// must be a multiple of 16. Slots are aligned to SLOT_ALIGNMENT bytes, since copies to slots that are aligned to 16
+// bytes took a tenth longer.
+//
+// Memory ordering. The team's first thread issues the copies. A copy completes on the slot's mbarrier, and a thread
+// reads the slot after it has waited for the mbarrier's phase. The slot is filled again after a barrier of the team
+// that follows all of its reads.
 #pragma once
 #include "coat/backward_rows.cuh"
 #include "sync/mbarrier.cuh"
 
-constexpr int RING = DRVFUSE_RING;  // rows of a team in flight; 0: rows are loaded to registers, and this file is empty
+constexpr int RING = DRVFUSE_RING;  // slots of a team; 0: rows are loaded to registers, and the ring is not used
 constexpr int SLOT_ALIGNMENT = 128;
 
 class Ring {
 public:
+    // Bytes of a slot, a multiple of SLOT_ALIGNMENT.
     __device__ static __forceinline__ int slot_bytes(const BackwardParams& p) {
         return (bytes(p) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
     }
 
-    // Called by all threads of the team; `slots` and `barriers` belong to the team.
+    // Called by all threads of the team, with the team's slots and mbarriers. `copies`: this thread issues the copies.
     __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, Mbarrier* barriers, bool copies)
         : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
         if (copies_) {
@@ -27,7 +32,7 @@ public:
         }
     }
 
-    // Starts to copy `count` rows: `first`, first + jump, ... All slots must be free.
+    // Starts to copy rows first, first + jump, ..., `count` rows in all. All slots must be free.
     __device__ __forceinline__ void begin(i64 first, i64 jump, int count) {
         next_ = first, jump_ = jump, left_ = count;
         if (!copies_) return;
@@ -38,11 +43,11 @@ public:
         }
     }
 
-    // Loads to registers the row that is `ahead` (less than RING) rows after the next one.
+    // Loads a row from its slot to registers: the next row, or the row that is `ahead` (less than RING) rows after it.
     __device__ __forceinline__ void take(Row& row, int column, int ahead = 0) const {
-        const bool round = slot_ + ahead >= RING;
-        const int slot = slot_ + ahead - round * RING;
-        barriers_[slot].wait(parity_ ^ u32(round));
+        const bool wraps = slot_ + ahead >= RING;
+        const int slot = slot_ + ahead - wraps * RING;
+        barriers_[slot].wait(parity_ ^ u32(wraps));
         const u8* from = slots_ + slot * slot_bytes(p_);
         const u16* scales = reinterpret_cast<const u16*>(from + columns(p_) * (1 + 2 * GRADIENTS));
 #pragma unroll
@@ -66,14 +71,14 @@ public:
         }
     }
 
-    // Called after a barrier of the team, when all its threads have read the row: fills the row's slot with a later
-    // one.
+    // Starts to copy a later row to the slot of the next row, and proceeds to the following slot. Called after a
+    // barrier of the team, when all of its threads have read the slot.
     __device__ __forceinline__ void refill() {
         if (copies_) copy(slot_);
         pass();
     }
 
-    // The same if there is no later row.
+    // Proceeds to the following slot without a copy.
     __device__ __forceinline__ void pass() {
         if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
     }
@@ -84,6 +89,7 @@ private:
         return columns(p) * (1 + 2 * GRADIENTS) + columns(p) / QB * 2;
     }
 
+    // Starts to copy row `next_` to a slot, if the team has such a row.
     __device__ __forceinline__ void copy(int slot) {
         if (left_ <= 0) return;
 #if __CUDA_ARCH__ >= 900
@@ -103,11 +109,12 @@ private:
     }
 
     const BackwardParams& p_;
-    u8* slots_;
-    Mbarrier* barriers_;
-    int slot_;
-    u32 parity_;
-    bool copies_;
-    i64 next_, jump_;
-    int left_;
+    u8* slots_;           // the team's slots
+    Mbarrier* barriers_;  // the mbarrier of each slot
+    int slot_;            // the slot of the next row to take
+    u32 parity_;          // the parity of the phase in which that slot is filled
+    bool copies_;         // whether this thread issues the copies
+    i64 next_;            // the next row to copy
+    i64 jump_;            // distance between two rows of the team
+    int left_;            // rows that are not copied yet
 };

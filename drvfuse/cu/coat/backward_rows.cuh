@@ -1,59 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and stores of the rows of the gradient's kernels: x with its scales, up to three arrays g, rstd and mean; dx.
+// The backward kernels of the FP8 norms: parameters, and loads and stores of a row: x, its scales, the arrays g, rstd
+// and mean; dx.
 //
-// A thread has PACKS packs of 8 columns, SPAN columns apart. Loads are predicated and volatile, so they are issued in
-// program order. Elements that do not exist are undefined (with ALIGNED) or 0.
+// A thread of a team has PACKS packs of 8 columns, SPAN columns apart, in registers. Loads are predicated and volatile,
+// so they are issued in program order. Elements that do not exist are undefined with ALIGNED, else 0.
 #pragma once
 #include "coat/kernel.cuh"
 #include "sync/scratch.cuh"
 
-constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
-constexpr int TEAMS = DRVFUSE_TEAMS;
-constexpr int PACKS = DRVFUSE_PACKS;
-constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
-constexpr bool CENTRED = DRVFUSE_CENTRED;
-constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
-constexpr bool FULL = DRVFUSE_FULL;  // no thread has a pack beyond the last column
+constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;  // warps of a team, which works on one row at a time
+constexpr int TEAMS = DRVFUSE_TEAMS;            // teams of a block
+constexpr int PACKS = DRVFUSE_PACKS;            // packs of a row that a thread has
+constexpr int GRADIENTS = DRVFUSE_GRADIENTS;    // arrays g, whose sum is the gradient
+constexpr bool CENTRED = DRVFUSE_CENTRED;       // LayerNorm: there are mean and db
+constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;     // there are w and dw
+constexpr bool FULL = DRVFUSE_FULL;             // every thread has PACKS whole packs of a row
 
-constexpr int WIDTH = 8;  // elements of a pack
-constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
-constexpr int THREADS = TEAMS * TEAM_THREADS;
-constexpr int SPAN = TEAM_THREADS * WIDTH;
+constexpr int WIDTH = 8;                       // elements of a pack
+constexpr int TEAM_THREADS = 32 * TEAM_WARPS;  // threads of a team
+constexpr int THREADS = TEAMS * TEAM_THREADS;  // threads of a block
+constexpr int SPAN = TEAM_THREADS * WIDTH;     // columns between two packs of a thread
 
+// drvfuse/ops/coat/rmsnorm_backward.py has the same layout. Strides are in elements.
 struct BackwardParams {
-    const u8* x;
-    const bf16* scales;
-    const u16* g[3];
-    const Weight* weight;
-    const float* rstd;
-    const float* mean;
-    u16* dx;
-    Weight* dw;
-    Weight* db;
-    u32* words;  // [segments][SUMS][PACKS * SPAN], backward_sums.cuh
-    Scratch scratch;
-    i64 x_stride, scale_stride, g_stride[3];
-    int columns, segments;
-    int segment_rows, longer;  // the first `longer` segments have one more row
-    int early_trigger, unused;
+    const u8* x;           // [rows, columns], with `x_stride`
+    const bf16* scales;    // s_x [rows, ceil(columns / QB)], with `scale_stride`
+    const u16* g[3];       // GRADIENTS arrays [rows, columns], bf16, each with its `g_stride`
+    const Weight* weight;  // w [columns], with WEIGHTED
+    const float* rstd;     // [rows], of the forward pass
+    const float* mean;     // [rows], of the forward pass, with CENTRED
+    u16* dx;               // [rows, columns], bf16, contiguous
+    Weight* dw;            // [columns], with WEIGHTED
+    Weight* db;            // [columns], with WEIGHTED and CENTRED
+    u32* words;            // [segments][SUMS][PACKS * SPAN]: the sums of each segment (backward_sums.cuh)
+    Scratch scratch;       // the workspace's state
+    i64 x_stride;          // distance between two rows of x
+    i64 scale_stride;      // distance between two rows of s_x
+    i64 g_stride[3];       // distance between two rows of each g
+    int columns;           // columns of x
+    int segments;          // segments of rows
+    int segment_rows;      // rows of a segment; fp8_rmsnorm_backward_few.cu: all rows
+    int longer;            // the number of the first segments, which have one row more
+    int early_trigger;     // 1: trigger dependent launches early, 0: after the last store
+    int unused;            // padding to a multiple of 8 bytes
 };
 
-// 8 columns of a row.
+// A thread's pack: 8 columns of a row.
 struct Octet {
-    u32 x[WIDTH / 4];
-    u32 g[GRADIENTS][WIDTH / 2];
-    u16 scale;
+    u32 x[WIDTH / 4];             // the FP8 elements of x
+    u32 g[GRADIENTS][WIDTH / 2];  // the bf16 elements of each g
+    u16 scale;                    // the bf16 bits of the scale of x
 };
 
+// A thread's packs of a row.
 struct Row {
     Octet pack[PACKS];
 };
 
-// The values of a row that the forward pass has saved.
+// The statistics of a row that the forward pass has saved; `mean` is undefined without CENTRED.
 struct Saved {
     float rstd, mean;
 
-    // The values that lane `lane` of the warp holds.
+    // The statistics that lane `lane` of the warp holds.
     __device__ __forceinline__ Saved of_lane(int lane) const {
         Saved saved = {__shfl_sync(0xffffffffu, rstd, lane), 0.0f};
         if constexpr (CENTRED) saved.mean = __shfl_sync(0xffffffffu, mean, lane);
@@ -61,7 +69,7 @@ struct Saved {
     }
 };
 
-// A thread's position in the next row to load.
+// The addresses of a thread's first pack in the next row to load.
 struct Cursor {
     const u8* x;
     const bf16* scales;
@@ -74,6 +82,7 @@ struct Cursor {
     }
 };
 
+// Loads a pack of one array g, of which the first `valid` elements exist.
 __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2], const u16* from, int valid) {
     if constexpr (ALIGNED) {
         ptx::load_once_v4_if(wanted, word, from);
@@ -86,7 +95,7 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
     }
 }
 
-// Loads the saved values of row `row`, if they are wanted.
+// Loads the statistics of row `row`, if they are wanted; otherwise the result is undefined.
 __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
     Saved saved;
     ptx::load_f32_if(wanted, saved.rstd, p.rstd + row);
@@ -94,7 +103,7 @@ __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bo
     return saved;
 }
 
-// Loads the columns `ahead` columns after `from`, of which `valid` exist.
+// Loads the pack that begins `ahead` columns after `from`. Its first `valid` elements exist.
 __device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int ahead, bool wanted, int valid) {
     wanted = wanted && (FULL || valid > 0);
     if constexpr (ALIGNED) {
@@ -107,7 +116,8 @@ __device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int 
     for (int k = 0; k < GRADIENTS; ++k) load_gradient(wanted, pack.g[k], from.g[k] + ahead, valid);
 }
 
-// Loads the row at `from`, and advances `from` by `jump` rows.
+// Loads the thread's packs of the row at `from`, if the row is wanted, and advances `from` by `jump` rows. `column` is
+// the thread's first column.
 __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, const BackwardParams& p, int column,
                                          i64 jump) {
 #pragma unroll
@@ -118,7 +128,8 @@ __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, co
     for (int k = 0; k < GRADIENTS; ++k) from.g[k] += jump * p.g_stride[k];
 }
 
-// Four elements of the gradient: the sum of the elements of the arrays, rounded to bf16 after each addition.
+// Computes four elements of the gradient, those in words `word` and word + 1 of the arrays: their sum, rounded to bf16
+// after each addition.
 __device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int word) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -134,7 +145,7 @@ __device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int w
     }
 }
 
-// Four elements of xhat.
+// Computes four elements of xhat, those in word `word` of x.
 __device__ __forceinline__ void normalised(float (&xhat)[4], const Octet& pack, int word, const Saved& saved) {
     Word<X>::unpack(pack.x[word], xhat);
     const float scale = bf16{pack.scale};
@@ -145,6 +156,7 @@ __device__ __forceinline__ void normalised(float (&xhat)[4], const Octet& pack, 
     }
 }
 
+// Stores a pack of dx, of which the first `valid` elements exist.
 __device__ __forceinline__ void store_dx(u16* to, const float (&v)[WIDTH], int valid) {
     u32 word[WIDTH / 2];
 #pragma unroll

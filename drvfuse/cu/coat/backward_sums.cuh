@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over the rows of the tensor: first over the rows of each segment, stored as words, then over the segments.
+// The sums dw and db over all rows of fp8_rmsnorm_backward.cu. Each block adds the rows of its segments and publishes
+// the sums as words in the workspace. Then each block adds the words of all segments for some of the columns.
 //
-// A word is the complement of the bits of a sum, or 0 if the sum is not stored yet. Arithmetic gives 0x7fffffff for a
-// NaN, so no sum has all bits set. The block that adds the segments of some columns polls the words by relaxed loads,
-// since each word carries its own readiness. Then the thread that has read a word stores 0, as the next launch
-// requires. So there is no barrier and no fence, which would wait for the stores of dx, and no launch number.
+// Memory ordering. A word is the complement of the bits of a sum, or 0 if the sum is not published yet. No sum has all
+// bits set, since arithmetic gives 0x7fffffff for a NaN; so no published word is 0. The block that adds the segments
+// polls the words by relaxed loads: each word carries its own readiness and guards no other memory. The thread that has
+// read a word then stores 0, which the next launch expects. So there is no barrier between blocks, no fence, which
+// would wait for the stores of dx, and no launch number.
 //
-// A segment's words have the order of the sums in the threads of a team: quad q of a row (4 columns) belongs to thread
-// q % TEAM_THREADS, so that the stores of a warp are contiguous.
+// Order of words. A quad is 4 columns. Quad q of a row belongs to thread q % TEAM_THREADS of a team, so that the stores
+// of a warp are contiguous; quad_column() returns its columns.
 #pragma once
 #include "coat/backward_dx.cuh"
 
-constexpr int STRANDS = DRVFUSE_STRANDS;
-constexpr int ROW_QUADS = PACKS * SPAN / 4;
-constexpr int QUADS = THREADS / STRANDS;  // quads that a block adds at the same time
-constexpr int MOST = DRVFUSE_MOST;        // the maximum number of segments of a strand
+constexpr int STRANDS = DRVFUSE_STRANDS;     // parts of a sum over the segments, which different threads add
+constexpr int ROW_QUADS = PACKS * SPAN / 4;  // quads of a row
+constexpr int QUADS = THREADS / STRANDS;     // quads that a block adds at the same time
+constexpr int MOST = DRVFUSE_MOST;           // the largest number of segments of a strand
+// The number of floats of shared memory that the functions below need.
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 
 // The first column of a quad of a row.
@@ -23,14 +26,17 @@ __device__ __forceinline__ int quad_column(int quad) {
     return half / 2 * SPAN + quad % TEAM_THREADS * WIDTH + half % 2 * 4;
 }
 
-__device__ __forceinline__ void leave_words(u32* to, float4 sum) {
+// Publishes the sums of a quad.
+__device__ __forceinline__ void publish_quad(u32* to, float4 sum) {
     ptx::store_relaxed_gpu_v4(to, ~__float_as_uint(sum.x), ~__float_as_uint(sum.y), ~__float_as_uint(sum.z),
                               ~__float_as_uint(sum.w));
 }
 
-__device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
+// Whether all sums of a quad are published.
+__device__ __forceinline__ bool is_published(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
 
-// Adds all segments of this block's columns. Returns false to all threads if a wait has timed out.
+// Adds the segments of this block's columns, and stores dw and db. Called by all threads of the block; contains block
+// barriers. Returns false to all threads if a wait has timed out.
 __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
     const int own = threadIdx.x % QUADS, strand = threadIdx.x / QUADS;
     for (int first = blockIdx.x * QUADS; first < SUMS * ROW_QUADS; first += gridDim.x * QUADS) {
@@ -47,12 +53,12 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
                 const int segment = strand + k * STRANDS;
-                if (segment < p.segments && !all(word[k])) ptx::load_relaxed_gpu_v4(word[k], at + k * STEP);
+                if (segment < p.segments && !is_published(word[k])) ptx::load_relaxed_gpu_v4(word[k], at + k * STEP);
             }
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
                 const int segment = strand + k * STRANDS;
-                if (segment < p.segments && !all(word[k])) waiting = true, missing = segment;
+                if (segment < p.segments && !is_published(word[k])) waiting = true, missing = segment;
             }
             if (waiting) failed = !patience.goes_on(gridDim.x - 1 - missing % gridDim.x, use.epoch(), 0);
         }
@@ -84,7 +90,8 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
     return true;
 }
 
-// Adds the threads' parts of one of the sums, and stores it to a segment's words.
+// Adds the teams' sums of a segment for dw or db, and publishes them in the segment's `words`. `sums` are those of this
+// thread. Called by all threads of the block; contains block barriers if there are several teams.
 __device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
                                               const float (&sums)[PACKS][WIDTH]) {
     if constexpr (TEAMS > 1) __syncthreads();
@@ -96,7 +103,7 @@ __device__ __forceinline__ void store_segment(const BackwardParams& p, u32* word
         if (TEAMS > 1) {
             *reinterpret_cast<float4*>(shared + (team * ROW_QUADS + quad) * 4) = own;
         } else if (quad_column(quad) < p.columns) {
-            leave_words(words + quad * 4, own);
+            publish_quad(words + quad * 4, own);
         }
     }
     if constexpr (TEAMS > 1) {
@@ -110,7 +117,7 @@ __device__ __forceinline__ void store_segment(const BackwardParams& p, u32* word
                 sum.x = __fadd_rn(sum.x, more.x), sum.y = __fadd_rn(sum.y, more.y);
                 sum.z = __fadd_rn(sum.z, more.z), sum.w = __fadd_rn(sum.w, more.w);
             }
-            leave_words(words + quad * 4, sum);
+            publish_quad(words + quad * 4, sum);
         }
     }
 }

@@ -1,56 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange between the blocks of a grid of their parts of the FP8 norms' maximum.
+// The exchange of maxima between the blocks of the FP8 norms' forward pass, in which every block gets the maximum over
+// the grid. A launch has up to two exchanges: one of estimates, and if these do not decide the scale, one of exact
+// maxima.
 //
-// Memory ordering. Blocks exchange values by words of grid_words.cuh. Thread 0 of a block reads the epoch and passes it
-// on through shared memory, so a block stores no word before it has read the epoch. Block 0 advances the epoch when it
-// has read a word of every block.
-// Failure: scratch.cuh. After a time-out qy, qy_t, the scale and rstd are undefined.
+// Memory ordering. Each block stores a word of grid_words.cuh with its maximum and the launch's epoch, and polls the
+// words of all blocks. A word carries its own readiness and guards no other memory, so all accesses are relaxed. Thread
+// 0 of a block reads the epoch and passes it to the other threads through shared memory, before a block barrier. So a
+// block stores no word before it has read the epoch. Block 0 advances the epoch after it has read a word of every
+// block, so after every block has read it.
+// Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 #pragma once
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
 
-// The largest |y| of a block and of the grid, as bits.
-struct Largest {
-    u32 own, all;
+// A maximum of |y|, as bits.
+struct Maximum {
+    u32 of_block;  // over this block's part of the tensor; threads raise it by atomicMax
+    u32 of_grid;   // over the tensor, after await_maximum()
 };
 
-// The shared memory of a block for the meetings.
+// The shared memory of a block for the exchanges of a launch.
 struct Meetings {
-    Largest estimate, exact;
-    u32 epoch, users;
-    u32 unused[2];
+    Maximum estimate;  // the estimates of the largest |y|
+    Maximum exact;     // the exact largest |y|, if the estimates do not decide the scale
+    u32 epoch;         // the epoch of this launch
+    u32 users;         // ScratchUse::users()
+    u32 unused[2];     // makes the size a multiple of 16 bytes
 
-    // Called by thread 0; a block barrier must follow.
+    // Initialises all members. Called by thread 0; a block barrier must follow.
     __device__ __forceinline__ void begin(const ScratchUse& use) {
-        estimate = exact = Largest{0, 0};
+        estimate = exact = Maximum{0, 0};
         epoch = use.epoch(), users = use.users();
     }
 };
 
-// Publishes this block's maximum to the other blocks; contains a block barrier.
-__device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, u32 epoch) {
+// Publishes this block's maximum in exchange `round`, 0 or 1. All threads of the block call it; it begins with a block
+// barrier, after which all of them have raised the maximum.
+__device__ __forceinline__ void publish_maximum(GridWords* words, int round, const Maximum& maximum, u32 epoch) {
     __syncthreads();
     const bool absent = FAULT("block-1-absent") && blockIdx.x == 1;
-    if (gridDim.x > 1 && threadIdx.x == 0 && !absent) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
+    if (gridDim.x > 1 && threadIdx.x == 0 && !absent) {
+        leave_word(words->maxima[round] + blockIdx.x, epoch, maximum.of_block);
+    }
 }
 
-// Waits for the maxima of all blocks, and for the other words of `all`, whose first entry it uses itself. Returns false
-// to all threads if this block has given up, now or, as `given_up` says, before.
+// Waits in exchange `round` for the maxima of all blocks, and sets `maximum.of_grid`. In the same wait each thread also
+// waits for its words awaited[1], awaited[2], ...; this function uses awaited[0] itself. `given_up` says whether this
+// thread has given up an earlier wait. All threads of the block call it; it contains a block barrier. Returns false to
+// all threads if one of them has given up.
 template <int N>
-__device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, u32 epoch, ScratchUse& use,
-                                     const Scratch& scratch, bool given_up, Awaited (&all)[N]) {
+__device__ __forceinline__ bool await_maximum(GridWords* words, int round, Maximum& maximum, u32 epoch, ScratchUse& use,
+                                              const Scratch& scratch, bool given_up, Awaited (&awaited)[N]) {
     static_assert(THREADS >= MAX_WORD_BLOCKS, "a thread for each block");
     if (gridDim.x == 1) {
-        if (threadIdx.x == 0) largest.all = largest.own;
+        if (threadIdx.x == 0) maximum.of_grid = maximum.of_block;
         __syncthreads();
         return true;
     }
     given_up |= use.aborted();
-    all[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
+    awaited[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
     Patience patience(scratch);
-    if (!given_up) await_words(all, epoch, patience, given_up);
+    if (!given_up) await_words(awaited, epoch, patience, given_up);
     __syncwarp();
-    const u32 most = ptx::warp_max(given_up ? 0 : all[0].value);
-    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);
+    const u32 of_warp = ptx::warp_max(given_up ? 0 : awaited[0].value);
+    if (threadIdx.x % 32 == 0 && of_warp != 0) atomicMax(&maximum.of_grid, of_warp);
     return use.met(given_up);
 }

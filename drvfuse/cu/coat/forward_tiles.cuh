@@ -1,82 +1,99 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data of its many rows that a block of the FP8 norms' forward pass keeps, and a warp's tiles of them in phase 2.
+// Parts of fp8_norm_forward_rows.cu: the rows that a block keeps in shared memory, and the tiles of these rows that a
+// warp quantises in phase 2.
 //
-// A tile has the rows of a group and 32 / ROW_LANES * TC columns (tile.cuh). All of its x is resident in shared memory,
-// or nothing, so the lanes of a warp do not diverge. Loads of all rows of a tile that is not resident are in flight
-// when the tile begins; each quad of rows that was used makes room in registers for a quad of the next tile.
+// Division. A tile has the BLOCK_ROWS rows of a group and 32 / ROW_LANES * TC columns (tile.cuh). A lane's part of a
+// tile consists of QUADS quads of four rows.
+//
+// Storage. Of each tile either the whole x is in shared memory (the tile is near) or none of it (the tile is far), so
+// the lanes of a warp do not diverge. Of a far tile the loads of all quads are in flight before the tile's turn comes:
+// when a quad was used, its registers receive a quad of the next tile. Of a near tile one quad is loaded ahead.
+//
+// Memory ordering. A warp reads what other warps of its block have stored in shared memory. Block barriers of phase 1,
+// and of the exchange of maxima, precede these reads.
 #pragma once
 #include "coat/forward.cuh"
 
-constexpr bool KNOWN = DRVFUSE_KNOWN;      // scales and rstd of all rows stay in shared memory
-constexpr bool REREADS = DRVFUSE_REREADS;  // less than half of x is resident
-constexpr int QUADS = TR / 4;
-static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
-static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
+constexpr bool KNOWN = DRVFUSE_KNOWN;      // the scales, rstd and mean of all rows of the block stay in shared memory
+constexpr bool REREADS = DRVFUSE_REREADS;  // less than half of x stays in shared memory
+constexpr int QUADS = TR / 4;              // quads of rows in a lane's part of a tile
+static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "a tile has the rows of a group, a batch those of a quad");
+static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "scales_offset() permutes rows by xor");
 
-// The rows of a block, counted from 0, and their data in shared memory.
+// The rows of a block, numbered from 0 (a "block row"), and their data in shared memory.
 struct Rows {
     const ForwardParams& p;
-    int team, teams;
-    int first, width, count;  // columns from `first` on
-    float* rstd;              // [count]
-    float* mean;              // [count], of LayerNorm
-    u8* x;                    // [count, p.resident_columns], swizzled
-    bf16* scales;             // [groups of QB, count], swizzled
+    int team;      // the number of the block's team: the blocks that share groups of rows
+    int teams;     // teams of the grid
+    int first;     // the first column of the block
+    int width;     // columns of the block
+    int count;     // rows of the block, a multiple of BLOCK_ROWS; the last ones may not exist in the tensor
+    float* rstd;   // [count], with KNOWN
+    float* mean;   // [count], with KNOWN and LAYER
+    u8* x;         // [count, p.resident_columns]: the first columns of each row, permuted by x_offset()
+    bf16* scales;  // [groups of QB columns, count], with KNOWN, permuted by scales_offset()
 
-    __device__ __forceinline__ i64 global(int local) const {
-        const u32 inside = u32(team * BLOCK_ROWS) + u32(local) % BLOCK_ROWS;
-        return u64(u32(local) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + inside;
+    // The row of the tensor that is this block row.
+    __device__ __forceinline__ i64 global_row(int block_row) const {
+        const u32 row_in_groups = u32(team * BLOCK_ROWS) + u32(block_row) % BLOCK_ROWS;
+        return u64(u32(block_row) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + row_in_groups;
     }
-    // A value of a row. For rows that do not exist it is 0, or with KNOWN undefined.
-    __device__ __forceinline__ float statistic(const float* known, const float* all, int local) const {
-        if constexpr (KNOWN) return known[local];
-        const i64 row = global(local);
-        return row < p.rows ? all[row] : 0.0f;
+    // The rstd or mean of a row: `shared` is the block's array, `global` the tensor's. For a row that does not exist
+    // the result is 0, or with KNOWN undefined.
+    __device__ __forceinline__ float statistic(const float* shared, const float* global, int block_row) const {
+        if constexpr (KNOWN) return shared[block_row];
+        const i64 row = global_row(block_row);
+        return row < p.rows ? global[row] : 0.0f;
     }
-    __device__ __forceinline__ float rstd_of(int local) const { return statistic(rstd, p.rstd, local); }
-    __device__ __forceinline__ float mean_of(int local) const { return LAYER ? statistic(mean, p.mean, local) : 0.0f; }
-    // The place of x in shared memory. Lanes that are TR rows apart read the same columns at the same time, so their
-    // places within 128 bytes are permuted to avoid bank conflicts.
-    __device__ __forceinline__ int resident_x(int local, int at) const {
-        return local * p.resident_columns + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
+    __device__ __forceinline__ float rstd_of(int block_row) const { return statistic(rstd, p.rstd, block_row); }
+    __device__ __forceinline__ float mean_of(int block_row) const {
+        return LAYER ? statistic(mean, p.mean, block_row) : 0.0f;
     }
-    // The place of the scales of four rows. Lanes of several groups write, and read, those of one row at the same time.
-    __device__ __forceinline__ int known_scales(int local, int at) const {
-        const int group = u32(at - first) / QB;
-        return group * count + (local ^ (4 * group & (BLOCK_ROWS - 1)));
+    // The offset in `x` of an element. Lanes that are TR rows apart read the same columns at the same time, so bytes
+    // are permuted within 128 bytes, which avoids bank conflicts.
+    __device__ __forceinline__ int x_offset(int block_row, int column) const {
+        return block_row * p.resident_columns + ((column - first) ^ (u32(block_row) / TR * TILE_COLUMNS % 128));
+    }
+    // The offset in `scales` of the scales of four rows at a column. Lanes access the scales of different groups of
+    // columns of one row at the same time, so rows are permuted, which avoids bank conflicts.
+    __device__ __forceinline__ int scales_offset(int block_row, int column) const {
+        const int group = u32(column - first) / QB;
+        return group * count + (block_row ^ (4 * group & (BLOCK_ROWS - 1)));
     }
 };
 
-__device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows, int local, int at) {
-    if (at - rows.first < rows.p.resident_columns) {
-        u8* x = rows.x + rows.resident_x(local, at);
+// Stores the parts of a batch that stay in shared memory: elements of the first `resident_columns` columns and, with
+// KNOWN, the scales. `block_row` is the batch's first row.
+__device__ __forceinline__ void store_in_shared(const Batch& batch, const Rows& rows, int block_row, int column) {
+    if (column - rows.first < rows.p.resident_columns) {
+        u8* x = rows.x + rows.x_offset(block_row, column);
 #pragma unroll
         for (int r = 0; r < BATCH; ++r) {
             *reinterpret_cast<uint4*>(x + r * rows.p.resident_columns) =
                 make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
         }
     }
-    if (KNOWN && (QB == PACK || at % QB == 0)) {
-        *reinterpret_cast<uint2*>(rows.scales + rows.known_scales(local, at)) =
+    if (KNOWN && (QB == PACK || column % QB == 0)) {
+        *reinterpret_cast<uint2*>(rows.scales + rows.scales_offset(block_row, column)) =
             make_uint2(batch.scale[0] | u32(batch.scale[1]) << 16, batch.scale[2] | u32(batch.scale[3]) << 16);
     }
 }
 
-// Loads a batch again: from shared memory where it is kept, else from global memory.
-__device__ __forceinline__ void fetch_batch(Batch& batch, const Rows& rows, int local, int at) {
-    if (at >= rows.p.columns || at - rows.first >= rows.p.resident_columns) {
-        load_batch(batch, rows.p, rows.global(local), at);
+// Loads a batch that phase 1 has read before: from shared memory if it stays there, else from global memory.
+__device__ __forceinline__ void reload_batch(Batch& batch, const Rows& rows, int block_row, int column) {
+    if (column >= rows.p.columns || column - rows.first >= rows.p.resident_columns) {
+        load_batch(batch, rows.p, rows.global_row(block_row), column);
         return;
     }
-    const u8* x = rows.x + rows.resident_x(local, at);
+    const u8* x = rows.x + rows.x_offset(block_row, column);
 #pragma unroll
     for (int r = 0; r < BATCH; ++r) load_bytes<PACK>(batch.word[r], x + r * rows.p.resident_columns, PACK, true);
     u32 pair[2];
     if constexpr (KNOWN) {
-        const uint2 four = *reinterpret_cast<const uint2*>(rows.scales + rows.known_scales(local, at));
+        const uint2 four = *reinterpret_cast<const uint2*>(rows.scales + rows.scales_offset(block_row, column));
         pair[0] = four.x, pair[1] = four.y;
     } else {
-        load_scales(pair, rows.p, rows.global(local), at);
+        load_scales(pair, rows.p, rows.global_row(block_row), column);
     }
 #pragma unroll
     for (int r = 0; r < BATCH; ++r) batch.scale[r] = u16(pair[r / 2] >> (16 * (r % 2)));
@@ -84,11 +101,14 @@ __device__ __forceinline__ void fetch_batch(Batch& batch, const Rows& rows, int 
 
 using Quad = u32[4][TC / 4];  // TC columns of four rows; bytes that do not exist are undefined
 
+// What the elements of four rows are multiplied by.
 struct Factors {
-    u32 scale[2];
-    float rstd[4], mean[4];
+    u32 scale[2];   // the bf16 bits of the rows' scales, two rows per word
+    float rstd[4];  // the rows' rstd
+    float mean[4];  // the rows' mean, with LAYER
 };
 
+// The integer type of an offset in x: 32 bits suffice in shared memory.
 template <bool NEAR>
 struct Offset {
     using type = i64;
@@ -101,27 +121,31 @@ struct Offset<true> {
 // A lane's part of a tile. With NEAR the whole tile is in shared memory, else none of it.
 template <bool NEAR>
 struct Piece {
-    int local, at, valid;           // first row in the block, first column, and the number of columns from there on
-    int left;                       // rows that exist; 0 if its columns do not
-    i64 row;                        // the first of these rows in the tensor
-    int known;                      // offset of the scales of its first four rows
-    typename Offset<NEAR>::type x;  // offset of the next quad to load, in Rows::x or ForwardParams::x
+    int block_row;                  // the first row, as a block row
+    int column;                     // the first column, as a column of the tensor
+    int columns_left;               // the number of columns from `column` to the tensor's last one; 0 or less: none
+    int rows_left;                  // the number of rows of the part that exist; 0 if its columns do not exist
+    i64 row;                        // the first row, as a row of the tensor
+    int scales;                     // the offset in Rows::scales of the scales of the first four rows
+    typename Offset<NEAR>::type x;  // the offset of the next quad to load, in Rows::x or ForwardParams::x
 
-    // After the last tile it points to a tile that may be read, so that loads of quads need no condition.
-    __device__ __forceinline__ Piece(const Rows& rows, const Place& tile) {
+    // The part of `tile` that this lane has. After the last tile (tile.down < 0) the offsets are those of a tile that
+    // may be read, so that loads of quads need no condition.
+    __device__ __forceinline__ Piece(const Rows& rows, const Position& tile) {
         const ForwardParams& p = rows.p;
         const int lane = threadIdx.x % 32;
-        local = max(tile.down, 0) * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
-        at = rows.first + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
-        valid = p.columns - at;
-        const int from = WHOLE || valid > 0 ? at : rows.first;  // a column that exists
-        row = rows.global(local);
-        left = WHOLE ? TR : valid > 0 ? int(min(p.rows - row, i64(TR))) : 0;
-        known = rows.known_scales(local, from);
-        x = NEAR ? rows.resident_x(local, from) : row * p.x_stride + at;
+        block_row = max(tile.down, 0) * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
+        column = rows.first + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+        columns_left = p.columns - column;
+        const int existing = WHOLE || columns_left > 0 ? column : rows.first;  // a column that exists
+        row = rows.global_row(block_row);
+        rows_left = WHOLE ? TR : columns_left > 0 ? int(min(p.rows - row, i64(TR))) : 0;
+        scales = rows.scales_offset(block_row, existing);
+        x = NEAR ? rows.x_offset(block_row, existing) : row * p.x_stride + column;
     }
 
-    __device__ __forceinline__ void ask(Quad& word, const Rows& rows, int q) {
+    // Starts to load quad `q`, and advances `x` to the next quad. Quads must be loaded in order.
+    __device__ __forceinline__ void start_load(Quad& word, const Rows& rows, int q) {
         const ForwardParams& p = rows.p;
         if constexpr (NEAR) {
             const u8* from = rows.x + x;
@@ -132,26 +156,27 @@ struct Piece {
             const u8* from = p.x + x;
 #pragma unroll
             for (int r = 0; r < 4; ++r, from += p.x_stride) {
-                if (WHOLE || 4 * q + r < left) load_bytes<TC>(word[r], from, valid, ALIGNED);
+                if (WHOLE || 4 * q + r < rows_left) load_bytes<TC>(word[r], from, columns_left, ALIGNED);
             }
             x += 4 * p.x_stride;
         }
     }
 
-    __device__ __forceinline__ void ask(Factors& factors, const Rows& rows, int q) const {
+    // Starts to load the factors of quad `q`.
+    __device__ __forceinline__ void start_load(Factors& factors, const Rows& rows, int q) const {
         if constexpr (KNOWN) {
-            const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + local + 4 * q);
-            const uint2 pair = *reinterpret_cast<const uint2*>(rows.scales + (known ^ 4 * q));
+            const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + block_row + 4 * q);
+            const uint2 pair = *reinterpret_cast<const uint2*>(rows.scales + (scales ^ 4 * q));
             factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
             factors.scale[0] = pair.x, factors.scale[1] = pair.y;
             if constexpr (LAYER) {
-                const float4 mean = *reinterpret_cast<const float4*>(rows.mean + local + 4 * q);
+                const float4 mean = *reinterpret_cast<const float4*>(rows.mean + block_row + 4 * q);
                 factors.mean[0] = mean.x, factors.mean[1] = mean.y, factors.mean[2] = mean.z, factors.mean[3] = mean.w;
             }
         } else {
             const ForwardParams& p = rows.p;
-            const i64 row = rows.global(local + 4 * q);
-            load_scales(factors.scale, p, row, valid > 0 ? at : rows.first);
+            const i64 row = rows.global_row(block_row + 4 * q);
+            load_scales(factors.scale, p, row, columns_left > 0 ? column : rows.first);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
@@ -161,104 +186,111 @@ struct Piece {
     }
 };
 
-// A warp's tiles in `strips` strips, all resident or none: the quads in flight, and the loop over the tiles.
+// The tiles that a warp quantises among those of `strips` strips, which are columns of tiles of the block. Either all
+// of these tiles are near or all are far.
 template <bool NEAR>
 struct Tiles {
     static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight
     const Rows& rows;
-    const int first, strips;
-    Place tile;  // the tile to load next
-    Quad quads[AHEAD];
-    Pack<Weight, TC> weights, biases;
+    const int first;           // the number of the first strip
+    const int strips;          // the number of strips
+    Position tile;             // the tile to load next; none if tile.down < 0
+    Quad quads[AHEAD];         // the quads in flight
+    Pack<Weight, TC> weights;  // w of the lane's columns of the next tile
+    Pack<Weight, TC> biases;   // b of the lane's columns of the next tile
 
-    // The tiles begin with the last rows, since L2 may still hold the data that was read last.
+    // The warp gets the tiles with the numbers `index`, index + WARPS, ... Tiles are numbered along the rows, from the
+    // last rows to the first, since L2 may still hold the data that was read last.
     __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
         : rows(rows), first(first), strips(strips), tile{first, -1} {
         if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};
     }
 
-    __device__ __forceinline__ void ask_for_first() {
+    // Starts the first loads of x and of the weights.
+    __device__ __forceinline__ void start_first_loads() {
         if (tile.down < 0) return;
         Piece<NEAR> piece(rows, tile);
 #pragma unroll
-        for (int q = 0; q < AHEAD; ++q) piece.ask(quads[q], rows, q);
-        ask_for_weights(piece.at);
+        for (int q = 0; q < AHEAD; ++q) piece.start_load(quads[q], rows, q);
+        start_weight_loads(piece.column);
     }
 
-    __device__ __forceinline__ void ask_for_weights(int at) {
+    // Starts to load w and b from `column` on.
+    __device__ __forceinline__ void start_weight_loads(int column) {
         const ForwardParams& p = rows.p;
-        if (!LAYER || AFFINE) load_weight_pack(weights, p, at);
-        if (LAYER && AFFINE) load_weight_pack(biases, p.bias, p.columns, at);
+        if (!LAYER || AFFINE) load_weight_pack(weights, p, column);
+        if (LAYER && AFFINE) load_weight_pack(biases, p.bias, p.columns, column);
     }
 
+    // Quantises all tiles of this warp, and stores them in qy and qy_t. `inverse` is the reciprocal of the scale. With
+    // REREADS all threads of the block call it together, since it contains block barriers.
     __device__ __forceinline__ void quantise_all(float inverse) {
         const ForwardParams& p = rows.p;
         Piece<NEAR> piece(rows, tile);
         piece.x += 4 * AHEAD * (NEAR ? p.resident_columns : p.x_stride);
         Factors factors;
-        if (tile.down >= 0) piece.ask(factors, rows, 0);
-        // If x is read again, barriers keep the warps in step. On an H200 67 million elements take 5 % less time so.
-        // Half as many elements, most of which are in shared memory, take 5 % more.
+        if (tile.down >= 0) piece.start_load(factors, rows, 0);
+        // With REREADS block barriers keep the warps in step: 67 million elements then take 5 % less time on an H200.
+        // The same barriers would cost 5 % with half as many elements, most of which are in shared memory.
         const int rounds = REREADS && strips > 0 ? (rows.count / TILE_ROWS * strips + WARPS - 1) / WARPS : 0;
         for (int round = 0; REREADS ? round < rounds : tile.down >= 0; ++round) {
             if constexpr (REREADS) {
                 if (round > 0) __syncthreads();
                 if (tile.down < 0) continue;
             }
-            const int at = piece.at, valid = piece.valid;
-            const int left = WHOLE ? TR : piece.left;
+            const int column = piece.column, columns_left = piece.columns_left;
+            const int rows_left = WHOLE ? TR : piece.rows_left;
             const i64 row = piece.row;
             for (tile.across += WARPS; tile.across >= first + strips; tile.across -= strips) --tile.down;
             const bool more = tile.down >= 0;
-            Piece<NEAR> after(rows, tile);
+            Piece<NEAR> next_piece(rows, tile);
             float weight[TC], bias[TC];
             if constexpr (!LAYER) {
                 to_float(weight, weights);
-                if (more) ask_for_weights(after.at);
+                if (more) start_weight_loads(next_piece.column);
             }
             Turned<TR, TC> turned;
-            u8* to = p.qy + row * p.columns + at;
+            u8* qy = p.qy + row * p.columns + column;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 Quad& word = quads[q % AHEAD];
                 u32 out[4][TC / 4];
-                if constexpr (LAYER && AFFINE) {  // there are no registers to keep both as fp32 during all quads
+                if constexpr (LAYER && AFFINE) {  // converted for each quad: both do not fit in registers as fp32
                     forget(weights), forget(biases);
                     to_float(weight, weights), to_float(bias, biases);
-                    if (q + 1 == QUADS && more) ask_for_weights(after.at);
+                    if (q + 1 == QUADS && more) start_weight_loads(next_piece.column);
                 }
 #pragma unroll
                 for (int r = 0; r < 4; ++r) {
-                    const u32 pair = factors.scale[r / 2];
-                    const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
+                    const float scale = scale_of_row(factors.scale, r);
                     float v[TC];
 #pragma unroll
                     for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(word[r][j], v + 4 * j);
 #pragma unroll
                     for (int i = 0; i < TC; ++i) {
-                        v[i] = quotient(v[i], scale, factors.mean[r], factors.rstd[r], weight[i], bias[i]);
+                        v[i] = dividend(v[i], scale, factors.mean[r], factors.rstd[r], weight[i], bias[i]);
                     }
                     quantise<X, TC>(out[r], v, inverse);
                 }
                 // The next quad is loaded before this quad's stores, since the compiler moves no load across them.
                 if (q + 1 < QUADS) {
-                    piece.ask(factors, rows, q + 1);
+                    piece.start_load(factors, rows, q + 1);
                 } else {
-                    after.ask(factors, rows, 0);
+                    next_piece.start_load(factors, rows, 0);
                 }
                 if (q + AHEAD < QUADS) {
-                    piece.ask(word, rows, q + AHEAD);
+                    piece.start_load(word, rows, q + AHEAD);
                 } else if (NEAR || more) {
-                    after.ask(word, rows, q + AHEAD - QUADS);
+                    next_piece.start_load(word, rows, q + AHEAD - QUADS);
                 }
 #pragma unroll
-                for (int r = 0; r < 4; ++r, to += u32(p.columns)) {
-                    if (4 * q + r < left) store_bytes<TC, !REREADS>(to, out[r], valid, ALIGNED);
+                for (int r = 0; r < 4; ++r, qy += u32(p.columns)) {
+                    if (4 * q + r < rows_left) store_bytes<TC, !REREADS>(qy, out[r], columns_left, ALIGNED);
                 }
                 turned.take(q, out);
             }
-            store_turned<RUN, ALIGNED, WHOLE, !REREADS>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
-            piece = after;
+            store_turned<RUN, ALIGNED, WHOLE, !REREADS>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, column);
+            piece = next_piece;
         }
     }
 };

@@ -1,98 +1,119 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 quantisation of x [rows, columns], bf16 or fp32, with one scale, and with its transpose if wanted.
+// FP8 quantisation of a tensor with one scale.
 //
-// y = FP8(fp32(x) / fp32(s_y)) with div.full. Without a given scale the grid first finds max|x| (NaN wins) and the scale
-// is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch.
+// Computes, for x [rows, columns] in bf16 or fp32:
+//   scale = (max|x| + 1e-10) / fp8_max, each step rounded to the type of x, with FIND; otherwise the scale is given
+//   y = FP8(fp32(x) / fp32(scale)), by div.full, if ROWS_OUT                        [rows, columns]
+//   y_t = the transpose of each batch of rows of y, if COLUMNS_OUT:
+//     [rows / batch_rows, columns, batch_rows]
+// With FIND a NaN in x makes the maximum, and so the scale, NaN.
 //
-// A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: number `first`, `first + step`, ... When it
-// searches the maximum, it keeps the last tile in registers, and the tiles before that in its part of shared memory, as
-// many as fit. Then it quantises its tiles from the last to the first. So it first reads those again that L2 has loaded
-// last.
+// Division. A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh). Warp i of all warps of
+// the grid takes tiles i, i + warps, ... With FIND the launch is cooperative: each warp first reads all of its tiles
+// for the maximum, then the blocks exchange their maxima, and each warp quantises its tiles from the last to the first,
+// since L2 may still hold those that were read last.
 //
-// With a given scale the outputs are stored by st.global.cs, since they are not read again soon. Without a given scale
-// x is read again, and ordinary stores were slightly faster on an H200.
+// Storage. With FIND a warp keeps the last tile that it has read in registers, and the up to KEPT tiles before that one
+// in its part of shared memory. It reads all others again.
 //
-// Global bytes per element: those of x, once more for tiles that were not kept, and 1 for each output.
+// Memory ordering. Blocks exchange only their maxima (grid_barrier.cuh). A lane reads from shared memory only what it
+// has stored itself.
+//
+// Traffic. Global bytes per element: those of x, once more with FIND for tiles that were not kept, and 1 for each
+// output. With a given scale the outputs are stored by st.global.cs, since they are not read again soon. With FIND, x
+// is read again, and ordinary stores were slightly faster on an H200.
 #include "coat/tile.cuh"
 #include "sync/grid_barrier.cuh"
 #include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Out = DRVFUSE_OUT_DTYPE;
-using Scale = DRVFUSE_SCALE_DTYPE;
-constexpr int WARPS = DRVFUSE_WARPS;
-constexpr int TR = DRVFUSE_TILE_ROWS, TC = 8, ROW_LANES = 32 / TR;
-constexpr int RUN = DRVFUSE_RUN;    // bytes of a column that one store of y_t can take
-constexpr int KEPT = DRVFUSE_KEPT;  // tiles of each warp that shared memory holds
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;
-constexpr bool FIND = DRVFUSE_FIND_SCALE;
-constexpr bool ROWS_OUT = DRVFUSE_ROWS_OUT;
-constexpr bool COLUMNS_OUT = DRVFUSE_COLUMNS_OUT;
+using X = DRVFUSE_DTYPE;                           // the type of x
+using Out = DRVFUSE_OUT_DTYPE;                     // the FP8 type of y and y_t
+using Scale = DRVFUSE_SCALE_DTYPE;                 // the type of the scale
+constexpr int WARPS = DRVFUSE_WARPS;               // warps of a block
+constexpr int TR = DRVFUSE_TILE_ROWS;              // rows of a lane's part of a tile
+constexpr int TC = 8;                              // columns of a lane's part of a tile
+constexpr int ROW_LANES = 32 / TR;                 // lanes that hold different rows of the same columns of a tile
+constexpr int RUN = DRVFUSE_RUN;                   // bytes of one store to y_t
+constexpr int KEPT = DRVFUSE_KEPT;                 // tiles of each warp that shared memory holds
+constexpr bool ALIGNED = DRVFUSE_ALIGNED;          // every row begins at a multiple of 16 bytes and has whole packs
+constexpr bool FIND = DRVFUSE_FIND_SCALE;          // the kernel computes the scale
+constexpr bool ROWS_OUT = DRVFUSE_ROWS_OUT;        // y is stored
+constexpr bool COLUMNS_OUT = DRVFUSE_COLUMNS_OUT;  // y_t is stored
 
-constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
+constexpr int TILE_ROWS = ROW_LANES * TR;          // rows of a warp's tile
+constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
 
 // drvfuse/ops/coat/division.py has the same layout.
 struct DivisionParams {
-    const X* x;
-    Scale* scale;
-    u8* y;
-    u8* y_t;
-    Scratch scratch;
-    i64 rows, batch_rows, x_stride;
-    int columns, early_trigger;
+    const X* x;         // [rows, columns], with `x_stride`
+    Scale* scale;       // the scale: with FIND a result, else an operand
+    u8* y;              // [rows, columns], contiguous, with ROWS_OUT
+    u8* y_t;            // [rows / batch_rows, columns, batch_rows], contiguous, with COLUMNS_OUT
+    Scratch scratch;    // the workspace of the grid's barrier, with FIND
+    i64 rows;           // rows of x
+    i64 batch_rows;     // rows of a batch, the matrix that is transposed
+    i64 x_stride;       // elements between two rows of x
+    int columns;        // columns of x
+    int early_trigger;  // 1: trigger dependent launches early, 0: after the last store
 };
 
-// A lane's part of a tile: TR rows of TC elements; elements that do not exist are 0.
+// A lane's part of a tile: TR rows of TC elements. Elements that do not exist are 0.
 struct Tile {
-    static constexpr int VECTORS = TR * TC * sizeof(X) / 16;
-    i64 row;
-    int at, valid, left;  // its first column, the columns from there on that exist, and the rows
-    Pack<X, TC> pack[TR];
+    static constexpr int VECTORS = TR * TC * sizeof(X) / 16;  // 16-byte vectors of the part
+    i64 row;                                                  // the first row
+    int column;                                               // the first column
+    int columns_left;      // the number of columns from `column` to the tensor's last one; 0 or less: none
+    int rows_left;         // the number of rows of the part that exist; 0 if its columns do not exist
+    Pack<X, TC> pack[TR];  // the elements of each row
 
+    // Sets the members for tile `number`, but not the elements. There are `across` tiles in a row of tiles.
     __device__ __forceinline__ void place(const DivisionParams& p, i64 number, int across) {
         const int lane = threadIdx.x % 32;
         row = number / across * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
-        at = int(number % across) * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
-        valid = p.columns - at;
-        left = valid > 0 ? int(max(min(p.rows - row, i64(TR)), i64(0))) : 0;
+        column = int(number % across) * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+        columns_left = p.columns - column;
+        rows_left = columns_left > 0 ? int(max(min(p.rows - row, i64(TR)), i64(0))) : 0;
     }
 
+    // Loads the elements from global memory.
     __device__ __forceinline__ void load(const DivisionParams& p) {
-        const X* from = p.x + row * p.x_stride + at;
+        const X* from = p.x + row * p.x_stride + column;
 #pragma unroll
         for (int r = 0; r < TR; ++r, from += p.x_stride) {
             clear(pack[r].word);
-            if (r >= left) continue;
+            if (r >= rows_left) continue;
             if constexpr (ALIGNED) {
                 load_pack(pack[r], from);
             } else {
-                load_elements(pack[r], from, valid);
+                load_elements(pack[r], from, columns_left);
             }
         }
     }
 
-    // The largest magnitude as bits; the bits of a NaN compare above all others.
+    // Returns the bits of the largest magnitude. The bits of NaN exceed those of all numbers.
     __device__ __forceinline__ u32 largest() const {
-        u32 most = 0;
+        u32 magnitude = 0;
 #pragma unroll
         for (int r = 0; r < TR; ++r) {
             float v[TC];
             to_float(v, pack[r]);
 #pragma unroll
-            for (int i = 0; i < TC; ++i) most = max(most, __float_as_uint(fabsf(v[i])));
+            for (int i = 0; i < TC; ++i) magnitude = max(magnitude, __float_as_uint(fabsf(v[i])));
         }
-        return most;
+        return magnitude;
     }
 
-    // A store to the lane's part of a slot in shared memory, and a load from it.
-    __device__ __forceinline__ void keep(uint4* slot) const {
+    // Stores the elements in this lane's part of a slot in shared memory.
+    __device__ __forceinline__ void store_in_shared(uint4* slot) const {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const u32* word = pack[i / (VECTORS / TR)].word + i % (VECTORS / TR) * 4;
             slot[32 * i + threadIdx.x % 32] = make_uint4(word[0], word[1], word[2], word[3]);
         }
     }
-    __device__ __forceinline__ void take(const uint4* slot) {
+
+    // Loads the elements from this lane's part of a slot in shared memory.
+    __device__ __forceinline__ void load_from_shared(const uint4* slot) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             u32* word = pack[i / (VECTORS / TR)].word + i % (VECTORS / TR) * 4;
@@ -101,37 +122,38 @@ struct Tile {
         }
     }
 
+    // Divides the elements by the scale, and stores them in y and y_t.
     __device__ __forceinline__ void quantise(const DivisionParams& p, float scale) {
         Turned<TR, TC> turned;
-        u8* to = p.y + row * p.columns + at;
+        u8* y = p.y + row * p.columns + column;
 #pragma unroll
         for (int q = 0; q < TR / 4; ++q) {
             u32 out[4][TC / 4];
 #pragma unroll
-            for (int r = 0; r < 4; ++r, to += p.columns) {
+            for (int r = 0; r < 4; ++r, y += p.columns) {
                 float v[TC];
                 to_float(v, pack[4 * q + r]);
 #pragma unroll
                 for (int i = 0; i < TC; ++i) v[i] = ptx::divide_full(v[i], scale);
 #pragma unroll
                 for (int j = 0; j < TC / 4; ++j) out[r][j] = Word<Out>::pack(v + 4 * j);
-                if (ROWS_OUT && 4 * q + r < left) store_bytes<TC, !FIND>(to, out[r], valid, ALIGNED);
+                if (ROWS_OUT && 4 * q + r < rows_left) store_bytes<TC, !FIND>(y, out[r], columns_left, ALIGNED);
             }
             if constexpr (COLUMNS_OUT) turned.take(q, out);
         }
-        if (COLUMNS_OUT && left > 0) {
-            store_turned<RUN, ALIGNED, false, !FIND>(p.y_t, turned, row, p.rows, p.batch_rows, p.columns, at);
+        if (COLUMNS_OUT && rows_left > 0) {
+            store_turned<RUN, ALIGNED, false, !FIND>(p.y_t, turned, row, p.rows, p.batch_rows, p.columns, column);
         }
     }
 };
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8_division(const DivisionParams p) {
     extern __shared__ uint4 kept[];
-    __shared__ u32 found;
+    __shared__ u32 shared_maximum;  // the bits of the largest |x| of the block, then of the grid
     const int across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * across;
     const i64 first = i64(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = i64(WARPS) * gridDim.x;
-    uint4* const own = kept + threadIdx.x / 32 * (KEPT * 32 * Tile::VECTORS);
+    uint4* const slots = kept + threadIdx.x / 32 * (KEPT * 32 * Tile::VECTORS);  // the warp's part of shared memory
     const i64 last = first < tiles ? first + (tiles - 1 - first) / step * step : first - step;
 
     enter_stream(p);
@@ -139,22 +161,22 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8
     float scale;
     if constexpr (FIND) {
         ScratchUse use(p.scratch, gridDim.x > 1);
-        if (threadIdx.x == 0) found = 0;
+        if (threadIdx.x == 0) shared_maximum = 0;
         __syncthreads();
-        u32 most = 0;
+        u32 largest = 0;
         for (i64 number = first; number <= last; number += step) {
             tile.place(p, number, across);
             tile.load(p);
-            most = max(most, tile.largest());
-            const i64 behind = last - number;  // `step` for each of the tiles that come later
-            if (KEPT > 0 && behind > 0 && behind <= KEPT * step) {
-                tile.keep(own + (behind / step - 1) * (32 * Tile::VECTORS));
+            largest = max(largest, tile.largest());
+            const i64 distance = last - number;  // `step` times the number of the warp's later tiles
+            if (KEPT > 0 && distance > 0 && distance <= KEPT * step) {
+                tile.store_in_shared(slots + (distance / step - 1) * (32 * Tile::VECTORS));
             }
         }
-        most = ptx::warp_max(most);
-        if (threadIdx.x % 32 == 0) atomicMax(&found, most);
-        if (!grid_maximum(p.scratch, use, &found)) return;
-        const float maximum = __uint_as_float(found);
+        largest = ptx::warp_max(largest);
+        if (threadIdx.x % 32 == 0) atomicMax(&shared_maximum, largest);
+        if (!grid_maximum(p.scratch, use, &shared_maximum)) return;
+        const float maximum = __uint_as_float(shared_maximum);
         const float floored = rounded<X>(__fadd_rn(maximum, 1e-10f));
         scale = rounded<X>(__fdiv_rn(floored, Finite<Out>::max));
         if (blockIdx.x == 0 && threadIdx.x == 0) store_scalar(p.scale, scale);
@@ -164,9 +186,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8
     for (i64 number = last; number >= first; number -= step) {
         if (!FIND || number < last) {
             tile.place(p, number, across);
-            const i64 behind = last - number;
-            if (KEPT > 0 && behind <= KEPT * step) {
-                tile.take(own + (behind / step - 1) * (32 * Tile::VECTORS));
+            const i64 distance = last - number;
+            if (KEPT > 0 && distance <= KEPT * step) {
+                tile.load_from_shared(slots + (distance / step - 1) * (32 * Tile::VECTORS));
             } else {
                 tile.load(p);
             }

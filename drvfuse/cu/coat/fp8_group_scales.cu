@@ -1,85 +1,106 @@
 // SPDX-License-Identifier: Apache-2.0
-// A residual add, RMSNorm, or both, whose results are FP8 with group scales. Each byte is read and written once.
+// A residual addition, RMSNorm, or both, whose results are FP8 with group scales. Each byte is read and written once.
 //
-//   ADD   a + b (bf16) in fp32. It stores the sum rounded to bf16, and x and s_x, which quantise the unrounded sum.
-//   NORM  y = (x * s_x * rstd) * w in fp32. It stores qy and s_y, which quantise the unrounded y, and rstd. After ADD
-//         it takes x and s_x as they were stored, so one launch gives the same bytes as two launches.
-// A group's scale is (max + 1e-10) / fp8_max in fp32. It is rounded to bf16 when it is stored; the quotient, by
-// div.full, takes the unrounded scale. NaN elements do not enter a group's maximum, which is NaN only if all elements
-// are.
+// Computes, in fp32, where s is the scale of the element's group of QB columns:
+//   with ADD   total = a + b, for a and b [rows, columns] in bf16
+//              sum = bf16(total)                                                       [rows, columns]
+//              x, s_x = total, quantised                                               FP8 with bf16 scales
+//   with NORM  rstd = 1 / sqrt(mean of (x * s)^2 over the row + epsilon)               [rows] fp32
+//              y = (x * s * rstd) * w
+//              qy, s_y = y, quantised                                                  FP8 with bf16 scales
+// Scales have the shape [rows, ceil(columns / QB)]. A group of values v is quantised with scale = (max|v| + 1e-10) /
+// fp8_max to FP8(v / scale), by div.full. The division takes the unrounded scale, and the stored scale is rounded to
+// bf16. NaN elements are ignored in the maximum, which is NaN only if all elements of the group are NaN. With ADD and
+// NORM the norm takes x and s_x as they are stored, so one launch gives the same bytes as two launches.
 //
-// Layout. a, b, x (without ADD) and its s_x have row strides; results are contiguous.
-// Grid. Any size. A team takes rows team, team + teams, ...; the next row is in flight while a row is processed. Blocks
-// share no memory, so there is nothing to order and nothing to wait for.
-// A lane's pack of bf16 has 32 bytes. The two lanes of a pair load and store the halves of one pack, then those of the
-// other, and exchange them, so that every access has whole sectors.
+// Division. The grid may have any size. Team t (teams.cuh) of all teams takes rows t, t + teams, ... Each thread has
+// PACKS packs of 16 columns of the row. A group is held by QB / 16 neighbouring lanes.
+//
+// Storage. Registers: a team's row, and its next row, which is in flight; with HOLD the weights. A lane's pack of bf16
+// has 32 bytes. Two neighbouring lanes, a pair, load and store the two halves of one of their packs together, then
+// those of the other, and exchange halves by shuffles, so that every access has whole sectors. Shared memory: the sums
+// of the warps of a team.
+//
+// Memory ordering. Blocks share nothing and wait for nothing. Warps of a team exchange sums as teams.cuh describes.
+//
+// PDL. Before the wait for the producer, a block reads only the weights that stay in registers. It triggers right after
+// the wait (early_trigger) or after its last store.
 #include "coat/kernel.cuh"
 #include "coat/teams.cuh"
 
-constexpr bool ADD = DRVFUSE_ADD;
-constexpr bool NORM = DRVFUSE_NORM;
+constexpr bool ADD = DRVFUSE_ADD;                   // the kernel adds a and b
+constexpr bool NORM = DRVFUSE_NORM;                 // the kernel normalises x
 constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
+// drvfuse/ops/coat/group_scales.py has the same layout. Strides are in elements.
 struct GroupParams {
-    const u16* a;
-    const u16* b;
-    u16* sum;
-    u8* x;
-    u16* scales;
-    const Weight* weight;
-    u8* qy;
-    u16* out_scales;
-    float* rstd;
-    i64 rows, a_stride, b_stride, x_stride, scale_stride;
-    int columns;
-    float epsilon;
-    int early_trigger;
-    int unused;
+    const u16* a;          // [rows, columns], bf16, with `a_stride`; with ADD
+    const u16* b;          // [rows, columns], bf16, with `b_stride`; with ADD
+    u16* sum;              // [rows, columns], bf16, contiguous; with ADD
+    u8* x;                 // [rows, columns]: with ADD a result, contiguous, else an operand with `x_stride`
+    u16* scales;           // s_x, bf16: with ADD a result, contiguous, else an operand with `scale_stride`
+    const Weight* weight;  // w [columns]; with NORM
+    u8* qy;                // [rows, columns], contiguous; with NORM
+    u16* out_scales;       // s_y, bf16, contiguous; with NORM
+    float* rstd;           // [rows]; with NORM
+    i64 rows;              // rows of all tensors
+    i64 a_stride;          // distance between two rows of a
+    i64 b_stride;          // distance between two rows of b
+    i64 x_stride;          // distance between two rows of x
+    i64 scale_stride;      // distance between two rows of s_x
+    int columns;           // columns of all tensors except scales
+    float epsilon;         // the number added to the mean of squares
+    int early_trigger;     // 1: trigger dependent launches early, 0: after the last store
+    int unused;            // padding to a multiple of 8 bytes
 };
 
 using Bf16Pack = Pack<bf16, PACK>;
 using WeightPack = Pack<Weight, PACK>;
 
-// The lanes of a pair exchange halves of their packs. A second call restores the packs.
-__device__ __forceinline__ void trade(Bf16Pack& pack) {
+// Exchanges halves of the packs of the two lanes of a pair: from whole packs to the halves that the lanes store, or
+// from the halves that they have loaded to whole packs.
+__device__ __forceinline__ void exchange_halves(Bf16Pack& pack) {
     const bool odd = threadIdx.x % 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const u32 got = __shfl_xor_sync(0xffffffffu, odd ? pack.word[i] : pack.word[4 + i], 1);
-        pack.word[i] = odd ? got : pack.word[i];
-        pack.word[4 + i] = odd ? pack.word[4 + i] : got;
+        const u32 received = __shfl_xor_sync(0xffffffffu, odd ? pack.word[i] : pack.word[4 + i], 1);
+        pack.word[i] = odd ? received : pack.word[i];
+        pack.word[4 + i] = odd ? pack.word[4 + i] : received;
     }
 }
 
-// For a lane of a pair: the column at which its half of the pair's pack `which` begins.
-__device__ __forceinline__ int half_at(int at, int which) {
+// Returns the first column of this lane's half of pack `which`, 0 or 1, of the pair. `column` is the first column of
+// this lane's own pack.
+__device__ __forceinline__ int half_column(int column, int which) {
     const int odd = threadIdx.x % 2;
-    return at + PACK * (which - odd) + PACK / 2 * odd;
+    return column + PACK * (which - odd) + PACK / 2 * odd;
 }
 
-// The halves that the lanes of a pair load; `trade` exchanges them so that each lane has its pack.
-__device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int at, int columns) {
+// Loads this lane's halves of the two packs of the pair, which exchange_halves() makes whole packs.
+__device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int column, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-        const int begin = half_at(at, which);
+        const int begin = half_column(column, which);
         if (begin < columns) load_words<4>(pack.word + 4 * which, row + begin);
     }
 }
 
-__device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int at, int columns) {
+// Stores this lane's halves of the two packs of the pair, which exchange_halves() has made of whole packs.
+__device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int column, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-        const int begin = half_at(at, which);
+        const int begin = half_column(column, which);
         if (begin < columns) store_words<4>(row + begin, pack.word + 4 * which);
     }
 }
 
-// A row as loaded from memory; elements beyond its end are 0.
+// A thread's packs of a row, as loaded from memory. Elements that do not exist are 0.
 struct Loaded {
-    Bf16Pack a[PACKS], b[PACKS];
-    Fp8Row x;
+    Bf16Pack a[PACKS], b[PACKS];  // with ADD; with ALIGNED the halves of a pair's packs
+    Fp8Row x;                     // without ADD
 };
 
+// Starts to load a row. The row need not exist.
 __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, const Team& team, i64 row) {
     const int columns = row < p.rows ? p.columns : 0;
     if constexpr (!ADD) {
@@ -92,28 +113,30 @@ __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, c
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             Bf16Pack& pack = which ? loaded.b[i] : loaded.a[i];
-            const int at = team.column(i);
+            const int column = team.column(i);
             clear(pack.word);
             if constexpr (ALIGNED) {
-                load_halves(pack, rows[which], at, columns);
-            } else if (at < columns) {
-                load_elements<bf16, PACK>(pack, rows[which] + at, columns - at);
+                load_halves(pack, rows[which], column, columns);
+            } else if (column < columns) {
+                load_elements<bf16, PACK>(pack, rows[which] + column, columns - column);
             }
         }
     }
 }
 
-// Quantises this lane's pack, whose first `valid` elements exist. Called by all lanes of a warp; 1 to 8 neighbouring
-// lanes form a group. `scale` gets the bits of the scale to store.
+// Quantises this lane's pack, whose first `valid` elements exist. Sets `word` to the FP8 elements, and `scale` to the
+// bf16 bits of the scale of the lane's group. Called by all lanes of a warp.
 __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 (&word)[4], u16& scale) {
-    float most = __uint_as_float(0x7fffffff);  // a NaN, which fmaxf ignores if the other operand is a number
+    float largest = __uint_as_float(NAN_BITS);  // fmaxf ignores a NaN if the other operand is a number
 #pragma unroll
     for (int i = 0; i < PACK; ++i) {
-        if (ALIGNED ? valid > 0 : i < valid) most = fmaxf(most, fabsf(v[i]));
+        if (ALIGNED ? valid > 0 : i < valid) largest = fmaxf(largest, fabsf(v[i]));
     }
 #pragma unroll
-    for (int mask = 1; mask < QB / PACK; mask *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
-    const float unrounded = ptx::divide_full(__fadd_rn(most, 1e-10f), Finite<X>::max);
+    for (int mask = 1; mask < QB / PACK; mask *= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+    }
+    const float unrounded = ptx::divide_full(__fadd_rn(largest, 1e-10f), Finite<X>::max);
     const float inverse = ptx::reciprocal_approx(unrounded);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -126,18 +149,19 @@ __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 
     scale = u16(Word<bf16>::pack(pair));
 }
 
-// Stores a quantised pack, and, in the first lane of its group, the scale.
-__device__ __forceinline__ void store_group(const GroupParams& p, u8* to, u16* scales, i64 row, int at,
+// Stores this lane's quantised pack in `values` and, in the first lane of a group, the group's scale in `scales`.
+__device__ __forceinline__ void store_group(const GroupParams& p, u8* values, u16* scales, i64 row, int column,
                                             const u32 (&word)[4], u16 scale) {
-    if (at >= p.columns) return;
-    store_bytes<PACK>(to + row * p.columns + at, word, p.columns - at, ALIGNED);
-    if (at % QB == 0) scales[row * ((p.columns + QB - 1) / QB) + at / QB] = scale;
+    if (column >= p.columns) return;
+    store_bytes<PACK>(values + row * p.columns + column, word, p.columns - column, ALIGNED);
+    if (column % QB == 0) scales[row * ((p.columns + QB - 1) / QB) + column / QB] = scale;
 }
 
-// Stores the sum of pack `i`, and quantises it into `word` and `scale`.
-__device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16Pack& b, i64 row, int at,
+// Adds this lane's packs of a and b at `column`, and stores their sum and x with its scale. Sets `word` and `scale` to
+// the FP8 elements of x and the bf16 bits of their scale, or to 0 if the pack does not exist.
+__device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16Pack& b, i64 row, int column,
                                          u32 (&word)[4], u16& scale) {
-    if constexpr (ALIGNED) trade(a), trade(b);
+    if constexpr (ALIGNED) exchange_halves(a), exchange_halves(b);
     float v[PACK], other[PACK];
     to_float(v, a);
     to_float(other, b);
@@ -145,16 +169,16 @@ __device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16
     for (int k = 0; k < PACK; ++k) v[k] = __fadd_rn(v[k], other[k]);
     Bf16Pack sum;
     from_float(sum, v);
-    u16* to = p.sum + row * p.columns;
+    u16* sum_row = p.sum + row * p.columns;
     if constexpr (ALIGNED) {
-        trade(sum);
-        store_halves(sum, to, at, p.columns);
-    } else if (at < p.columns) {
-        store_elements<bf16, PACK>(to + at, sum, p.columns - at);
+        exchange_halves(sum);
+        store_halves(sum, sum_row, column, p.columns);
+    } else if (column < p.columns) {
+        store_elements<bf16, PACK>(sum_row + column, sum, p.columns - column);
     }
-    quantise(v, p.columns - at, word, scale);
-    store_group(p, p.x, p.scales, row, at, word, scale);
-    if (at >= p.columns) word[0] = word[1] = word[2] = word[3] = 0, scale = 0;
+    quantise(v, p.columns - column, word, scale);
+    store_group(p, p.x, p.scales, row, column, word, scale);
+    if (column >= p.columns) word[0] = word[1] = word[2] = word[3] = 0, scale = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const GroupParams p) {
@@ -194,34 +218,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
                     for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // exact products
                 }
-                const float by = bf16{x.scale[i]};
-                sums[i] = __fmul_rn(__fmul_rn(squares, by), by);
+                const float scale = bf16{x.scale[i]};
+                sums[i] = __fmul_rn(__fmul_rn(squares, scale), scale);
             }
             const float mean = ptx::divide_full(team.sum(scratch, sums), float(p.columns));
             const float rstd = reciprocal_root(__fadd_rn(mean, p.epsilon));
             if (team.member == 0 && team.lane == 0) p.rstd[row] = rstd;
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
-                const int at = team.column(i);
-                const float by = bf16{x.scale[i]};
-                float v[PACK], w[PACK];
-                WeightPack& own = weight[HOLD ? i : 0];
-                if constexpr (!HOLD) load_columns<ALIGNED>(own, p.weight, at, p.columns);
-                if constexpr (PACKS > 1) x.forget(i), forget(own);
-                to_float(w, own);
+                const int column = team.column(i);
+                const float scale = bf16{x.scale[i]};
+                float y[PACK], w[PACK];
+                WeightPack& weight_pack = weight[HOLD ? i : 0];
+                if constexpr (!HOLD) load_columns<ALIGNED>(weight_pack, p.weight, column, p.columns);
+                if constexpr (PACKS > 1) x.forget(i), forget(weight_pack);
+                to_float(w, weight_pack);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    float four[4];
-                    Word<X>::unpack(x.word[i][j], four);
+                    float v[4];
+                    Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {
-                        v[4 * j + k] = __fmul_rn(__fmul_rn(__fmul_rn(four[k], by), rstd), w[4 * j + k]);
+                        y[4 * j + k] = __fmul_rn(__fmul_rn(__fmul_rn(v[k], scale), rstd), w[4 * j + k]);
                     }
                 }
                 u32 out[4];
                 u16 out_scale;
-                quantise(v, p.columns - at, out, out_scale);
-                store_group(p, p.qy, p.out_scales, row, at, out, out_scale);
+                quantise(y, p.columns - column, out, out_scale);
+                store_group(p, p.qy, p.out_scales, row, column, out, out_scale);
             }
         }
     }

@@ -1,47 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward pass of FP8 RMSNorm in one launch: it reads x, its group scales and g once, writes dx once, and adds dw
-// in fp32. With CENTRED it is that of LayerNorm, with a mean, a second sum c2 of each row, and db. Without WEIGHTED
-// there are no w, dw and db, and so no words, no waits and no scratch. fp8_rmsnorm_backward_few.cu is the kernel for
-// few rows.
+// The backward pass of FP8 RMSNorm, or with CENTRED of FP8 LayerNorm, in one launch. It reads x and the gradients once.
+// fp8_rmsnorm_backward_few.cu is the kernel for few rows.
 //
-// Layout: x [rows, columns] FP8 and GRADIENTS arrays g [rows, columns] bf16, each with a row stride; s_x bf16; w, rstd;
-// dx bf16. The gradient is g[0] + g[1] + g[2], rounded to bf16 after each addition. Segment s of `segments` has the
-// rows s, s + segments, ...; a block takes whole segments, so that all blocks process neighbouring rows at any time.
-// Team t of TEAMS takes every TEAMS-th row of a segment, from the t-th on, and each thread keeps fp32 sums of g * xhat
-// for its PACKS packs of columns. Rows are loaded through a ring in shared memory. With RING 0 they are loaded to
-// registers: a row's loads are issued as soon as the registers of the row before it are free, before the reduction of
-// c1. The last KEPT + 1 rows of a segment are added before their dx is computed, so that other blocks get their sums
-// earlier; KEPT of them are read from the ring twice. Global bytes per element: 1 + 2 / QB for x (RING 0: 1 + 2 / 8), 2
-// GRADIENTS for g, 2 for dx. Per row: 4 for rstd in each warp of a team. Per column: w for each block, dw, and for each
-// segment 4 that are written, 4 that are read and 4 that are cleared.
+// Computes, with xhat = (x * s - mean) * rstd (mean is 0 without CENTRED), g the gradient of y, and wdy = w * g (w is 1
+// without WEIGHTED):
+//   c1 = sum of xhat * wdy over the row * (1 / columns)
+//   c2 = sum of wdy over the row * (1 / columns)               with CENTRED only
+//   dx = (wdy - xhat * c1) * rstd, with CENTRED (wdy - (xhat * c1 + c2)) * rstd                       [rows, columns]
+//   bf16
+//   dw = sum of g * xhat over all rows                         with WEIGHTED only                     [columns]
+//   db = sum of g over all rows                                with WEIGHTED and CENTRED only         [columns]
+// x [rows, columns] is FP8 with bf16 group scales s_x, rstd and mean are fp32 [rows], w has the type of dw and db. g is
+// the sum of GRADIENTS bf16 arrays [rows, columns], rounded to bf16 after each addition. All else is in fp32 and IEEE
+// arithmetic.
 //
-// Order of dw: the rows of a team in order (fma), the teams in order, then strand i of STRANDS adds segments i, i +
-// STRANDS, ..., and the strands are added in order; one rounding. c1: 8 elements of a pack in order, packs, a butterfly
-// over the lanes, the warps in order, times 1 / columns. So all results have the same bits in every run and on every
-// grid, and there are no locks. All operations are IEEE. A pack is 8 elements here, so that a warp's accesses of g and
-// dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
+// Division. The launch is cooperative, with at most one block per segment. Segment s of `segments` has rows s, s +
+// segments, ... A block takes whole segments, so that all blocks process neighbouring rows at any time. The last block
+// has the first segment, since the first segments may have one row more, and the first blocks also add columns. Team t
+// of the block's TEAMS teams takes rows t, t + TEAMS, ... of a segment. Each thread of a team has PACKS packs of 8
+// columns of a row. A pack has 8 columns so that a warp accesses 512 contiguous bytes of g and dx: with 16, each sector
+// would be written in two halves. When a segment is complete, its sums are published, and each block adds the segments
+// of some columns (backward_sums.cuh).
 //
-// Memory ordering: backward_sums.cuh.
-// PDL. Nothing is read before the wait. The trigger is right after the wait (early_trigger) or after the last store of
-// dw.
-// Grid. Cooperative, at most one block per segment. The last block has the first segment, since the first segments may
-// have one more row, and the first blocks add columns. Failure: scratch.cuh. After a time-out dw is not written.
+// Storage. Registers: a thread's packs of the current row, xhat and wdy, and its sums for dw and db over the rows.
+// Shared memory: w in fp32, sums of teams and warps, and a ring of rows that bulk copies fill (backward_ring.cuh). With
+// RING 0 there is no ring, and the loads of a row are issued as soon as the registers of the row before it are free,
+// before the reduction of c1. A team adds the last KEPT + 1 rows of a segment to the sums before their dx is computed,
+// so that other blocks get these sums earlier; KEPT of these rows are read from the ring twice.
+//
+// Order of sums. dw and db: the rows of a team in order (fma), the teams in order, then strand i of STRANDS adds
+// segments i, i + STRANDS, ..., and the strands are added in order; the result is rounded once. c1 and c2: the 8
+// elements of a pack in order, the packs of a thread, a butterfly over the lanes, the warps in order. So all results
+// have the same bits in every run and on every grid.
+//
+// Memory ordering. Between blocks: backward_sums.cuh; without WEIGHTED blocks share nothing and wait for nothing.
+// Between the warps of a team: Products::add_over_team() and backward_ring.cuh.
+// Failure: scratch.cuh. After a time-out dw and db are not written.
+//
+// Traffic. Global bytes per element: 1 + 2 / QB for x (with RING 0: 1 + 2 / 8), 2 * GRADIENTS for g, 2 for dx. Per row:
+// 4 for rstd in each warp of a team. Per column: w for each block, dw, and for each segment 4 bytes that are written, 4
+// that are read and 4 that are cleared.
+//
+// PDL. Before the wait for the producer nothing is read. A block triggers right after the wait (early_trigger) or after
+// its last store.
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
 
-constexpr int KEPT = DRVFUSE_KEPT;  // with a ring, less than RING
-// The number of warps of a team that issue the ring's copies and no other loads, which would come late.
+// Rows of a team that are added to the sums before their dx is computed, without the last row; less than RING.
+constexpr int KEPT = DRVFUSE_KEPT;
+// Warps of a team that issue the ring's copies and load no weights, since these loads would delay the copies.
 constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(const BackwardParams p) {
     extern __shared__ __align__(SLOT_ALIGNMENT) u8 dynamic[];
     u8* slots = dynamic;
     float4* weights = reinterpret_cast<float4*>(slots + TEAMS * RING * Ring::slot_bytes(p));
-    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // first the sums of teams, then those of strands
+    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // the sums of teams, later those of strands
     __shared__ Mbarrier arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that the compiler knows it to be uniform
+    const int warp =
+        __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the shuffle tells the compiler that it is uniform
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH;
 
@@ -56,8 +75,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         const i64 first = segment + i64(team) * p.segments;
         const int rows = p.segment_rows + (segment < p.longer);
         const int count = (rows - team + TEAMS - 1) / TEAMS;  // rows of this team
-        const int turns = (rows + TEAMS - 1) / TEAMS;         // rows of a team, at most
-        const int kept = min(KEPT, turns - 1), before = turns - 1 - kept;
+        const int turns = (rows + TEAMS - 1) / TEAMS;         // the most rows of a team
+        const int kept = min(KEPT, turns - 1);                // rows that are read from the ring twice
+        const int before = turns - 1 - kept;                  // rows whose dx is stored before the sums are published
         Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;
         Row row;
@@ -66,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         } else {
             load_row(row, from, count > 0, p, column, jump);
         }
-        // Lane l has the saved values of the l-th of 32 rows; after the loop `later` has those of the remaining rows.
+        // Lane l holds the statistics of row l of the current 32 rows of the team in `some`, and those of the next 32
+        // rows in `later`. After the loop over rows `later` has those of the remaining rows.
         Saved some, later = load_saved(p, first + lane * jump, lane < (before > 0 ? before : count));
         float dw[PACKS][WIDTH], db[PACKS][WIDTH];
         clear(dw), clear(db);
@@ -77,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 all.load(p, loader);
                 all.keep(weights, loader);
             }
-            __syncthreads();  // the barrier also makes the slots' mbarriers visible
+            __syncthreads();  // this barrier also makes the initialised mbarriers of the ring visible
         }
         const auto over_rows = [&](int i, int at, float g, float xhat) {
             if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);
@@ -101,8 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             products.store(to, saved.rstd, inverse, p.columns, member);
             to += jump * p.columns;
         }
-        // The sums are published before the dx of the last rows is stored. Only the very last row may be missing in
-        // some teams.
+        // The sums are published before the dx of the last rows is stored. Teams may differ by one row, the last.
         if constexpr (KEPT > 0) {
 #pragma unroll 1
             for (int n = 0; n < kept; ++n) {
@@ -121,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             store_segment(p, words, shared, team, member, dw);
             if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
         }
-        // All teams call this, also for its barrier: compute-sanitizer's racecheck derives no order between teams if
-        // some pass fewer barriers.
+        // Teams without a last row call this too, for its barrier: racecheck of compute-sanitizer derives no order
+        // between teams if some pass fewer barriers.
         products.add_over_team(warp_sums[turn], team, warp);
         turn ^= 1;
         if (whole) products.store(to + kept * jump * p.columns, saved.rstd, inverse, p.columns, member);

@@ -1,26 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward pass of FP8 RMSNorm of few rows; with CENTRED that of LayerNorm. dw needs no sum over a row. So here a
-// block has rows for dx and, independently, columns for dw, for which it reads x and g a second time, mostly from L2.
-// Blocks do not wait for one another.
+// The backward pass of FP8 RMSNorm of few rows, or with CENTRED of FP8 LayerNorm. It computes dw (and db) by columns
+// and dx by rows, independently of each other, and reads x and g for each, the second time mostly from L2.
 //
-// Layout: that of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
-// slice is 32 columns, 4 packs of 8. A block has slices b, b + B, ... (counted from the last block). Thread t has pack
-// t % 4 of a slice, and row t / 4 of each SLOTS rows. Global bytes: those of fp8_rmsnorm_backward.cu without the words
-// by which its blocks exchange sums; x, its scales, g and rstd are read twice.
+// Computes dx, dw and db by the formulas of fp8_rmsnorm_backward.cu, with the same operands.
 //
-// Order of dw: slot s adds the rows s, s + SLOTS, ... in order (fma), strand i of WARPS adds the slots i, i + WARPS,
-// ..., and the strands are added in order; the result is rounded once. c1 and dx are computed as in fp8_rmsnorm_backward.cu. All
-// operations are IEEE.
+// Division. The launch is not cooperative. Each of the B blocks has rows and columns.
+//   dx  Team t of block b takes rows t * B + b, then every (B * TEAMS)-th row. Threads have the packs of a row as in
+//       fp8_rmsnorm_backward.cu.
+//   dw  A slice is 32 columns, 4 packs of 8. The last block takes slices 0, B, ..., the block before it slices 1, B +
+//       1, ..., and so on. Thread t of a block has pack t % 4 of a slice, and rows t / 4, t / 4 + SLOTS, ...; the
+//       threads with the same rows form a slot.
 //
-// PDL. With WEIGHTS_FIRST, which is for early triggers, w is read before the wait for the producer; everything else is
-// read after it. A block triggers right after the wait (early_trigger) or after its last store. The launch is not cooperative.
+// Storage. Registers: a thread's packs of one row, the next row, which is in flight, and the sums of its pack of a
+// slice. Shared memory: w in fp32, the sums of the warps of a team, and the sums of the slots of a slice.
+//
+// Order of sums. dw and db: slot s adds rows s, s + SLOTS, ... in order (fma), strand i of WARPS adds slots i, i +
+// WARPS, ..., and the strands are added in order; the result is rounded once. c1 and c2 as in fp8_rmsnorm_backward.cu.
+// All operations are IEEE.
+//
+// Memory ordering. Blocks share nothing and wait for nothing. Warps of a block exchange sums through shared memory,
+// with block barriers between stores and loads.
+//
+// Traffic. The global bytes of fp8_rmsnorm_backward.cu without the words that its blocks exchange; x, its scales, g and
+// rstd are read twice.
+//
+// PDL. With WEIGHTS_FIRST, which is for early triggers, a block reads w before the wait for the producer; everything
+// else is read after the wait. A block triggers right after the wait (early_trigger) or after its last store.
 #include "coat/backward_dx.cuh"
 
-constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;
-constexpr bool WEIGHTS_FIRST = DRVFUSE_WEIGHTS_FIRST;
-constexpr int BATCH = 4;  // rows of a slot whose loads are in flight
+constexpr int SLICE = 32;                              // columns of a slice
+constexpr int SLOTS = THREADS / 4;                     // slots of a block
+constexpr int WARPS = THREADS / 32;                    // warps of a block, and strands of a sum
+constexpr bool WEIGHTS_FIRST = DRVFUSE_WEIGHTS_FIRST;  // w is read before the wait for the producer
+constexpr int BATCH = 4;                               // rows of a slot whose loads are in flight at the same time
 
-// This thread's sums of its pack of the slice that begins at `first`.
+// Computes this thread's sums over the rows of its slot, for the pack that begins at `column`: sums[0] for dw, sums[1]
+// for db.
 __device__ __forceinline__ void add_slot(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
     clear(sums);
     const int valid = p.columns - column;
@@ -52,7 +67,8 @@ __device__ __forceinline__ void add_slot(const BackwardParams& p, int column, fl
     }
 }
 
-// The sums of all slots: dw, and db, of the slice that begins at `first`.
+// Adds the sums of all slots, and stores dw and db of the slice that begins at column `first`. Called by all threads of
+// the block, with the results of add_slot(); contains block barriers. `shared` has room for [SUMS][SLOTS][SLICE].
 __device__ __forceinline__ void store_slice(const BackwardParams& p, int first, float* shared,
                                             const float (&sums)[SUMS][WIDTH]) {
     const int warp = threadIdx.x / 32, column = first + threadIdx.x % SLICE;

@@ -1,64 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass of FP8 RMSNorm of a tensor so small that one block, or one cluster of blocks, holds it in registers:
-// x is read once, and blocks exchange values once, without global memory. fp8_rmsnorm_forward.cu is for more rows.
-// forward.cuh has their common parts, and the numerics.
+// The forward pass of FP8 RMSNorm of a tensor so small that one block, or one cluster of blocks, holds it in registers
+// (plan `HeldRows`). It reads x once. fp8_rmsnorm_forward.cu is the kernel for larger tensors.
 //
-// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
-// Grid: one block, or one cluster of CLUSTER blocks, in a plain launch. A warp holds BATCH rows of one segment of 512
-// columns, each lane 16 columns. A block has SEGMENTS segments of all rows, BLOCK_ROWS of which exist or are 0; blocks
-// at the end of the cluster may have none.
-//   Phase 1   For each row of a warp: the sum of squares, and the largest |x * s * w|.
-//   Exchange  A warp sends these pairs to every block (cluster_exchange.cuh); a single block stores them in its shared
-//             memory. Every warp adds the segments of all rows in order, so it has their rstd and the tensor's estimate
-//             of the largest |y|. If the estimate does not decide the scale, on which all warps agree, the exact
-//             largest |y| are exchanged, in the other set of pairs.
-//   Phase 2   The same registers are quantised and stored as qy. For qy_t they pass through shared memory, where the
-//             columns of a block are contiguous: a store of qy_t takes RUN bytes of a column, and neighbouring threads
-//             store neighbouring bytes. With one row qy_t has the same bytes as qy.
+// Computes rstd, the scale, qy and qy_t from x, its group scales and w. forward.cuh has the formulas, shapes, dtypes
+// and numerics, and `ForwardParams` the layout.
 //
-// Memory ordering. Turn 0 carries the estimates and turn 1 the exact maxima, each once in a launch, so no place is
-// written twice. In a cluster a warp's wait on the block's barrier object makes all pairs visible; in a single block a
-// block barrier does. The sends follow the wait at the cluster's barrier, at which every block has arrived after it has
-// initialised its barrier objects. A block exits only after it has received the pairs of every warp of the cluster in
-// each turn that is used, and nothing is sent later. So nothing is sent to a block that has exited. Blocks of a cluster
-// are resident together, so these waits end and need no time-out. Bytes of the tile of qy_t that other warps have
-// written are read after a block barrier. The workspace is not used.
+// Division. The grid is one block, or one cluster of CLUSTER blocks; the launch is not cooperative. Block b has
+// SEGMENTS segments of 512 columns of all rows, from segment b * SEGMENTS on; the last blocks of a cluster may have
+// none. A warp has BATCH rows of one segment, and each lane 16 columns of these rows. The number of rows is rounded up
+// to BLOCK_ROWS; the rows beyond the last one count as 0.
+//   Phase 1   For each of its rows a warp computes the sum of squares, and the largest |x * s * w|, over its segment.
+//   Exchange  Each warp sends these pairs to all blocks. Every warp then adds the segments of all rows in order, so
+//             each warp has the rstd of all rows and the tensor's estimate of the largest |y|. All warps compute the
+//             same estimate. If it does not decide the scale, they exchange the exact largest |y| of their rows.
+//   Phase 2   Each warp quantises its packs, which are still in registers, and stores them in qy. For qy_t the bytes
+//             pass through shared memory, where a column of the block has BLOCK_ROWS consecutive bytes. A store to qy_t
+//             takes RUN bytes of a column, and neighbouring threads store neighbouring bytes. With one row qy_t has the
+//             same bytes as qy.
 //
-// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
-// lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
+// Storage. Registers: x, scales and weights, from the first load to the end. Shared memory: the pairs of all rows and
+// segments, and the transposed tile. Global memory: only operands and results; the workspace is not used.
 //
-// PDL. The weights are read before the wait for the producer, everything else after it. A block triggers right after the
-// wait (early_trigger) or after its last store.
+// Memory ordering. Exchange 0 (`turn` 0) carries the estimates, and exchange 1 the exact maxima. Each happens at most
+// once in a launch, so no pair is overwritten. In a cluster the pairs are sent as cluster_exchange.cuh describes: a
+// warp's wait on its block's mbarrier makes all pairs of the turn visible. In a single block a block barrier does.
+// Sends follow the wait at the cluster's barrier, where every block has arrived after it had initialised its mbarriers.
+// A block exits only after it has received the pairs of every warp of the cluster in each turn that is used, and
+// nothing is sent later, so nothing is sent to a block that has exited. The blocks of a cluster run at the same time,
+// so these waits end and need no time-out. Threads read the bytes of the transposed tile after a block barrier.
+//
+// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (counters show 1 + 2 / 16,
+// since each lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads its
+// weights once.
+//
+// PDL. Before the wait for the producer, a block reads only the weights. It triggers right after the wait
+// (early_trigger) or after its last store.
 #include "coat/forward.cuh"
 #include "common/cluster_exchange.cuh"
 
-constexpr int CLUSTER = DRVFUSE_CLUSTER;
-constexpr int GROUPS = BLOCK_ROWS / BATCH;  // groups of rows, and warps that have the same segment
-constexpr int SEGMENTS = WARPS / GROUPS;    // segments of a block
-constexpr int ROW_SHARE = 32 / BATCH;       // lanes that have a row's sum
-constexpr int MAX_PAIRS = 128;              // padded rows times segments
-constexpr int PITCH = PACK * BLOCK_ROWS + 16;
-static_assert(BATCH == 4 || (BATCH == 1 && BLOCK_ROWS == 1), "quads of rows are turned");
+constexpr int CLUSTER = DRVFUSE_CLUSTER;       // blocks of the grid
+constexpr int GROUPS = BLOCK_ROWS / BATCH;     // groups of BATCH rows: the number of warps that share a segment
+constexpr int SEGMENTS = WARPS / GROUPS;       // segments of a block
+constexpr int SUM_LANES = 32 / BATCH;          // lanes that have the sum of the same row, after sum_lanes()
+constexpr int MAX_PAIRS = 128;                 // the largest number of rows, rounded up, times segments
+constexpr int PITCH = PACK * BLOCK_ROWS + 16;  // bytes of 16 columns in the transposed tile; 16 avoid bank conflicts
+static_assert(BATCH == 4 || (BATCH == 1 && BLOCK_ROWS == 1), "rows are transposed four at a time");
 static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
+// Pair [turn][segment * BLOCK_ROWS + row]. Turn 0: the sum of squares of the row in the segment, and the bits of its
+// largest |x * s * w|. Turn 1: the value of exact_maxima(), and 0.
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// Called by a whole warp. Sends the pair (first, second) of a row to all blocks of the cluster. The ROW_SHARE lanes that
-// have the sum of the row divide the blocks among themselves.
-__device__ __forceinline__ void tell(Exchange& exchange, u32 turn, int place, u32 first, u32 second) {
-    const int share = threadIdx.x % ROW_SHARE;
+// Sends the pair (first, second) of a row as pair `index` of all blocks. Called by a whole warp, in which each lane
+// passes the pair of the row whose sum it has; the SUM_LANES lanes with the same row divide the blocks among
+// themselves.
+__device__ __forceinline__ void send_pair(Exchange& exchange, u32 turn, int index, u32 first, u32 second) {
+    const int share = threadIdx.x % SUM_LANES;
     if constexpr (CLUSTER > 1) {
 #pragma unroll
-        for (int block = 0; block < CLUSTER; block += ROW_SHARE) {
-            if (block + share < CLUSTER) exchange.send(turn, place, block + share, first, second);
+        for (int block = 0; block < CLUSTER; block += SUM_LANES) {
+            if (block + share < CLUSTER) exchange.send(turn, index, block + share, first, second);
         }
     } else {
-        if (share == 0) exchange.pairs[turn][place] = make_uint2(first, second);
+        if (share == 0) exchange.pairs[turn][index] = make_uint2(first, second);
     }
 }
 
-// Called by all threads. Afterwards all pairs that blocks have sent in this turn may be read.
-__device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
+// Waits for the pairs of this turn of all warps. Called by all threads.
+__device__ __forceinline__ void await_pairs(Exchange& exchange, u32 turn) {
     if constexpr (CLUSTER > 1) {
         exchange.wait(turn, 0);
     } else {
@@ -66,44 +75,39 @@ __device__ __forceinline__ void hear(Exchange& exchange, u32 turn) {
     }
 }
 
-// Returns the element of `value` for the row whose sum this lane has. Each step halves the number of candidates, since
-// an index would place the array in local memory.
-__device__ __forceinline__ u32 own_share(const u32 (&value)[BATCH]) {
-    u32 left[BATCH];
+// Returns the element of `values` that belongs to the row whose sum this lane has. Each step halves the number of
+// candidates, since a variable index would place the array in local memory.
+__device__ __forceinline__ u32 value_of_lane(const u32 (&values)[BATCH]) {
+    u32 candidates[BATCH];
     int mask = 16;
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) left[r] = value[r];
+    for (int r = 0; r < BATCH; ++r) candidates[r] = values[r];
 #pragma unroll
     for (int half = BATCH / 2; half > 0; half /= 2, mask /= 2) {
 #pragma unroll
-        for (int r = 0; r < half; ++r) left[r] = threadIdx.x & mask ? left[r + half] : left[r];
+        for (int r = 0; r < half; ++r) candidates[r] = threadIdx.x & mask ? candidates[r + half] : candidates[r];
     }
-    return left[0];
+    return candidates[0];
 }
 
-// For each row, over the warp: 1 + the bits of the largest |y|, or 0 if all y are NaN.
-__device__ __forceinline__ void exact_maxima(u32 (&most)[BATCH], const Batch& batch, const float (&w)[PACK],
+// Computes for each row of the warp's batch 1 + the bits of the largest |y| over the warp's segment, or 0 if all of
+// these y are NaN. Only the first `valid` elements of a lane's packs exist.
+__device__ __forceinline__ void exact_maxima(u32 (&maximum)[BATCH], const Batch& batch, const float (&w)[PACK],
                                              const float (&rstd)[BATCH], int valid) {
 #pragma unroll
     for (int r = 0; r < BATCH; ++r) {
-        most[r] = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float v[4];
-            Word<X>::unpack(batch.word[r][j], v);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float y = fabsf(normalised(v[k], bf16{batch.scale[r]}, rstd[r], w[4 * j + k]));
-                if (4 * j + k < valid && y == y) most[r] = max(most[r], __float_as_uint(y) + 1);
-            }
-        }
-        most[r] = ptx::warp_max(most[r]);
+        maximum[r] = 0;
+        for_each_value<X>(batch.word[r], [&](int i, float v) {
+            const float y = fabsf(normalised(v, bf16{batch.scale[r]}, rstd[r], w[i]));
+            if (i < valid && y == y) maximum[r] = max(maximum[r], __float_as_uint(y) + 1);
+        });
+        maximum[r] = ptx::warp_max(maximum[r]);
     }
 }
 
-// Stores the lane's 16 columns of four rows in a tile in which a column has BLOCK_ROWS bytes.
+// Transposes the lane's 16 columns of four rows, and stores them at `to` in the transposed tile.
 template <int Rows>
-__device__ __forceinline__ void keep_turned(u8* to, const u32 (&rows)[Rows][PACK / 4]) {
+__device__ __forceinline__ void store_in_tile(u8* to, const u32 (&rows)[Rows][PACK / 4]) {
     if constexpr (Rows == 4) {
         Turned<4, PACK> turned;
         turned.take(0, rows);
@@ -112,18 +116,18 @@ __device__ __forceinline__ void keep_turned(u8* to, const u32 (&rows)[Rows][PACK
     }
 }
 
-// Stores columns `first` to first + width - 1 of all rows from the tile to qy_t.
+// Copies the transposed tile to qy_t. The tile holds `width` columns of all rows, from column `first` of the tensor on.
 __device__ __forceinline__ void store_tile(const ForwardParams& p, const u8* tile, int first, int width) {
     const int rows = int(p.rows), batch_rows = int(p.batch_rows), runs = rows / RUN;
     for (int i = threadIdx.x; i < width * runs; i += THREADS) {
         const int column = runs == 1 ? i : i / runs, row = (i - column * runs) * RUN;
         const int batch = batch_rows == rows ? 0 : row / batch_rows;
-        const u8* from = tile + column / PACK * PITCH + column % PACK * BLOCK_ROWS + row;
-        u8* to = p.qy_t + (i64(batch) * p.columns + first + column) * batch_rows + row - batch * batch_rows;
+        const u8* run = tile + column / PACK * PITCH + column % PACK * BLOCK_ROWS + row;
+        u8* qy_t = p.qy_t + (i64(batch) * p.columns + first + column) * batch_rows + row - batch * batch_rows;
         if constexpr (RUN >= 4) {
-            store_words<RUN / 4>(to, reinterpret_cast<const u32*>(from));
+            store_words<RUN / 4>(qy_t, reinterpret_cast<const u32*>(run));
         } else {
-            *to = *from;
+            *qy_t = *run;
         }
     }
 }
@@ -132,76 +136,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     __shared__ Exchange exchange;
     __shared__ __align__(16) u8 tile[BLOCK_ROWS > 1 ? SEGMENTS * 32 * PITCH : 16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row = warp % GROUPS * BATCH, inside = warp / GROUPS;  // the segment within the block
-    const int first = int(blockIdx.x) * SEGMENTS, segment = first + inside;
+    const int row = warp % GROUPS * BATCH;         // the first row of the warp
+    const int block_segment = warp / GROUPS;       // the number of the warp's segment within the block
+    const int first = int(blockIdx.x) * SEGMENTS;  // the first segment of the block
+    const int segment = first + block_segment;     // the warp's segment
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
-    const int at = segment * SEGMENT + lane * PACK, place = segment * BLOCK_ROWS + row + lane / ROW_SHARE;
-    const bool takes_part = segment < segments;
+    const int column = segment * SEGMENT + lane * PACK;              // the first column of the lane
+    const int pair = segment * BLOCK_ROWS + row + lane / SUM_LANES;  // the index of the lane's pair
+    const bool has_segment = segment < segments;
 
     if constexpr (CLUSTER > 1) {
         exchange.init();
         exchange.expect_pairs(0, segments * BLOCK_ROWS);
     }
     Pack<Weight, PACK> raw;
-    load_weight_pack(raw, p, at);
+    load_weight_pack(raw, p, column);
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
 
     // Phase 1.
     Batch batch;
-    load_batch(batch, p, row, at);
-    float w[PACK], largest = 0.0f;
-    take_phase1_weights(w, largest, raw);
+    load_batch(batch, p, row, column);
+    float w[PACK], largest_weight = 0.0f;
+    widen_weights(w, largest_weight, raw);
     float squares[BATCH];
-    u32 most[BATCH];
-    reduce_packs(batch, w, squares, most);
+    u32 largest[BATCH];
+    reduce_packs(batch, w, squares, largest);
     const float sum = sum_lanes(squares);
-    const bool usual = __all_sync(0xffffffffu, largest <= WEIGHT_LIMIT);
+    const bool usual = __all_sync(0xffffffffu, largest_weight <= WEIGHT_LIMIT);
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) most[r] = usual ? ptx::warp_max(most[r]) : UNDECIDED;
+    for (int r = 0; r < BATCH; ++r) largest[r] = usual ? ptx::warp_max(largest[r]) : UNDECIDED;
     if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
 
     // Exchange.
     if constexpr (CLUSTER > 1) {
         if (!FAULT("no-cluster-barrier")) ptx::cluster_wait();
     }
-    if (takes_part) tell(exchange, 0, place, __float_as_uint(sum), own_share(most));
-    hear(exchange, 0);
-    u32 best = 0;
-    float all_rstd = 0.0f;  // rstd of row `lane`
+    if (has_segment) send_pair(exchange, 0, pair, __float_as_uint(sum), value_of_lane(largest));
+    await_pairs(exchange, 0);
+    u32 maximum = 0;            // the bits of the largest |y| of row `lane`, first an estimate
+    float rstd_of_lane = 0.0f;  // rstd of row `lane`
     if (lane < p.rows) {
         float total = 0.0f;
         u32 product = 0;
         for (int s = 0; s < segments; ++s) {
-            const uint2 found = exchange.pairs[0][s * BLOCK_ROWS + lane];
-            total = __fadd_rn(total, __uint_as_float(found.x));
-            product = max(product, found.y);
+            const uint2 received = exchange.pairs[0][s * BLOCK_ROWS + lane];
+            total = __fadd_rn(total, __uint_as_float(received.x));
+            product = max(product, received.y);
         }
-        all_rstd = finish_row(p, total, product, best);
-        if (blockIdx.x == 0 && warp == 0) p.rstd[lane] = all_rstd;
+        rstd_of_lane = finish_row(p, total, product, maximum);
+        if (blockIdx.x == 0 && warp == 0) p.rstd[lane] = rstd_of_lane;
     }
     float rstd[BATCH];
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) rstd[r] = __shfl_sync(0xffffffffu, all_rstd, row + r);
-    u32 scale_bits = decided_scale(ptx::warp_max(best));
+    for (int r = 0; r < BATCH; ++r) rstd[r] = __shfl_sync(0xffffffffu, rstd_of_lane, row + r);
+    u32 scale_bits = scale_from_estimate(ptx::warp_max(maximum));
     if (scale_bits == UNDECIDED) {
-        exact_maxima(most, batch, w, rstd, p.columns - at);
+        exact_maxima(largest, batch, w, rstd, p.columns - column);
         if constexpr (CLUSTER > 1) exchange.expect_pairs(1, segments * BLOCK_ROWS);
-        if (takes_part) tell(exchange, 1, place, own_share(most), 0);
-        hear(exchange, 1);
-        best = 0;
+        if (has_segment) send_pair(exchange, 1, pair, value_of_lane(largest), 0);
+        await_pairs(exchange, 1);
+        maximum = 0;
         if (lane < p.rows) {
-            for (int s = 0; s < segments; ++s) best = max(best, exchange.pairs[1][s * BLOCK_ROWS + lane].x);
-            best = best == 0 ? NAN_BITS : best - 1;
+            for (int s = 0; s < segments; ++s) maximum = max(maximum, exchange.pairs[1][s * BLOCK_ROWS + lane].x);
+            maximum = maximum == 0 ? NAN_BITS : maximum - 1;
         }
-        scale_bits = fp8_scale_bits<X>(__uint_as_float(ptx::warp_max(best)));
+        scale_bits = fp8_scale_bits<X>(__uint_as_float(ptx::warp_max(maximum)));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
     u32 out[BATCH][4];
-    const int valid = p.columns - at;
+    const int columns_left = p.columns - column;
 #pragma unroll
     for (int r = 0; r < BATCH; ++r) {
         float v[PACK];
@@ -210,13 +217,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
 #pragma unroll
         for (int i = 0; i < PACK; ++i) v[i] = rounded_to_bf16(normalised(v[i], bf16{batch.scale[r]}, rstd[r], w[i]));
         quantise<X, PACK>(out[r], v, inverse);
-        if (valid > 0 && row + r < p.rows)
-            store_bytes<PACK>(p.qy + i64(row + r) * p.columns + at, out[r], valid, ALIGNED);
+        if (columns_left > 0 && row + r < p.rows)
+            store_bytes<PACK>(p.qy + i64(row + r) * p.columns + column, out[r], columns_left, ALIGNED);
     }
     if constexpr (BLOCK_ROWS == 1) {
-        if (valid > 0) store_bytes<PACK>(p.qy_t + at, out[0], valid, ALIGNED && RUN == PACK);
+        if (columns_left > 0) store_bytes<PACK>(p.qy_t + column, out[0], columns_left, ALIGNED && RUN == PACK);
     } else {
-        keep_turned(tile + (inside * 32 + lane) * PITCH + row, out);
+        store_in_tile(tile + (block_segment * 32 + lane) * PITCH + row, out);
         __syncthreads();
         const int first_column = first * SEGMENT;
         store_tile(p, tile, first_column, min(SEGMENTS * SEGMENT, p.columns - first_column));

@@ -1,36 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// Teams of TEAM_WARPS warps, which hold a row in registers, PACKS packs of 16 elements in each thread, and add over it.
+// Teams of warps that hold one row in registers and add values over the row.
 //
-// Pack i of lane l of warp m has the columns from 16 l on of segment i * TEAM_WARPS + m; a segment has 512 columns. The
-// order of a sum depends only on the columns: inside each pack, the 32 packs of a segment by butterfly, and the
-// segments in order from +0.
+// Division. A block has TEAMS teams of TEAM_WARPS warps each; a team works on one row at a time. A row consists of
+// segments of 512 columns, and a segment of 32 packs of 16 columns. Pack i of lane l of the team's warp m has columns
+// 16 * l to 16 * l + 15 of segment i * TEAM_WARPS + m. A thread has PACKS packs.
 //
-// All threads of a team call `sum` and `any` together. A team has its own barrier, and two sets of words, which sums
-// use in turn: a warp can be at most one sum ahead of another, since each sum has a barrier.
+// Order of a sum. The caller adds the elements of each pack. Then the 32 packs of a segment are added by butterfly, and
+// the segments in order from +0. So the order depends only on the columns.
+//
+// Memory ordering. All threads of a team call `sum` and `any` together. Warps of a team exchange the sums of segments
+// through shared memory: they store them, pass the team's named barrier, and load them. There are two sets of words,
+// which sums use alternately, so one barrier per sum suffices: a warp that stores to a set has passed the barrier of
+// the sum before, at which every warp arrived after it had loaded the words of the last sum in this set.
 #pragma once
 #include "common/fp8_rows.cuh"
 #include "ptx/special.cuh"
 #include "ptx/threads.cuh"
 
-constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
-constexpr int TEAMS = DRVFUSE_TEAMS;
-constexpr int PACKS = DRVFUSE_PACKS;
-constexpr int THREADS = 32 * TEAM_WARPS * TEAMS;
+constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;    // warps of a team
+constexpr int TEAMS = DRVFUSE_TEAMS;              // teams of a block
+constexpr int PACKS = DRVFUSE_PACKS;              // packs of a row that a thread holds
+constexpr int THREADS = 32 * TEAM_WARPS * TEAMS;  // threads of a block
 
+// The shared memory of a block through which the warps of its teams exchange sums.
 struct TeamScratch {
-    float sums[2][TEAMS][PACKS * TEAM_WARPS];
+    float sums[2][TEAMS][PACKS * TEAM_WARPS];  // [set][team][segment of the row]
 };
 
+// This thread's place in its team.
 struct Team {
-    int lane = threadIdx.x % 32;
-    int member = threadIdx.x / 32 % TEAM_WARPS;
-    int index = threadIdx.x / 32 / TEAM_WARPS;
-    u32 turn = 0;
+    int lane = threadIdx.x % 32;                 // the thread's lane in its warp
+    int member = threadIdx.x / 32 % TEAM_WARPS;  // the number of the warp in its team
+    int index = threadIdx.x / 32 / TEAM_WARPS;   // the number of the team in its block
+    u32 turn = 0;                                // the set of TeamScratch::sums that the next sum uses
 
-    // First column of this thread's pack `i`.
+    // The first column of this thread's pack `i`.
     __device__ __forceinline__ int column(int i) const { return ((i * TEAM_WARPS + member) * 32 + lane) * PACK; }
 
-    // The sum over the row of one value per pack, which must be 0 for packs that do not exist.
+    // Returns the sum over the row, where own[i] is this thread's value for its pack i: 0 if the pack does not exist.
+    // Overwrites `own`.
     __device__ __forceinline__ float sum(TeamScratch& scratch, float (&own)[PACKS]) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
@@ -55,52 +63,53 @@ struct Team {
         return total;
     }
 
-    // Whether the condition is true for a thread of the team.
+    // Whether `own` is true for at least one thread of the team.
     __device__ __forceinline__ bool any(bool own) const {
         if constexpr (TEAM_WARPS == 1) return __any_sync(0xffffffffu, own);
         return ptx::bar_any(1 + index, 32 * TEAM_WARPS, own);
     }
 };
 
-// A thread's packs of a row of FP8, and the bits of their scales. Elements that do not exist are 0.
+// A thread's packs of an FP8 row. Elements and scales that do not exist are 0.
 struct Fp8Row {
-    u32 word[PACKS][4];
-    u16 scale[PACKS];
+    u32 word[PACKS][4];  // the 16 elements of each pack
+    u16 scale[PACKS];    // the bf16 bits of each pack's scale
 
-    // Loads a row from `x` and group `scales`; `columns` is 0 for a row that does not exist.
+    // Loads a row with elements `x` and group scales `scales`; `columns` is 0 for a row that does not exist.
     template <int QB, bool ALIGNED>
     __device__ __forceinline__ void load(const Team& team, const u8* x, const u16* scales, int columns) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            const int at = team.column(i);
+            const int column = team.column(i);
             scale[i] = 0;
             clear(word[i]);
-            if (at >= columns) continue;
+            if (column >= columns) continue;
             if constexpr (ALIGNED) {
-                ptx::load_once_v4(word[i], x + at);
+                ptx::load_once_v4(word[i], x + column);
             } else {
-                load_bytes<PACK>(word[i], x + at, columns - at, false);
+                load_bytes<PACK>(word[i], x + column, columns - column, false);
             }
-            scale[i] = scales[at / QB];
+            scale[i] = scales[column / QB];
         }
     }
 
-    // Makes the words of a pack unknown to the compiler from here on. Otherwise it would keep values that it has
-    // computed from them, in many more registers, until they are needed again.
+    // Hides from the compiler that the words of pack `i` keep their values. Otherwise the compiler would keep the fp32
+    // values that it has computed from them until the next use, in four times as many registers.
     __device__ __forceinline__ void forget(int i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) ptx::forget(word[i][j]);
     }
 };
 
-// The pack at column `at` of an array that has a value for each column; 0 beyond the last column.
+// Loads the values of 16 columns from `column` on, of an array with one value per column. Values beyond the last column
+// are 0.
 template <bool ALIGNED, typename T>
-__device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int at, int columns) {
+__device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int column, int columns) {
     clear(pack.word);
-    if (at >= columns) return;
+    if (column >= columns) return;
     if constexpr (ALIGNED) {
-        load_pack(pack, values + at);
+        load_pack(pack, values + column);
     } else {
-        load_elements<T, PACK>(pack, values + at, columns - at);
+        load_elements<T, PACK>(pack, values + column, columns - column);
     }
 }

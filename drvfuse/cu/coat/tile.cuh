@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores a warp's tile of FP8 values, and its transpose, from registers to memory.
+// Transposes a warp's tile of FP8 values in registers, and stores the transpose.
 //
-// Each lane has TR rows by TC columns, and ROW_LANES lanes lie over one another. A lane passes four rows at a time,
-// which are stored in rows and also transposed in registers; after the last rows TR bytes of each column are stored. To
-// write whole sectors of 32 bytes, ROW_LANES * TR is at least 32 unless the tensor has fewer rows.
+// Division. A tile has ROW_LANES * TR rows by 32 / ROW_LANES * TC columns. Each lane holds TR rows by TC columns of it.
+// Lanes are numbered along the rows: lane l holds the part at row l / (32 / ROW_LANES) * TR of the tile and column
+// l % (32 / ROW_LANES) * TC.
+//
+// Registers. The kernel quantises four rows (a quad) at a time, stores these four rows itself, and passes them to
+// `Turned::take`, which transposes them. After the last quad a lane has TR consecutive bytes of each of its columns,
+// which `store_turned` stores. Sectors of 32 bytes are written whole if ROW_LANES * TR is at least 32; it is smaller
+// only for tensors with fewer rows. Threads exchange nothing.
 #pragma once
 #include "common/fp8_rows.cuh"
 
+// The transpose of a lane's part of a tile.
 template <int TR, int TC>
 struct Turned {
-    u32 word[TC][TR / 4];  // the rows of each column
+    u32 word[TC][TR / 4];  // the TR bytes of each column, four bytes per word
 
-    // Rows 4 * quad to 4 * quad + 3.
+    // Transposes rows 4 * quad to 4 * quad + 3, of TC bytes each, into `word`.
     __device__ __forceinline__ void take(int quad, const u32 (&rows)[4][TC / 4]) {
 #pragma unroll
         for (int j = 0; j < TC / 4; ++j) {
@@ -24,10 +30,10 @@ struct Turned {
     }
 };
 
-// The value rounded to bf16, as a float. F2FP computes it as the upper half of a pair whose lower half is 0.
+// The value rounded to bf16, as a float: the upper half of a pair of bf16 whose lower half is 0.
 __device__ __forceinline__ float rounded_to_bf16(float value) { return __uint_as_float(ptx::bf16x2(value, 0.0f)); }
 
-// TC values divided by a scale, which is given as its reciprocal.
+// Quantises TC values: out = FP8(v * inverse), where `inverse` is the reciprocal of the scale. Overwrites `v`.
 template <typename X, int TC>
 __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], float inverse) {
 #pragma unroll
@@ -36,25 +42,27 @@ __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], flo
     for (int j = 0; j < TC / 4; ++j) out[j] = Word<X>::pack(v + 4 * j);
 }
 
-// Stores columns `at`, at + 1, ... of a lane's rows from `row0` on to [rows / batch_rows, columns, batch_rows], in
-// stores of RUN bytes. RUN divides batch_rows, so the bytes of a store belong to one batch and are aligned. With
-// ALIGNED all TC columns exist or none does, with WHOLE all rows and columns exist. With STREAMING, stores of 8 bytes
-// and more have a hint that they are not read again soon.
+// Stores the transpose of a lane's part of a tile in `out`, an array [rows / batch_rows, columns, batch_rows]. The part
+// begins at row `row0` and column `column` of the tensor.
+//   RUN        Bytes of one store. RUN divides batch_rows, so a store is aligned and its bytes belong to one batch.
+//   ALIGNED    Either all TC columns exist or none does.
+//   WHOLE      All TR rows and all TC columns exist.
+//   STREAMING  Stores of 8 or 16 bytes have the hint st.global.cs, for bytes that are not read again soon.
 template <int RUN, bool ALIGNED, bool WHOLE = false, bool STREAMING = false, int TR, int TC>
 __device__ __forceinline__ void store_turned(u8* out, const Turned<TR, TC>& turned, i64 row0, i64 rows, i64 batch_rows,
-                                             int columns, int at) {
-    if (!WHOLE && at >= columns) return;
+                                             int columns, int column) {
+    if (!WHOLE && column >= columns) return;
 #pragma unroll
     for (int r = 0; r < TR; r += RUN) {
         const i64 row = row0 + r;
         if (!WHOLE && row >= rows) return;
-        i64 batch = 0, inside = row;
-        if (batch_rows != rows) batch = row / batch_rows, inside = row % batch_rows;
-        u8* const first = out + (batch * columns + at) * batch_rows + inside;
+        i64 batch = 0, row_in_batch = row;
+        if (batch_rows != rows) batch = row / batch_rows, row_in_batch = row % batch_rows;
+        u8* const first = out + (batch * columns + column) * batch_rows + row_in_batch;
 #pragma unroll
         for (int c = 0; c < TC; ++c) {
             u8* const to = first + c * batch_rows;
-            if (ALIGNED || at + c < columns) {
+            if (ALIGNED || column + c < columns) {
                 if constexpr (STREAMING && RUN >= 8) {
                     store_words_streaming<RUN / 4>(to, turned.word[c] + r / 4);
                 } else if constexpr (RUN >= 4) {

@@ -159,6 +159,7 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
     Barrier<RANKS> barrier(p.call, trace);
 #if DRVFUSE_NODES
     exchange_has_ended(p.node, barrier.epoch());
+    const u32 first = first_status(p.node);
 #else
     if (!barrier.arrive_and_wait(false)) return;
 #endif
@@ -201,6 +202,9 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
         trace.lap(TraceRole::gather);
         if (!STAGED && !FAULT("payload-not-doubled")) results = chunk * OUT_BYTES - results;
     }
+#if DRVFUSE_NODES
+    check_statuses<RANKS>(p.call, p.node, first);
+#endif
     barrier.finish();
 }
 

@@ -129,6 +129,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
     Barrier<RANKS> barrier(p.call, trace);
 #if DRVFUSE_NODES
     exchange_has_ended(p.node, barrier.epoch());
+    const u32 first = first_status(p.node);
 #else
     if (!barrier.arrive_and_wait(false)) return;
 #endif
@@ -226,6 +227,9 @@ __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& tr
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
         if (!STAGED) results = half_bytes - results;
     }
+#if DRVFUSE_NODES
+    check_statuses<RANKS>(p.call, p.node, first);
+#endif
     barrier.finish();
 }
 

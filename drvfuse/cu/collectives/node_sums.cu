@@ -27,8 +27,9 @@
 //   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier call
 //   or chunk; then written and read on this device alone, by kernels and the exchange in the order of the stream.
 //
-// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
-// `begun` is not written then; the kernel after the exchange gives up at its own barrier.
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and the sums are undefined (barrier.cuh). Their
+// status says so to all nodes (nodes.cuh). `begun` is not written then; the kernel after the exchange gives up at its own
+// barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
@@ -78,13 +79,14 @@ __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 inde
 #endif
 }
 
-__device__ __forceinline__ void node_sums(const Params& p, Trace& trace) {
+// Returns false to all threads of a block that has given up.
+__device__ __forceinline__ bool node_sums(const Params& p, Trace& trace) {
     const Partition<i64, RANKS> part(p.items);
     const i64 area = part.largest() * p.item_packs * IN_BYTES;
     const auto begin = [&](int owner) { return part.start(owner) * p.item_packs; };
     const auto count = [&](int owner) { return part.in_chunk(owner, 0, p.items) * p.item_packs; };
     Barrier<RANKS> barrier(p.call, trace);
-    if (!FAULT("node-sums-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
+    if (!FAULT("node-sums-no-start-barrier") && !barrier.arrive_and_wait(false)) return false;
     if constexpr (STAGED) {
         char* const own = payload(p.call.workspaces[p.call.rank]) + p.staging;
 #pragma unroll 1
@@ -97,7 +99,7 @@ __device__ __forceinline__ void node_sums(const Params& p, Trace& trace) {
             }
         }
         trace.lap(TraceRole::stage);
-        if (!barrier.arrive_and_wait(!FAULT("node-sums-staging-unpublished"))) return;
+        if (!barrier.arrive_and_wait(!FAULT("node-sums-staging-unpublished"))) return false;
     }
     const i64 first = begin(p.call.rank);
     reduce_range(
@@ -117,7 +119,8 @@ __device__ __forceinline__ void node_sums(const Params& p, Trace& trace) {
             store_pack(p.node.sums + j * SUM_BYTES, pack);
             trace.lap(TraceRole::store);
         });
-    exchange_begins(p.node, barrier.finish());
+    exchange_begins(p.call, p.node, barrier.finish());
+    return true;
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -125,6 +128,6 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
-    node_sums(p, trace);
+    if (!node_sums(p, trace)) sums_are_undefined(p.node);
     end(p.call, trace);
 }

@@ -5,15 +5,27 @@
 // Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds the partial
 // sums of the part that the rank owns, node by node, `stride` bytes apart. `node_sums` writes the sums of its own node, and
 // the exchange writes those of the other nodes. In the order "engine" there is one place, in which the exchange adds all.
+//
+// Status. The last 16 bytes of a place are float32 numbers too and take part in the exchange: the status of the sums in
+// front of them, and zeros. The status is 0.0f if the sums are defined. It is 1.0f if a block of `node_sums` gave up, or if
+// the abort word was set when the last block ended: a peer that gave up may have overwritten the input that this rank was
+// reading. In the order "engine" the exchange adds the statuses: the sum is the number of nodes that failed, as small
+// integers are exact in float32. `check_statuses` reads the statuses behind the exchange. If one is not 0, it reports leg
+// EXCHANGE and aborts the ranks of its own node.
+//   No launch writes both values. One thread of the last block that reaches Barrier::finish writes the status, and no block
+//   is the last one if a block has given up, since that block does not call it. Several blocks that have given up write
+//   1.0f, by relaxed stores.
+//   The stores are complete before the exchange, and the exchange before the loads, in the order of the stream.
 #pragma once
 #include "collectives/kernel.cuh"
+#include "collectives/node_failure.cuh"
 #include "collectives/progress.cuh"
 
 struct NodeCall {
     char* sums;  // address of the partial sums: in node_sums those of the own node, else those of node 0
     Progress* progress;
-    i64 stride;
-    int nodes;  // number of places: 1 in the order "engine"
+    i64 stride;  // bytes of a place, status included
+    int nodes;   // number of places: 1 in the order "engine"
     int unused;
 };
 
@@ -52,12 +64,51 @@ __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, 
               [](SumPack& pack, const char* from) { load_pack(pack, from); });
 }
 
-// Called with the value of Barrier::finish, which is the new epoch in one thread and 0 elsewhere.
-__device__ __forceinline__ void exchange_begins(const NodeCall& call, u64 epoch) {
-    if (epoch != 0) ptx::store_relaxed_sys(&call.progress->begun, epoch);
+constexpr int STATUS_BYTES = 16;
+
+// Writes the status behind the sums at `call.sums`. Called by one thread, or by several with the same value.
+__device__ __forceinline__ void store_status(const NodeCall& call, float status) {
+    char* const at = call.sums + call.stride - STATUS_BYTES;
+    ptx::store_relaxed_sys(reinterpret_cast<u64*>(at), u64(__float_as_uint(status)));
+    ptx::store_relaxed_sys(reinterpret_cast<u64*>(at + 8), u64(0));
+}
+
+// Called by all threads with the value of Barrier::finish, which is the new epoch in one thread and 0 elsewhere.
+__device__ __forceinline__ void exchange_begins(const Call& call, const NodeCall& node, u64 epoch) {
+    if (epoch == 0) return;
+    const bool aborted = ptx::load_relaxed_sys(abort_word(call.workspaces[call.rank])) != 0;
+    store_status(node, aborted ? 1.0f : 0.0f);
+    ptx::store_relaxed_sys(&node.progress->begun, epoch);
+}
+
+// Called by all threads of a block that has given up.
+__device__ __forceinline__ void sums_are_undefined(const NodeCall& call) {
+    if (threadIdx.x == 0) store_status(call, 1.0f);
 }
 
 // Called by all threads with the epoch that the kernel read at its start.
 __device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epoch) {
     if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, epoch);
+}
+
+// The bits of the status of place `place`. 0: the sums are defined.
+__device__ __forceinline__ u32 status_of(const NodeCall& call, int place) {
+    return ptx::load_u32(call.sums + (place + 1) * call.stride - STATUS_BYTES);
+}
+
+// Block 0 checks the statuses, thread t those of places t, t + threads, ... This function returns the first of them. It is
+// called at the start of a kernel and its result is used at the end, so that nothing waits for the load.
+__device__ __forceinline__ u32 first_status(const NodeCall& call) {
+    return blockIdx.x == 0 && threadIdx.x < call.nodes ? status_of(call, threadIdx.x) : 0;
+}
+
+// Called by all threads before Barrier::finish, as the report has the epoch at the start of the kernel.
+template <int Ranks>
+__device__ __forceinline__ void check_statuses(const Call& call, const NodeCall& node, u32 first) {
+    if (blockIdx.x != 0) return;
+#pragma unroll 1
+    for (int place = threadIdx.x; place < node.nodes; place += blockDim.x) {
+        const u32 status = place == threadIdx.x ? first : status_of(node, place);
+        if (status != 0) node_gave_up<Ranks>(call, place, node.nodes);
+    }
 }

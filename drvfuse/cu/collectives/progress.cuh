@@ -7,7 +7,7 @@
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
 //                      `begun`, and the kernel after the exchange stores the same epoch, which it reads, to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
-//                      `sending` before the exchange, and one to `received` after it.
+//                      `sending` before the exchange, and `exchange_ended` adds one to `received` after it.
 // Each word is written by one rank only, in the order of its stream.
 #pragma once
 #include "common/prelude.cuh"

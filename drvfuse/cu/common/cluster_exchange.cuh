@@ -2,14 +2,14 @@
 // An exchange of pairs of words between the blocks of a cluster. The bytes complete on an mbarrier of the receiving
 // block: a thread that has waited for it may read all pairs of that turn. Global memory is not used.
 //
-// There are two sets of pairs and mbarriers, for two turns. A kernel that uses a set again must prove that no thread still
-// reads it, as cluster_reduce.cuh does.
+// There are two sets of pairs and mbarriers, for two turns. A kernel that uses a set again must prove that no thread
+// still reads it, as cluster_reduce.cuh does.
 //
 // Memory order. The pairs are stored by st.async, which completes on the receiving block's barrier object; a wait with
-// acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival at
-// the cluster's barrier, and ptx::cluster_wait() comes before the first `send`: no block sends to one that has not begun
-// or has not initialised its barrier objects. Bytes may arrive before `expect`, since the phase cannot end without the
-// arrival in `expect`. A block must not exit before it has received everything that is sent to it.
+// acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival
+// at the cluster's barrier, and ptx::cluster_wait() comes before the first `send`: no block sends to one that has not
+// begun or has not initialised its barrier objects. Bytes may arrive before `expect`, since the phase cannot end
+// without the arrival in `expect`. A block must not exit before it has received everything that is sent to it.
 #pragma once
 #include "common/types.cuh"
 #include "ptx/cluster.cuh"
@@ -17,8 +17,8 @@
 
 template <int Pairs>
 struct ClusterExchange {
-    uint2 pairs[2][Pairs];
-    u64 arrived[2];
+    uint2 pairs[2][Pairs];  // the pairs of each turn, which all blocks send to this block
+    u64 arrived[2];         // the mbarrier of each turn, on which the bytes of the pairs complete
 
     // Called by all threads of the block. The arrival is relaxed, as the fence covers everything that other blocks must
     // see; a release would wait for a fence of the whole GPU.
@@ -31,19 +31,20 @@ struct ClusterExchange {
         ptx::cluster_arrive();
     }
 
-    // Called by all threads of the block: announces how many pairs this turn will bring.
+    // Announces that `count` pairs will arrive in this turn. Called by all threads of the block.
     __device__ __forceinline__ void expect_pairs(u32 turn, u32 count) {
         if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(barrier(turn), count * u32(sizeof(uint2)));
     }
 
-    // Sends a pair to the place `index` of block `block`.
+    // Sends the pair (first, second) to block `block` of the cluster, as its pair `index` of this turn.
     __device__ __forceinline__ void send(u32 turn, u32 index, u32 block, u32 first, u32 second) {
         const u32 to = u32(__cvta_generic_to_shared(&pairs[turn][index]));
         ptx::store_async_v2(ptx::address_in_block(to, block), first, second,
                             ptx::address_in_block(barrier(turn), block));
     }
 
-    // Waits until all pairs of the phase with that parity have arrived.
+    // Waits until all pairs of this turn have arrived. `parity` is that of the mbarrier's phase, 0 for the first use of
+    // the set.
     __device__ __forceinline__ void wait(u32 turn, u32 parity) {
         const u32 object = barrier(turn);
         while (!ptx::mbarrier_try_wait_cluster(object, parity)) {

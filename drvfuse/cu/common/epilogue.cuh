@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element-wise epilogue: a function of an fp32 sum, applied before it is normalised or rounded to the output's type.
+// The element-wise epilogue: a function of an fp32 sum, applied before it is normalised or rounded to the output's
+// type.
 //
 // With DRVFUSE_EPILOGUE defined, the text in front of the kernel has defined
 //     struct EpilogueParams { ... };                                    the kernel's second parameter, by value

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of FP8 with group scales: loads and stores of packs of 16 elements, exact conversions, and COAT's arithmetic.
+// Packs of 16 FP8 elements with group scales: loads, stores, exact conversions to fp32, and the arithmetic of COAT.
 #pragma once
 #include "common/pack16.cuh"
 #include "ptx/math.cuh"
 
-constexpr int PACK = 16;  // elements of one 16-byte access; every group size is a multiple
+constexpr int PACK = 16;  // FP8 elements of one 16-byte access; every group size is a multiple
 
-// Loads W bytes. Only the first `valid` exist, and the others are 0. `aligned`: all exist, and one access loads them.
+// Loads W bytes. With `aligned` all of them exist, and one access loads them. Otherwise only the first `valid` exist,
+// and the others become 0.
 template <int W>
 __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address, int valid, bool aligned) {
     if (aligned) {
@@ -28,7 +29,8 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address
     }
 }
 
-// Stores the first `valid` of W bytes, or with `aligned` all. STREAMING: the bytes are not read again soon.
+// Stores the first `valid` of W bytes, or with `aligned` all of them in one access. STREAMING adds the hint that the
+// bytes are not read again soon.
 template <int W, bool STREAMING = false>
 __device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4], int valid, bool aligned) {
     if (aligned) {
@@ -45,7 +47,8 @@ __device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4
     }
 }
 
-// Loads the first `valid` of W weights, widened; the others are 0. `aligned`: all exist, at a multiple of 2 W or 16 bytes.
+// Loads W weights and converts them to fp32. With `aligned` all of them exist, and the address is a multiple of 8
+// bytes. Otherwise only the first `valid` exist, and the others become 0.
 template <typename T, int W>
 __device__ __forceinline__ void load_weights(float (&v)[W], const T* address, int valid, bool aligned) {
     constexpr int per_word = Word<T>::per_word;
@@ -64,18 +67,32 @@ __device__ __forceinline__ void load_weights(float (&v)[W], const T* address, in
     for (int i = 0; i < W; ++i) v[i] = i < valid ? float(address[i]) : 0.0f;
 }
 
+// Calls f(i, v) for each of the 16 elements of a pack, where v is element i as fp32.
+template <typename T, class F>
+__device__ __forceinline__ void for_each_value(const u32 (&word)[PACK / 4], F f) {
+#pragma unroll
+    for (int j = 0; j < PACK / 4; ++j) {
+        float v[4];
+        Word<T>::unpack(word[j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) f(4 * j + k, v[k]);
+    }
+}
+
+// Returns 1 / root of the value, by the approximate instructions that COAT uses.
 __device__ __forceinline__ float reciprocal_root(float value) {
     return ptx::divide_full(1.0f, ptx::root_approx(value));
 }
 
-// bf16((maximum + 1e-10) / fp8_max): COAT's scale of values with that maximum.
+// Returns the bits of COAT's scale for values whose largest magnitude is `maximum`: bf16((maximum + 1e-10) / fp8_max),
+// where fp8_max is the largest finite value of the FP8 type T.
 template <typename T>
 __device__ __forceinline__ u16 fp8_scale_bits(float maximum) {
     float pair[2] = {ptx::divide_full(__fadd_rn(maximum, 1e-10f), Finite<T>::max), 0.0f};
     return u16(Word<bf16>::pack(pair));
 }
 
-// Transposes 4 x 4 bytes: word r of the result holds byte r of each input word.
+// Transposes 4 x 4 bytes: byte i of column[r] is byte r of row[i].
 __device__ __forceinline__ void transpose_bytes(const u32 (&row)[4], u32 (&column)[4]) {
     u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a norm that the kernels share; each operation is rounded once.
+// Steps of a norm that several kernels share. Each operation is rounded once.
 #pragma once
 #include "common/pack16.cuh"
 
-// Divides the sums of a row by the number of its columns. If that is a power of two, it multiplies by the inverse, which
-// gives the same bits in a fraction of the time.
+// Divides the sums of a row by the number of its columns. If that is a power of two, it multiplies by the inverse,
+// which gives the same bits in a fraction of the time.
 class Mean {
 public:
     __device__ __forceinline__ explicit Mean(int columns)
         : share_((columns & (columns - 1)) == 0 ? __float_as_uint(__frcp_rn(float(columns))) : 0) {}
 
-    // Makes the inverse unknown to the compiler from here on, so that it stays in a register.
+    // Hides the inverse's origin from the compiler, so that it stays in a register instead of being computed again.
     __device__ __forceinline__ void keep() { ptx::forget(share_); }
 
     __device__ __forceinline__ float of(float sum, int columns) const {
@@ -21,12 +21,12 @@ private:
     u32 share_;  // the bits of 1 / columns where that is exact, else 0
 };
 
-// 1 / sqrt(mean + epsilon).
+// Returns 1 / sqrt(mean + epsilon).
 __device__ __forceinline__ float inverse_root(float mean, float epsilon) {
     return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, epsilon)));
 }
 
-// Every value times the factor.
+// Multiplies every value by the factor.
 template <int N>
 __device__ __forceinline__ void multiply(float (&x)[N], float factor) {
 #pragma unroll

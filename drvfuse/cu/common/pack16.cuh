@@ -2,14 +2,14 @@
 // Packs: the elements of one 16-byte access of the input, in registers, and how they are loaded and stored.
 //
 // Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); a pack of another type has 4, 8 or 32 bytes.
-// All accesses are ordinary global accesses. The read-only path (ld.global.nc) must not be used, as peers write these bytes
-// while the kernel runs. The accesses of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every load behind
-// the barrier that precedes it in the text.
+// All accesses are ordinary global accesses. The read-only path (ld.global.nc) must not be used, as peers write these
+// bytes while the kernel runs. The accesses of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every
+// load behind the barrier that precedes it in the text.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"
 
-// Every element of an array becomes zero.
+// Sets every element of an array to zero.
 template <typename T, int N>
 __device__ __forceinline__ void clear(T (&values)[N]) {
 #pragma unroll
@@ -75,7 +75,8 @@ __device__ __forceinline__ void store_pack(void* address, const Pack<T, W>& pack
     store_words<Pack<T, W>::words>(address, pack.word);
 }
 
-// Loads the elements [first, valid) of the pack at `address`, which is aligned to one element; the others become +0.
+// Loads the elements `first` to valid - 1 of the pack at `address`, which is aligned to one element. The others become
+// +0.
 template <typename T, int W>
 __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* address, i64 valid, i64 first = 0) {
     constexpr int per_word = 4 / sizeof(T);
@@ -97,7 +98,7 @@ __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* addr
     }
 }
 
-// Stores the elements [first, valid) of the pack at `address`, which is aligned to one element.
+// Stores the elements `first` to valid - 1 of the pack at `address`, which is aligned to one element.
 template <typename T, int W>
 __device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& pack, i64 valid, i64 first = 0) {
     constexpr int per_word = 4 / sizeof(T);
@@ -117,26 +118,29 @@ __device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& 
     }
 }
 
+// Converts the elements of a pack to fp32.
 template <typename T, int W>
 __device__ __forceinline__ void to_float(float (&v)[W], const Pack<T, W>& pack) {
 #pragma unroll
     for (int i = 0; i < Pack<T, W>::words; ++i) Word<T>::unpack(pack.word[i], v + i * Word<T>::per_word);
 }
 
-// Makes the pack unknown to the compiler from here on, so that it does not keep the widened values in registers.
+// Hides from the compiler that the words of a pack keep their values, so that it does not keep the converted values in
+// registers.
 template <typename T, int W>
 __device__ __forceinline__ void forget(Pack<T, W>& pack) {
 #pragma unroll
     for (int i = 0; i < Pack<T, W>::words; ++i) ptx::forget(pack.word[i]);
 }
 
+// Rounds W values to the type of a pack.
 template <typename T, int W>
 __device__ __forceinline__ void from_float(Pack<T, W>& pack, const float (&v)[W]) {
 #pragma unroll
     for (int i = 0; i < Pack<T, W>::words; ++i) pack.word[i] = Word<T>::pack(v + i * Word<T>::per_word);
 }
 
-// The sum of N packs in fp32: +0.0f, then source 0 to source N - 1.
+// Adds N packs in fp32, in order: +0, source 0, ..., source N - 1.
 template <typename T, int W, int N>
 __device__ __forceinline__ void sum_packs(float (&sum)[W], const Pack<T, W> (&packs)[N]) {
     clear(sum);

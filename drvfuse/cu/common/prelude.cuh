@@ -31,7 +31,7 @@ struct e5m2 {
     __device__ __forceinline__ operator float() const { return low_half(ptx::f16x2_of_e5m2x2(bits)); }
 };
 
-// A scale: the power of two 2^(bits - 127), or NaN.
+// The type of a scale that is a power of two, 2^(bits - 127), or NaN.
 struct ue8m0 {
     u8 bits;
     __device__ __forceinline__ operator float() const {
@@ -102,7 +102,7 @@ struct Word<e5m2> {
     static __device__ __forceinline__ u32 pack(const float* v) { return ptx::e5m2x4(v); }
 };
 
-// Only for values that ue8m0 can represent.
+// pack() is only for values that ue8m0 can represent.
 template <>
 struct Word<ue8m0> {
     static constexpr int per_word = 4;
@@ -118,7 +118,7 @@ struct Word<ue8m0> {
     }
 };
 
-// The largest finite value, 1.75 * 2^exponent.
+// The largest finite value of an FP8 type, which is 1.75 * 2^exponent.
 template <typename T>
 struct Finite;
 template <>
@@ -132,7 +132,7 @@ struct Finite<e5m2> {
     static constexpr int exponent = 15;
 };
 
-// The value rounded to T, as fp32.
+// Returns the value rounded to T, as fp32.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
     float values[4] = {value};

@@ -5,22 +5,22 @@
 // DRVFUSE_SCALES_DTYPE and DRVFUSE_SCALES_LAYOUT (a ScaleLayout), and gets one number, `given`: the upper bound of the
 // maximum, for static quantisation the scale, and for NVFP4 the tensor scale.
 //
-// Adjacent lanes hold adjacent packs of W elements of a row. So GROUP / W lanes, a power of two and at most a warp, hold a
-// group of columns. Maxima are of the bits of |y| as integers, as in reduce.cuh: a NaN exceeds all numbers.
+// Adjacent lanes hold adjacent packs of W elements of a row. So GROUP / W lanes, a power of two and at most a warp,
+// hold a group of columns. Maxima are of the bits of |y| as integers, as in reduce.cuh: a NaN exceeds all numbers.
 #pragma once
 #include "common/pack16.cuh"
 #include "ptx/threads.cuh"
 
-enum class Quant { none, row, fixed, group };  // fixed: "static" in Python
+enum class Quant { none, row, fixed, group };  // `fixed` is the kind "static" of Python
 enum class ScaleLayout { row, column, tiles };
 
-// The scale to store (y ~ code * scale), which is already rounded to its type, and the factor by which y is multiplied.
+// How values y are quantised: code = y * inverse, rounded, so that y ~ code * scale.
 struct Quantisation {
-    float scale;
-    float inverse;
+    float scale;    // the scale to store, already rounded to its type
+    float inverse;  // the factor by which y is multiplied
 };
 
-// 1 / scale, or 0 where that is not finite: for a scale that is 0, tiny or NaN.
+// Returns 1 / scale, or 0 if that is not finite: for a scale that is 0, tiny or NaN.
 __device__ __forceinline__ float finite_inverse(float scale) {
     const float inverse = __frcp_rn(scale);
     const float largest_float = __uint_as_float(0x7f7fffffu);
@@ -37,7 +37,7 @@ struct ScaleRule {
     static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
         const float largest = rounded<S>(maximum);
         const float bound = rounded<S>(upper_bound);
-        const float limit = bound < largest ? bound : largest;  // NaN stays NaN
+        const float limit = bound < largest ? bound : largest;  // a maximum that is NaN stays NaN
         const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
         return {scale, finite_inverse(scale)};
     }
@@ -63,13 +63,14 @@ struct ScaleRule<e2m1x2, e4m3> {
     }
 };
 
-// The scale and factor of a row or group with that maximum, for codes of type Q and scales of type S.
+// Returns the scale and factor of a row or group whose largest |y| is `maximum`, for codes of type Q and scales of type
+// S.
 template <typename Q, typename S>
 __device__ __forceinline__ Quantisation quantisation(float maximum, float given) {
     return ScaleRule<Q, S>::of(maximum, given);
 }
 
-// The maximum over the GROUP / W adjacent lanes that hold a group of columns. Called by whole warps.
+// Returns the maximum over the GROUP / W adjacent lanes that hold a group of columns. Called by whole warps.
 template <int GROUP, int W>
 __device__ __forceinline__ u32 group_max(u32 maximum) {
     static_assert(GROUP / W >= 1 && GROUP / W <= 32, "a group is adjacent lanes of a warp");
@@ -92,7 +93,7 @@ __device__ __forceinline__ u32 e2m1_of(float value) {
     return (((sum >> 22) + sum) & 7) | (__float_as_uint(value) >> 28 & 8);
 }
 
-// A pack of FP4 is half as many bytes: 4 for a pack of 16-bit inputs, 2 for one of fp32.
+// The W elements of FP4 that belong to a pack of W inputs: 4 bytes for 16-bit inputs, 2 bytes for fp32 inputs.
 template <int W>
 struct Pack<e2m1x2, W> {
     static constexpr int words = 1;
@@ -149,8 +150,8 @@ __device__ __forceinline__ i64 scale_index(int row, int group, int rows, int gro
     }
 }
 
-// The padding of scales behind the last row becomes 0: all of it by threads `first`, `first` + 1, ... of `count` in all.
-// Tiles are on 16 bytes.
+// Clears the padding of scales after the last row. `count` threads divide it, and `first` is the number of this thread.
+// Arrays of tiles are aligned to 16 bytes.
 template <typename S, ScaleLayout LAYOUT>
 __device__ __forceinline__ void clear_row_padding(void* scales, int rows, int groups, u32 first, u32 count) {
     static_assert(LAYOUT != ScaleLayout::tiles || sizeof(S) == 1, "tiles hold bytes");
@@ -168,7 +169,7 @@ __device__ __forceinline__ void clear_row_padding(void* scales, int rows, int gr
             }
         }
     } else if constexpr (LAYOUT == ScaleLayout::tiles) {
-        // 16 bytes of a tile are words of 4 groups for its rows r, r + 32, r + 64 and r + 96.
+        // 16 bytes of a tile are four words, of 4 groups each, for rows r, r + 32, r + 64 and r + 96 of the tile.
         constexpr u32 zeros[4] = {0, 0, 0, 0};
         const u32 across = (groups + 3) / 4, in_last = rows % 128;
         char* const last = bytes + i64(rows / 128) * across * 512;
@@ -185,7 +186,7 @@ __device__ __forceinline__ void clear_row_padding(void* scales, int rows, int gr
     }
 }
 
-// All padding of the scales becomes 0: that behind the last row, and in tiles that behind the last group of each row.
+// Clears all padding of the scales: that after the last row and, in tiles, that after the last group of each row.
 template <typename S, ScaleLayout LAYOUT>
 __device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, u32 first, u32 count) {
     clear_row_padding<S, LAYOUT>(scales, rows, groups, first, count);

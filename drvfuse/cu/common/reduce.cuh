@@ -4,15 +4,15 @@
 // The tree of the sum is defined on the row's 16-byte packs, so it depends on the columns and the input's type alone:
 // inside a pack the squares are added in order from +0; each aligned group of 32 packs is added by butterfly (xor 16,
 // 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the 32 lanes
-// ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is the packs of
-// one warp with the same j, and every warp computes the last step for itself.
+// ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is the packs
+// of one warp with the same j, and every warp computes the last step for itself.
 //
 // The maximum is of the bits of |x| as an integer. Non-negative floats have the order of their bits, with NaN above
 // infinity, so a NaN anywhere makes the maximum a NaN.
 //
 // Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
-// used in turn: while a warp still reads the words of one row, others can only write the words of the next row, since they
-// cannot pass the barrier of that row without the warp.
+// used in turn: while a warp still reads the words of one row, others can only write the words of the next row, since
+// they cannot pass the barrier of that row without the warp.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"
@@ -28,7 +28,7 @@ struct RowScratch {
 
     __device__ __forceinline__ void expect(u32, u32) {}
 
-    // The number of this block among those that share a row.
+    // The number of this block among the blocks that share a row.
     static __device__ __forceinline__ u32 block() { return 0; }
 };
 
@@ -37,7 +37,7 @@ struct RowStatistics {
     float maximum;
 };
 
-// The sum over the 32 lanes or, with a smaller `First`, over each aligned group of 2 * First lanes.
+// Returns the sum over the 32 lanes or, with a `First` below 16, over each aligned group of 2 * First lanes.
 template <int First = 16>
 __device__ __forceinline__ float butterfly_sum(float value) {
 #pragma unroll
@@ -45,8 +45,8 @@ __device__ __forceinline__ float butterfly_sum(float value) {
     return value;
 }
 
-// `squares[j]` is the sum of this thread's pack j, `maximum` the bits of the largest |x| of all its packs. `row` counts the
-// rows that the block has reduced.
+// squares[j] is the sum of squares of this thread's pack j, and `maximum` has the bits of the largest |x| of all of its
+// packs. `row` is the number of rows that the block has reduced before.
 template <int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row, const float (&squares)[PACKS],
                                                     u32 maximum) {

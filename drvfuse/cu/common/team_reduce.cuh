@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reduction of one row that a team of threads holds, a block or lanes of a warp, whose size the compiler knows. The
-// tree is that of reduce.cuh. Its butterflies also add absent packs, which are +0; these are left out here, as no sum
-// is -0.
+// The reduction of one row that a team of threads holds in registers. A team is a block, or a group of lanes of a warp,
+// of a size that is known at compile time. The tree is that of reduce.cuh. The butterflies of reduce.cuh also add
+// absent packs, which are +0; this file leaves them out, which gives the same bits, since no sum is -0.
 //
 // Pack i * threads + t of the row belongs to thread t of the team. Every thread of the block, or of the warp, calls
-// reduce_row. Where lanes of a warp hold a row, the number of packs of a thread is a power of two.
+// reduce_row. If a group of lanes holds a row, the number of packs of a thread is a power of two.
 //
-// A block has two sets of shared words and uses them in turn, as in reduce.cuh.
+// Memory ordering. A block has two sets of shared words and uses them alternately, as in reduce.cuh. Lanes exchange
+// values by shuffles only.
 #pragma once
 #include "common/reduce.cuh"
 
@@ -17,8 +18,8 @@ __device__ constexpr int power_of_two(int least) {
     return power;
 }
 
-// The sums of N values over the 32 lanes; lane l gets the sum of value l / (32 / N). At each step a lane passes half of its
-// values to another lane, until it has one.
+// Adds each of N values over the 32 lanes; lane l returns the sum of value l / (32 / N). In each step a lane passes
+// half of its values to another lane, until it has one value.
 template <int N>
 __device__ __forceinline__ float butterfly_sums(const float (&values)[N], u32 lane) {
     static_assert(power_of_two(N) == N && N <= 32, "a share of the lanes for each");
@@ -73,7 +74,8 @@ __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch
     return {butterfly_sum<lanes / 2>(sum), __uint_as_float(ptx::warp_max(maximum))};
 }
 
-// For rows of at most 32 packs. An aligned group of `Lanes` lanes, a power of two, holds a row.
+// The scratch for rows of at most 32 packs: an aligned group of `Lanes` lanes, a power of two, holds a row. It is
+// empty.
 template <int Lanes>
 struct LaneScratch {
     __device__ __forceinline__ void init() {}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several sums over a warp at the same time.
+// The addition of several values over the lanes of a warp at the same time.
 #pragma once
 #include "common/prelude.cuh"
 
-// The sums over the warp of V values of each lane, in the order of V butterflies. A lane gets the sum of value
-// lane / (32 / V).
+// Adds each of V values over the lanes of a warp, in the order of a butterfly. Lane l returns the sum of value
+// l / (32 / V).
 template <int V, int MASK = 16>
 __device__ __forceinline__ float butterfly_sums(const float (&v)[V], int lane) {
     if constexpr (MASK == 0) {

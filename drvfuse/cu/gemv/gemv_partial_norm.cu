@@ -1,50 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = act . weight^T for 1 to 8 rows of act, and RMSNorm of the first n_normed columns of y, in one launch.
+// A matrix-vector product of few rows, and RMSNorm of a part of the result, in one launch.
 //
-// Layout. act [M, K] and weight [N, K] have row strides; gamma is [n_normed] and the bias [N]. The scales of an FP8
-// weight are one number, [N] or [N, ceil(K / 128)], those of an FP8 act one number, [M] or [M, ceil(K / 128 or 64)].
-// normed [M, n_normed] and unnormed [M, N - n_normed] are written once. The workspace has a header and a word for each
-// normed sum, M x padded words (padded is n_normed rounded up to 4).
+// Computes, for act [M, K] with M of 1 to 8, and weight [N, K]:
+//   y = epilogue(act . weight^T + bias)               fp32, not stored
+//   normed = (y * gamma) * (1 / sqrt(mean of y^2 + eps)) over the first n_normed columns of y       [M, n_normed]
+//   unnormed = the other columns of y, rounded                                                      [M, N - n_normed]
+// act and weight may be FP8 with scales, which multiply sums of products. The scales of the weight are one number, [N]
+// or [N, ceil(K / 128)], those of act one number, [M] or [M, ceil(K / 128 or 64)]. act and weight have row strides,
+// gamma is [n_normed] and the bias [N]. The norm reads y in fp32, not the stored outputs; its result is rounded once.
 //
-// Sums. A row of the weight consists of packs of 16 bytes. A group is 32 packs, one access of a warp. The products of a
-// pack are added in order from +0. If scales belong to groups of columns, this sum is multiplied by the pack's scale of
-// the weight, then by that of act. The 32 packs of a group are added by butterfly (xor 16, 8, 4, 2, 1). Lane l adds
-// groups l, l + 32, ... in order from +0, and the 32 lanes are added by butterfly. The sum is multiplied by the
-// weight's scale of the tensor or row, then by act's scale of the row; then the bias is added and the epilogue applied,
-// each in fp32. The result is y. So the order depends only on K and the weight's type, and the bits of y do not depend
-// on N, M, n_normed or the grid. If act and weight have at most 16 bits, the product is exact, and fma rounds only the
-// sum; otherwise product and sum are both rounded. The norm reads y in fp32, not the stored outputs. Its sum of squares
-// has the order of reduce.cuh over packs of four columns; out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded
-// once.
+// Order of sums. A row of the weight consists of packs of 16 bytes. A group is 32 packs, one access of a warp. The
+// products of a pack are added in order from +0. If scales belong to groups of columns, this sum is multiplied by the
+// pack's scale of the weight, then by that of act. The 32 packs of a group are added by butterfly (xor 16, 8, 4, 2, 1).
+// Lane l adds groups l, l + 32, ... in order from +0, and the 32 lanes are added by butterfly. The sum is multiplied by
+// the weight's scale of the tensor or row, then by act's scale of the row. Then the bias is added and the epilogue
+// applied, each in fp32. So the order depends only on K and the weight's type, and the bits of y do not depend on N, M,
+// n_normed or the grid. If act and weight have at most 16 bits, products are exact and fma rounds only the sum;
+// otherwise product and sum are both rounded. The norm's sum of squares has the order of reduce.cuh over packs of four
+// columns.
 //
-// Grid. One-dimensional. Block b computes rows b, b + gridDim.x, ... of the weight, so the normed rows come first, and the
-// last block can norm them (the finish, below) while other rows are read. WARPS_A_ROW warps form a team, which multiplies
-// a row; each lane has the same PACKS places of every row, so that act stays in registers if M is 1. TEAMS teams take
-// turns. SUM_WARPS warps start the loads of the stages and add the group sums of the teams (pipeline.cuh); no barrier stops
-// all warps at once. With DIRECT, for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes
-// its rows itself. The remaining warps of the last block do the finish. Those of other blocks end at once, except that
-// with DIRECT one of them reads the epoch.
+// Division. Block b computes rows b, b + gridDim.x, ... of the weight, so the normed rows come first, and the last
+// block can compute the norm (the finish, below) while other rows are read. The warps of a block have different work:
+//   multiply   TEAMS teams of WARPS_A_ROW warps. A team multiplies a stage, which is some rows or a chunk of them; each
+//              lane has PACKS packs of a row, at the same columns in every row. The teams take stages in turn.
+//   add        SUM_WARPS warps start the loads of stages and add the group sums of the teams (pipeline.cuh).
+//   finish     The remaining warps of the last block compute the norm (norm.cuh). Those of other blocks end at once,
+//              except that with DIRECT one of them reads the epoch.
+// With DIRECT, for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes its rows itself. No
+// barrier stops all warps of a block at once.
 //
-// Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu. The word
-// is its own flag, so no fence and no counter is needed. The tag is the workspace's next epoch. Every publisher has
-// read the epoch before, and the finish advances it when it has read all words with this tag. So a workspace that was
-// zeroed once serves any number of launches in stream order, of any shape, and words of an aborted launch never match.
-// The last block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Accesses to the epoch are
-// relaxed too: the publisher's read comes before its word, which contains it, and the advance comes after the words
-// were read.
-// All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no cooperative
-// launch and no free multiprocessors. CUDA does not guarantee that order. In another order the last block would occupy
-// its place, which stops the other blocks only if the device has no second place. That wait ends as every wait does, by
-// the time-out of scratch.cuh, whose report names the block that has not published its word. The epoch advances then
-// too.
+// Storage. Registers: weights or, with COPIED, none; act if M is 1. Shared memory: with COPIED the weights of the
+// stages in flight, in a ring; group sums; in the last block gamma and products with gamma, if they fit. Workspace: a
+// word for each normed sum, M x padded words (padded is n_normed rounded up to a multiple of 4).
 //
-// The finish counter is zero unless a launch is running: the last block adds 1 after the wait for the producer, and
-// stores 0 at its end. If it does not find 0, two launches share the counter, or it was never zeroed; that is reported.
-// Without normed rows no block does a finish, and neither counter nor workspace is accessed.
+// Memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu. The word is its own
+// flag, so no fence and no counter is needed. The tag is the workspace's next epoch. Every publisher has read the epoch
+// before, and the finish advances it when it has read all words with this tag. So a workspace that was zeroed once
+// serves any number of launches in stream order, of any shape, and words of an aborted launch never match. The last
+// block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Accesses to the epoch are relaxed
+// too: a publisher reads it before it stores its word, which contains it, and the finish stores it after it has read
+// the words.
+//
+// Progress. All blocks but the last end without waiting for other blocks, and devices place blocks in index order, so
+// the launch need not be cooperative. CUDA does not guarantee that order. In another order the last block could occupy
+// a multiprocessor while it waits, which stops the other blocks only if they have no other place. That wait ends by the
+// time-out of scratch.cuh, whose report names the block that has not published its word. The epoch advances then too.
+//
+// Finish counter. It is zero unless a launch is running: the last block adds 1 after the wait for the producer, and
+// stores 0 at its end. If the block does not find 0, two launches share the counter, or it was never zeroed, and the
+// block reports that. Without normed rows no block does a finish, and neither counter nor workspace is accessed.
 //
 // PDL. Before the wait for the producer a block reads only gamma, the weights of the first stages, and their scales if
-// these are group scales. Every block triggers: at entry with early_trigger, else when one of its warps has stored its
-// last sums.
+// these are group scales. Every block triggers: at its entry with early_trigger, else when one of its warps has stored
+// its last sums.
 //
 // Trace. The last block records its finish. Every other block records its first warp that adds group sums; with DIRECT,
 // that warp also multiplies.
@@ -53,8 +61,8 @@
 #include "gemv/sums.cuh"
 #include "sync/pdl.cuh"
 
-constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the first thread of the warps that add writes the trace
-constexpr u32 COUNTER_HELD = 4;                              // a reason for a report, beside those in scratch.cuh
+constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the thread that writes the trace, except for the finish
+constexpr u32 COUNTER_HELD = 4;                              // a reason of a report: the finish counter was not 0
 
 // Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
 // polling.
@@ -73,6 +81,7 @@ private:
     bool made_;
 };
 
+// The work of a warp that multiplies.
 __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, const Results& results,
                                          Pipeline& pipeline, u32 ring, float* parts, BlockTrace<FIRST_WRITER>& trace) {
     Products products(p, rows, results);
@@ -112,6 +121,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     if constexpr (DIRECT) announcement.make(true);
 }
 
+// The work of a warp that adds group sums.
 __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const Results& results, Pipeline& pipeline,
                                     u32 ring, const float* parts, BlockTrace<FIRST_WRITER>& trace) {
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
@@ -132,7 +142,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
         pipeline.full[stage.slot()].wait(stage.parity());
         pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);
         if (stage.index == turn && rows.normed > 0) {  // not earlier: the copies must not wait for the epoch
-            if (reads) pipeline.tell(epoch);
+            if (reads) pipeline.set_tag(epoch);
             pipeline.epoch_read.wait(0);
             tag = pipeline.tag;
         }
@@ -144,15 +154,15 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
     announcement.make(true);
 }
 
-// The last block's work: it normalises the sums of all blocks.
+// The work of a warp of the last block that normalises the sums of all blocks.
 __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, float4* stash, float (*buckets)[32],
                                        BlockTrace<FIRST_NORM_THREAD>& trace) {
     Norm norm(p, stash, buckets);
     const bool leads = threadIdx.x == FIRST_NORM_THREAD;
-    u32 epoch, aborted, held = 0;
+    u32 epoch, aborted, counter = 0;  // `counter`: the finish counter before this launch, 0 unless it was in use
     const auto read_state = [&] {
         ptx::load_relaxed_gpu_v2(epoch, aborted, p.scratch.state);
-        if (DIRECT && leads) pipeline.tell(epoch);
+        if (DIRECT && leads) pipeline.set_tag(epoch);
     };
     __syncthreads();
     if constexpr (!DEPENDENT) read_state();
@@ -160,7 +170,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     wait_for_producer();
     if constexpr (DEPENDENT) read_state();
     trace.start();
-    if (leads) held = atomicAdd(p.finish_counter, 1u);
+    if (leads) counter = atomicAdd(p.finish_counter, 1u);
     const u32 tag = next_epoch(epoch);
     // after this wait the other words arrive soon; earlier polls would slow down this block's reads
     pipeline.published.wait(0);
@@ -174,9 +184,9 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
         atomicExch(p.finish_counter, 0u);
     }
     trace.lap(TraceRole::apply_store);
-    if (leads && held != 0) {
-        const bool own = p.finish_counter == &p.scratch.state->users;
-        give_up(p.scratch, own ? IN_USE : COUNTER_HELD, blockIdx.x, 0, held);
+    if (leads && counter != 0) {
+        const bool is_workspace = p.finish_counter == &p.scratch.state->users;
+        give_up(p.scratch, is_workspace ? IN_USE : COUNTER_HELD, blockIdx.x, 0, counter);
     }
     if (leads && aborted != 0) report_abort(p.scratch);
 }
@@ -210,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (DIRECT && threadIdx.x == FIRST_NORM_THREAD && rows.normed > 0) {
             wait_for_producer();
-            pipeline.tell(ptx::load_relaxed_gpu(&p.scratch.state->epoch));
+            pipeline.set_tag(ptx::load_relaxed_gpu(&p.scratch.state->epoch));
         }
     }
 }

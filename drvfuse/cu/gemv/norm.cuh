@@ -8,7 +8,8 @@
 #include "trace/trace.cuh"
 
 constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs for which a lane waits at the same time: a power of two
-constexpr bool HELD = DRVFUSE_NORM_HELD;   // a lane waits only once, and keeps the values that it normalises
+constexpr bool HELD =
+    DRVFUSE_NORM_HELD;  // a lane waits only once, and keeps the values that it normalises in registers
 // Shared words for the sums of groups of packs, one for each lane of the last butterfly.
 constexpr int BUCKETS = HELD ? BATCH * NORM_WARPS : 32;
 static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
@@ -45,21 +46,23 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
     }
 }
 
-// Words of the last pack beyond the last column are published as 0 (result.cuh), so that all packs are whole here.
+// A thread's part of the norm of one row of act. The normed columns form packs of four. Words of the last pack beyond
+// the last column are published as 0 (result.cuh), so that all packs are whole here.
 //
-// This code ends every launch, in warps that wait for the result of each instruction. So its speed depends on the
-// number of instructions.
+// This code ends every launch, in warps that wait for the result of each instruction. So its time depends on the number
+// of instructions.
 class Norm {
 public:
-    // Without HELD, if p.stashed, `stash` has room for M x padded floats: first for gamma, then for the products with
+    // `stash` has room for M x padded floats if p.stashed. It first holds gamma, then the products of the sums with
     // gamma.
+    // HELD does not use it.
     __device__ __forceinline__ Norm(const GemvParams& params, float4* stash, float (*shared_buckets)[32])
         : p(params), buckets(shared_buckets), lane(threadIdx.x % 32),
           m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
           part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
           words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
 
-    // Called before the wait for the producer, since no producer may write gamma.
+    // Loads gamma. Called before the wait for the producer, which must not write gamma.
     __device__ __forceinline__ void load() {
         if constexpr (HELD) {
             load_gammas(part);
@@ -96,11 +99,12 @@ public:
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
 
+    // Stores the normed columns of this lane.
     __device__ __forceinline__ void store(float factor) const {
         if constexpr (HELD) {
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
-                if (pack_of(part, k) < packs) store_normed(p, m, pack_of(part, k), held[k], factor);
+                if (pack_of(part, k) < packs) store_normed(p, m, pack_of(part, k), products_of_lane[k], factor);
             }
         } else if (p.stashed) {
 #pragma unroll 4
@@ -146,7 +150,7 @@ private:
 #pragma unroll
             for (int i = 1; i < 4; ++i) sums[k] = __fadd_rn(sums[k], __fmul_rn(value(w[k], i), value(w[k], i)));
             if constexpr (HELD) {
-                multiply(held[k], w[k], gamma[k]);
+                multiply(products_of_lane[k], w[k], gamma[k]);
             } else if (p.stashed && pack_of(group, k) < packs) {
                 float4& product = products[pack_of(group, k)];
                 product = make_float4(__fmul_rn(value(w[k], 0), product.x), __fmul_rn(value(w[k], 1), product.y),
@@ -210,10 +214,13 @@ private:
     static __device__ __forceinline__ float value(const Words& w, int i) { return __uint_as_float(u32(w.word[i])); }
 
     const GemvParams& p;
-    float (*const buckets)[32];  // [M]
-    const int lane, m, part, packs;
-    const u64* const words;
-    float4* const products;
-    Pack<Gamma, 4> gamma[BATCH];
-    float held[HELD ? BATCH : 1][4];  // the products with gamma
+    float (*const buckets)[32];                   // [M]: the sums of squares of each row, in shared memory
+    const int lane;                               // the lane in its warp
+    const int m;                                  // the row of act
+    const int part;                               // the number of the warp among those of row m
+    const int packs;                              // packs of four normed columns
+    const u64* const words;                       // the words of row m
+    float4* const products;                       // the part of `stash` for row m
+    Pack<Gamma, 4> gamma[BATCH];                  // gamma of the lane's packs of a turn
+    float products_of_lane[HELD ? BATCH : 1][4];  // with HELD: the sums of the lane's packs, times gamma
 };

@@ -3,6 +3,8 @@
 #pragma once
 #include "gemv/params.cuh"
 
+// Loads 16 bytes of a row of the weight by accesses of ACCESS bytes, 8 or fewer. Only the first `valid` bytes are
+// inside the row, and the others become zero.
 __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int valid) {
     clear(word);
     if constexpr (ACCESS == 8) {
@@ -41,13 +43,15 @@ __device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool
     }
 }
 
+// Converts the elements of a pack to fp32.
 template <typename T>
 __device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&word)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) Word<T>::unpack(word[i], v + i * Word<T>::per_word);
 }
 
-// The elements of act's row `m` that belong to a pack of the weight. Elements beyond the end of the row are zero.
+// Loads the elements of act's row `m` that belong to pack `index` of a row of the weight. Elements beyond the end of
+// the row become zero.
 __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const GemvParams& p, int m, int index) {
     const Act* at = p.act + m * p.act_stride + i64(index) * W;
     const int valid = p.columns - index * W;
@@ -59,26 +63,27 @@ __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const GemvParams& p
     }
 }
 
-// The scale of a pack of act, if act has scales for groups of columns.
+// The scale of pack `index` of row m of act if act has scales for groups of columns, else 1.
 __device__ __forceinline__ float scale_of_act(const GemvParams& p, int m, int index) {
     if constexpr (ACT_SCALES != Scales::group) return 1.0f;
     return index * W < p.columns ? p.act_scales[m * p.act_scale_step + index * W / ACT_SCALE_GROUP] : 0.0f;
 }
 
-// The scale of a pack of the weight, if the weight has scales for groups of columns.
+// The scale of pack `index` of a row of the weight if the weight has scales for groups of columns, else 1.
 __device__ __forceinline__ float scale_of_weight(const GemvParams& p, i64 row, int index) {
     if constexpr (SCALES != Scales::group) return 1.0f;
-    const i64 of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
-    return index * W < p.columns ? p.scales[row * of_row + index * W / SCALE_GROUP] : 0.0f;
+    const i64 row_scales = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
+    return index * W < p.columns ? p.scales[row * row_scales + index * W / SCALE_GROUP] : 0.0f;
 }
 
-// The products of a pack, added in order, times its scales.
-__device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale, float of_act) {
+// Returns the sum of the products of a pack, added in order and multiplied by the pack's scales: `scale` is that of the
+// weight, `act_scale` that of act.
+__device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale, float act_scale) {
     float sum = 0.0f;
 #pragma unroll
     for (int e = 0; e < W; ++e) {
         sum = EXACT ? __fmaf_rn(a[e], w[e], sum) : __fadd_rn(sum, __fmul_rn(a[e], w[e]));
     }
     if constexpr (SCALES == Scales::group) sum = __fmul_rn(sum, scale);
-    return ACT_SCALES == Scales::group ? __fmul_rn(sum, of_act) : sum;
+    return ACT_SCALES == Scales::group ? __fmul_rn(sum, act_scale) : sum;
 }

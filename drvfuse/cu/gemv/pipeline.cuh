@@ -25,7 +25,9 @@
 #include "sync/mbarrier.cuh"
 
 struct Stage {
-    int index, first, chunk;  // `first` is the stage's first row in the block
+    int index;  // the number of the stage in the block
+    int first;  // the first row of the stage, as a row of the block
+    int chunk;  // the number of the stage's chunk of its rows
 
     static __device__ __forceinline__ Stage at(int index, const GemvParams& p) {
         return CHUNKED ? Stage{index, index / p.chunks * STEP, index % p.chunks} : Stage{index, index * STEP, 0};
@@ -44,10 +46,10 @@ __device__ __forceinline__ int sums_slot(const Stage& stage) {
 }
 
 struct Pipeline {
-    Mbarrier full[SLOTS], done[SLOTS];
-    Mbarrier epoch_read;  // `tag` is written
-    Mbarrier published;   // the sums that the last block waits for before it polls
-    u32 tag;
+    Mbarrier full[SLOTS], done[SLOTS];  // the two barriers of each slot
+    Mbarrier epoch_read;                // its phase ends when `tag` is written
+    Mbarrier published;                 // its phase ends when this block has published the rows that precede its polls
+    u32 tag;                            // the tag of the block's words, once `epoch_read` has ended its phase
 
     // Called by one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {
@@ -60,13 +62,14 @@ struct Pipeline {
         if constexpr (COPIED) bulk_copies_from_here();
     }
 
-    // Called by one thread of a block with normed rows: sets the tag of the block's words, the epoch after `epoch`.
-    __device__ __forceinline__ void tell(u32 epoch) {
+    // Sets the tag of the block's words to the epoch after `epoch`. Called by one thread of a block with normed rows.
+    __device__ __forceinline__ void set_tag(u32 epoch) {
         tag = next_epoch(epoch) + (FAULT("block-3-of-another-launch") && blockIdx.x == 3);
         epoch_read.arrive();
     }
 
-    // Called by one warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
+    // Begins a stage: starts its copies with COPIED, and otherwise only reports that its slot is free. Called by one
+    // warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
     __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
         Mbarrier& barrier = full[stage.slot()];
         const int lane = threadIdx.x % 32;

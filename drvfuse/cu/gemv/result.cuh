@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    // y[m, row], from the sum.
+    // Returns y[m, row], from the sum of its products.
     __device__ __forceinline__ float value(int row, int m, float sum) const {
         if constexpr (SCALES == Scales::tensor) sum = __fmul_rn(sum, *p.scales);
         if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[row]);

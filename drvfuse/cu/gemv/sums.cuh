@@ -47,9 +47,11 @@ public:
     }
 
 private:
+    // A value is the sum of one row of the weight and one row of act. In a turn the warp adds VALUES_A_TURN values of a
+    // stage.
     static constexpr int VALUES_A_TURN = 32 / SUM_LANES;
-    static constexpr int ALL_TURNS = (STEP * M + VALUES_A_TURN - 1) / VALUES_A_TURN;
-    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // turns that are loaded together
+    static constexpr int ALL_TURNS = (STEP * M + VALUES_A_TURN - 1) / VALUES_A_TURN;  // turns of a stage
+    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // turns whose loads are in flight together
     static constexpr int ROUNDS = (ALL_TURNS + TURNS - 1) / TURNS;
     static constexpr int VALUES_AT_A_TIME = TURNS * VALUES_A_TURN;
 
@@ -57,5 +59,5 @@ private:
     const Rows& rows;
     const Results& results;
     const int lane;
-    float sums[TURNS];
+    float sums[TURNS];  // the lane's sum of groups, of its value in each turn
 };

@@ -1,29 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optional residual addition, RMSNorm or LayerNorm, and quantisation of rows, on one device. Each byte is read or written
-// once.
+// An optional residual addition, RMSNorm or LayerNorm, and the quantisation of rows, on one device. Each byte is read
+// or written once.
 //
-// Layout. Tensors are [rows, columns], contiguous. A team of threads holds a row in registers. A team is a block of
-// DRVFUSE_THREADS threads, or the DRVFUSE_CLUSTER blocks of a cluster, whose threads are numbered block by block, or, where
-// DRVFUSE_LANES is not 0, DRVFUSE_LANES lanes of a warp. Pack i * threads + t, 16 bytes of the input, belongs to thread t
-// of the team, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are 16-byte aligned and `columns` is a multiple
-// of the elements of a pack; with it, rows are read and written element by element. With DRVFUSE_EXACT every thread has
-// DRVFUSE_PACKS packs of a row.
+// Computes, for an input [rows, columns], with g = gamma + weight_offset:
+//   x = +0 + input, with RESIDUAL rounded(x + residual), which is residual_output                    [rows, columns]
+//   RMSNorm    y = (x * g) * f, where f = 1 / sqrt(mean of x^2 over the row + epsilon)
+//   LayerNorm  y = ((x - mean) * g) * f, with BETA + beta, where f is that of x - mean
+//   output = codes of y, and scales (quantise.cuh), or y rounded to the input's type                 [rows, columns]
+//   normed_output = y rounded to the input's type, with NORMED                                       [rows, columns]
+// All operations are fp32 and IEEE, each rounded, in the order of drvfuse/reference/norms.py and quantised.py; the
+// order of sums is in reduce.cuh. f is not negative and rounding is monotone, so max|y| of a row is f * max|x * g|, and
+// without beta one reduction gives both the sum and the maximum. The maxima of groups are taken of y itself, since 0 *
+// f is NaN if f is infinite.
 //
-// Grid. Any number of blocks, a multiple of the cluster. Team k does rows k, k + teams, ... It loads the next row while it
-// works on a row.
+// Division. Any number of blocks, a multiple of the cluster. A team of threads has one row at a time: with LANES LANES
+// lanes of a warp, otherwise a block of THREADS threads, or the CLUSTER blocks of a cluster, whose threads are numbered
+// block by block. Team k of all teams takes rows k, k + teams, ... Pack i * threads + t of a row, 16 bytes of the
+// input, belongs to thread t of the team, for i < PACKS. Without RAGGED tensors are 16-byte aligned and rows consist of
+// whole packs; with RAGGED rows are read and written element by element.
 //
-// Numerics. x = +0 + input (+ residual, rounded to the residual's type: residual_output). The operations on x are those
-// of drvfuse/reference/norms.py and quantised.py, in IEEE arithmetic, each rounded; the order of sums is in reduce.cuh.
-// f is not negative and rounding is monotone, so f * max|x * g| is max|y| of a row, and without beta one reduction
-// gives both the sum and the maximum. The maxima of groups are found from y itself, since 0 * f is NaN where f is
-// infinite.
+// Storage. Registers: a team's row, its next row, which is in flight, and with KEEP_GAMMA gamma and beta. Shared
+// memory:
+// the sums and maxima of a reduction.
 //
-// Memory ordering. Teams share only the memory of their reductions (reduce.cuh), so nothing else must be ordered.
-// residual_output may be residual: the same thread reads a row's residual before it writes residual_output of that row.
-// gamma and beta are weights; with KEEP_GAMMA they are read before the wait for the producer, otherwise after it. The padding
-// of scales and the scales are different bytes, each written by one thread.
+// Memory ordering. The threads of a team share only the memory of their reductions (reduce.cuh, team_reduce.cuh,
+// cluster_reduce.cuh), and teams share nothing. residual_output may be the residual: the same thread reads a row's
+// residual before it writes residual_output of that row. The scales and their padding are different bytes, each of
+// which one thread writes.
 //
-// Failure. A thread waits for the threads of its own team alone, so the kernel cannot hang.
+// PDL. Before the wait for the producer, a block reads only gamma and beta, with KEEP_GAMMA. It triggers at its entry
+// (early_trigger) or at its end.
+//
+// Failure. A thread waits only for threads of its own team, so the kernel cannot hang.
 #include "norm/rows.cuh"
 #include "sync/pdl.cuh"
 
@@ -44,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, blockIdx.x * THREADS + threadIdx.x,
                                            gridDim.x * THREADS);
     }
-    // The lanes of a warp stay together until the team of its first lanes has no row left.
+    // All lanes of a warp stay in the loop until the team of its first lanes has no row left.
 #pragma unroll 1
     for (int first = LANES > 0 ? row - int(threadIdx.x % 32) / IN_WARP : row; first < p.rows; first += rows.step()) {
         float x[PACKS][W];

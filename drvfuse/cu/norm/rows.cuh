@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a row in rmsnorm_fp8: load, residual, norm, quantisation, store.
+// The work of rmsnorm_fp8 on a row: load, residual, norm, quantisation, store.
 #pragma once
 #include "common/norm.cuh"
 #include "norm/row_form.cuh"
@@ -12,7 +12,7 @@ struct Loaded {
     ResidualPack residual[RESIDUAL ? PACKS : 1];
 };
 
-// A team's state over all rows of a call, and the steps of a row.
+// A thread's state over all rows of a launch, and the steps of a row, which all threads of a team call together.
 class Rows {
 public:
     __device__ __forceinline__ Rows(const NormParams& p, Scratch& scratch, Trace& trace)
@@ -34,6 +34,7 @@ public:
         return LANES > 0 ? gridDim.x * (THREADS / IN_WARP) : gridDim.x / CLUSTER;
     }
 
+    // Starts to load a row, if it exists.
     __device__ __forceinline__ void load(Loaded& loaded, int row) const {
         const i64 from = at(row);
 #pragma unroll
@@ -120,14 +121,20 @@ public:
     }
 
 private:
+    // The number within the row of this thread's pack i.
     __device__ __forceinline__ int index(int i) const { return i * TEAM + thread_; }
+    // Whether rows have this thread's pack i.
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
+    // Whether the current row exists and has this thread's pack i.
     __device__ __forceinline__ bool live(int i) const { return (LANES == 0 || row_ < p_.rows) && has(i); }
+    // The number of elements of a row from the beginning of this thread's pack i on.
     __device__ __forceinline__ int valid(int i) const { return p_.columns - index(i) * W; }
+    // Whether element k of this thread's pack i exists.
     __device__ __forceinline__ bool exists(int i, int k) const { return !RAGGED || k < valid(i); }
     // This thread's first element of a row.
     __device__ __forceinline__ i64 at(int row) const { return i64(row) * p_.columns + thread_ * W; }
 
+    // The bits of the largest of the maxima of this thread's packs.
     static __device__ __forceinline__ u32 maximum_of(const float (&largest)[PACKS]) {
         u32 maximum = 0;
 #pragma unroll
@@ -135,6 +142,7 @@ private:
         return maximum;
     }
 
+    // Subtracts the row's mean from the elements that exist.
     __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
         float sums[PACKS];
         clear(sums);
@@ -154,19 +162,21 @@ private:
         }
     }
 
+    // Loads this thread's pack i of gamma or beta as fp32.
     __device__ __forceinline__ void load_vector(float (&v)[W], const void* from, int i) const {
         GammaPack pack;
         load_of_row(pack, from, thread_ * W, i, valid(i));
         to_float(v, pack);
     }
 
+    // Loads gamma + weight_offset for this thread's pack i.
     __device__ __forceinline__ void load_gamma(float (&g)[W], int i) const {
         load_vector(g, p_.gamma, i);
 #pragma unroll
         for (int k = 0; k < W; ++k) g[k] = __fadd_rn(g[k], p_.weight_offset);
     }
 
-    // gamma + weight_offset, and beta, for this thread's pack i.
+    // Sets `g` to gamma + weight_offset for this thread's pack i, from registers or memory.
     __device__ __forceinline__ void gamma(float (&g)[W], int i) const {
         if constexpr (KEEP_GAMMA) {
             copy(g, gamma_[i]);
@@ -175,6 +185,7 @@ private:
         }
     }
 
+    // Sets `b` to beta for this thread's pack i, from registers or memory.
     __device__ __forceinline__ void beta(float (&b)[W], int i) const {
         if constexpr (KEEP_GAMMA) {
             copy(b, beta_[i]);
@@ -188,7 +199,8 @@ private:
         for (int k = 0; k < W; ++k) to[k] = from[k];
     }
 
-    // Stores the scale of the row and returns its inverse.
+    // Stores the scale of the row, and returns the factor for the codes. `maximum` is the row's largest |x * g|, f the
+    // factor of the norm, and `largest` has the largest |y| of each pack, which only BETA needs.
     template <typename Q>
     __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
         float of_row = __fmul_rn(maximum, f);
@@ -208,8 +220,9 @@ private:
         for (int i = 0; i < PACKS; ++i) to[i] = value;
     }
 
-    // Stores the scales of the groups that have this thread's packs, and sets the inverse scale of each pack. A group has
-    // `turns` packs of each of `in_group` adjacent threads, which divide the computation of their groups' scales.
+    // Stores the scales of the groups of this thread's packs, and sets inverse[i] to the factor for the codes of pack
+    // i. A group consists of `turns` packs of each of `in_group` adjacent threads. These threads divide the computation
+    // of the scales of their groups.
     template <typename Q>
     __device__ __forceinline__ void scale_groups(float (&inverse)[PACKS], const float (&largest)[PACKS]) {
         constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, turns = GROUP / W / in_group;
@@ -262,13 +275,13 @@ private:
     }
 
     const NormParams& p_;
-    Scratch& scratch_;
+    Scratch& scratch_;  // the shared memory of the team's reductions
     Trace& trace_;
-    const int packs_;
-    int thread_;  // number in the team
-    int row_;
+    const int packs_;  // packs of a row
+    int thread_;       // the number of this thread in the team
+    int row_;          // the current row, which may not exist
     Mean mean_;
-    u32 done_;  // reductions of this call so far
-    float gamma_[KEEP_GAMMA ? PACKS : 1][W];
-    float beta_[KEEP_GAMMA && BETA ? PACKS : 1][W];
+    u32 done_;                                       // the number of reductions of this launch so far
+    float gamma_[KEEP_GAMMA ? PACKS : 1][W];         // gamma + weight_offset of this thread's packs
+    float beta_[KEEP_GAMMA && BETA ? PACKS : 1][W];  // beta of this thread's packs
 };

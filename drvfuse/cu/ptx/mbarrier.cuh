@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u
                  : "memory");
 }
 
-// The same for bytes that are not read again: L2 evicts their lines first.
+// copy_bulk() with the cache hint L2::evict_first, for bytes that are not read again
 __device__ __forceinline__ void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"

@@ -52,8 +52,7 @@ __device__ __forceinline__ void load_once_v4(u32* word, const void* from) {
                  : "l"(from));
 }
 
-// The same for two words and for four words, and loads of u16 and f32, predicated. Values that are not wanted are
-// undefined.
+// ld.global.L1::no_allocate.v2.u32, predicated; without `wanted` the words are undefined
 __device__ __forceinline__ void load_once_v2_if(bool wanted, u32* word, const void* from) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2]; }"
                  : "=r"(word[0]), "=r"(word[1])
@@ -61,6 +60,7 @@ __device__ __forceinline__ void load_once_v2_if(bool wanted, u32* word, const vo
                  : "memory");
 }
 
+// ld.global.L1::no_allocate.v4.u32, predicated; without `wanted` the words are undefined
 __device__ __forceinline__ void load_once_v4_if(bool wanted, u32* word, const void* from) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_once_v4_if(bool wanted, u32* word, const vo
                  : "memory");
 }
 
-// ld.global.u16
+// ld.global.u16, predicated; without `wanted` the value is undefined
 __device__ __forceinline__ void load_u16_if(bool wanted, u16& value, const void* from) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
                  : "=h"(value)
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_u16_if(bool wanted, u16& value, const void*
                  : "memory");
 }
 
-// ld.global.f32
+// ld.global.f32, predicated; without `wanted` the value is undefined
 __device__ __forceinline__ void load_f32_if(bool wanted, float& value, const void* from) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.f32 %0, [%1]; }"
                  : "=f"(value)

@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_relaxed_gpu_v4(u32* to, u32 a, u32 b, u32 
                  : "memory");
 }
 
-// The same with one word four times.
+// st.relaxed.gpu.global.v4.u32 of one word, four times
 __device__ __forceinline__ void store_relaxed_gpu_v4(u32* to, u32 same) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(to), "r"(same) : "memory");
 }

@@ -40,7 +40,7 @@
 template <int Ranks, bool Aliases = false>
 class Barrier {
 public:
-    // Called by every thread of the block, after wait_for_producer(). Reads the workspace's state.
+    // Reads the epoch and the abort word. Called by every thread of the block, after wait_for_producer().
     __device__ __forceinline__ Barrier(const Call& call, Trace& trace)
         : call_(call), trace_(trace), calls_(call), ordinal_(0), epoch_(0) {
         char* own = call.workspaces[call.rank];
@@ -52,8 +52,8 @@ public:
         calls_.start();
     }
 
-    // Called by all threads of the block. Returns false to all of them if the call is aborted; then nothing is known
-    // about the peers.
+    // The barrier. `publish`: it also orders this block's earlier accesses in this kernel. Called by all threads of the
+    // block. Returns false to all of them if the call is aborted; then the peers may not have arrived.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         const bool unordered = FAULT("no-block-barrier-before-release") ||
                                (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);
@@ -66,7 +66,7 @@ public:
             if constexpr (Aliases && !FAULT("multimem-no-alias-fence")) ptx::fence_aliases();
             set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), epoch_ + ordinal_);
         }
-        if (!publish) calls_.tell();  // after the flag, whose release would wait for this store
+        if (!publish) calls_.tell();  // after the flag: its release would otherwise wait for this store
         if (threadIdx.x < Ranks && !aborted_) aborted_ = !wait(threadIdx.x, epoch_ + ordinal_, publish, met);
         trace_.waits(ordinal_ - 1, Ranks, met);
         const bool all = FAULT("no-block-barrier-after-spin") ? !aborted_ : !__syncthreads_or(aborted_);
@@ -74,9 +74,9 @@ public:
         return all;
     }
 
-    // Called by all threads of the block, once, after the last barrier of a call that was not aborted. The last block
-    // that calls it advances the epoch by the number of barriers; all blocks have read the epoch by then. Returns the
-    // new epoch to the thread that has written it, and 0 to all others.
+    // Ends the use of the barrier. Called by all threads of the block, once, after the last barrier of a call that was
+    // not aborted. The last block that calls it advances the epoch by the number of barriers; all blocks have read the
+    // epoch by then. Returns the new epoch to the thread that has written it, and 0 to all others.
     __device__ __forceinline__ u64 finish() {
         if (threadIdx.x == 0) {
             char* own = call_.workspaces[call_.rank];

@@ -65,28 +65,29 @@
 #include "sync/workspace.cuh"
 
 constexpr bool COMPARES = DRVFUSE_COMPARES;
-constexpr u32 LEG_CALL = 3;  // the leg in a report
+constexpr u32 LEG_CALL = 3;  // the leg of a report about calls that differ
 constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
 
-// One thread's wait for the word of its peer, in the same loop as its wait for data or flags. Its registers are needed
-// only during the wait.
+// The wait of one thread for the word of its peer, in the same loop as its wait for data or flags. A listener exists
+// only during the wait, so that it takes no registers at other times.
 class Listener {
 public:
-    // `number` is 0 for a thread that has no word to wait for.
+    // `number` is that of the call, or 0 for a thread that waits for no word.
     __device__ __forceinline__ Listener(const Call& call, u32 number)
         : slot_(call_word(call.workspaces[call.rank], generation(number), threadIdx.x)), word_(call.hash | u16(number)),
           seen_(number == 0 ? word_ : 0) {}
 
-    // Called in each poll. Returns whether the peer's word is not the expected one: it has not arrived, or it differs.
+    // Reads the peer's word. Returns whether it is not the expected word: it has not arrived, or it differs. Called in
+    // each poll.
     __device__ __forceinline__ bool listen() {
         if constexpr (!COMPARES) return false;
         ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
         return seen_ != word_ && !FAULT("call-not-awaited");
     }
 
-    // The result of the last listen().
+    // Returns the result of the last listen().
     __device__ __forceinline__ bool listens() const { return COMPARES && seen_ != word_; }
 
     // Whether the peer's word has the expected number and is the word of another call.
@@ -112,14 +113,14 @@ class Calls {
 public:
     __device__ __forceinline__ explicit Calls(const Call& call) : call_(call), tells_(false), awaited_(0) {}
 
-    // Called by every thread of the grid, after wait_for_producer().
+    // Reads and advances the number of the call. Called by every thread of the grid, after wait_for_producer().
     __device__ __forceinline__ void start() {
         if constexpr (!COMPARES) return;
         tells_ = call_.hash != 0 && threadIdx.x < Ranks && (blockIdx.x == 0 || FAULT("calls-told-by-every-block"));
         if (tells_) awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
     }
 
-    // Called by every thread, after start() and before it waits.
+    // Sends this call's word to the peers. Called by every thread, after start() and before it waits for a peer.
     __device__ __forceinline__ void tell() {
         if (!COMPARES || !tells_) return;
         if (!FAULT("call-not-numbered")) ptx::store_relaxed_gpu(number(), awaited_);
@@ -138,7 +139,7 @@ public:
 
     __device__ __forceinline__ Listener listener() const { return Listener(call_, awaited_); }
 
-    // Called when the peer's word has arrived, or when this thread no longer waits.
+    // Ends the wait for the peer's word. Called when the word has arrived, or when this thread gives up.
     __device__ __forceinline__ void heard() { awaited_ = 0; }
 
     __device__ __forceinline__ void describe(Report* report, const Listener& listener) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grid-wide barrier that carries a maximum, for cooperative launches of at most MAX_GRID blocks.
+// A barrier of all blocks of a grid that also computes a maximum, for cooperative launches of at most MAX_GRID blocks.
 //
 // Each block owns a 64-bit slot: (epoch, value). A block stores its slot with release and then polls all slots until
 // each has this launch's epoch, so a slot is its own flag and nothing is reset between launches. The polls are relaxed,
@@ -19,7 +19,7 @@ struct GridWorkspace {
     u64 slots[MAX_GRID];
 };
 
-// The barrier. The caller makes `use` at the kernel's start, and this function finishes it. The shared word
+// The barrier. The caller constructs `use` at the kernel's start, and this function finishes it. The shared word
 // `*shared_maximum` is the maximum of the values that threads of the block have stored in it before the call, or 0.
 // Afterwards the word has the maximum over the grid (as u32), and all earlier writes of all blocks to global memory are
 // visible to all threads. Returns false to all threads of the block if a block did not arrive.

@@ -6,26 +6,28 @@
 
 constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 16;
 
-// drvfuse/plans/coat_forward.py has the size of this struct.
+// A workspace with words. drvfuse/plans/scratch.py has the size of this struct.
 struct GridWords {
     ScratchState state;
-    u64 maxima[2][MAX_WORD_BLOCKS];  // the maximum of each block, in two rounds
-    u64 rows[MAX_WORD_ROWS];
-    u64 sums[MAX_WORD_SUMS];
+    u64 maxima[2][MAX_WORD_BLOCKS];  // [exchange][block]: the maximum of each block
+    u64 rows[MAX_WORD_ROWS];         // a value of each row
+    u64 sums[MAX_WORD_SUMS];         // the sums of parts of rows
 };
 
+// Publishes a value in this block's word.
 __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
     ptx::store_relaxed_gpu(word, u64(epoch) << 32 | value);
 }
 
-// A word to wait for, the block that stores it, and its value when it has arrived. If the word is null, there is no
-// wait.
+// A word for which a thread waits.
 struct Awaited {
-    const u64* word;
-    u32 block, value;
+    const u64* word;  // null: there is no wait
+    u32 block;        // the block that stores the word
+    u32 value;        // the word's value, after the wait
 };
 
-// Waits for the values of all words, with one load for each in flight in every poll. Sets `given_up` on a time-out.
+// Waits for the values of all words; in every poll the loads of all words are in flight at once. Sets `given_up` on a
+// time-out.
 template <int N>
 __device__ __forceinline__ void await_words(Awaited (&all)[N], u32 epoch, Patience& patience, bool& given_up) {
     for (;;) {
@@ -36,16 +38,16 @@ __device__ __forceinline__ void await_words(Awaited (&all)[N], u32 epoch, Patien
             if (all[i].word != nullptr) seen[i] = ptx::load_relaxed_gpu(all[i].word);
         }
         bool late = false;
-        u32 block = 0, left = 0;
+        u32 block = 0, late_epoch = 0;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             all[i].value = u32(seen[i]);
-            const u32 left_in = u32(seen[i] >> 32);
-            if (FAULT("fp8-word-of-any-launch") ? left_in == 0 : left_in != epoch)
-                late = true, block = all[i].block, left = left_in;
+            const u32 word_epoch = u32(seen[i] >> 32);
+            if (FAULT("fp8-word-of-any-launch") ? word_epoch == 0 : word_epoch != epoch)
+                late = true, block = all[i].block, late_epoch = word_epoch;
         }
         if (!late) return;
-        if (!patience.goes_on(block, epoch, left)) {
+        if (!patience.goes_on(block, epoch, late_epoch)) {
             given_up = true;
             return;
         }

@@ -21,7 +21,7 @@
 #pragma once
 #include "sync/push.cuh"
 
-// The key for the packs of the warp's lanes. A pack that does not `exist` is not sent. Called by all 32 lanes.
+// Returns the key for the packs of the warp's lanes, without those that do not `exist`. Called by all 32 lanes.
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll
@@ -88,7 +88,8 @@ public:
         for (int k = 0; k < K; ++k) {
             if (wanted[k] && !FAULT("slot-not-cleared")) Base::template clear<4>(at + k * stride);
         }
-        if (!FAULT("key-cleared-before-all-have-it")) __syncwarp();  // all have read the keys, and cleared their slots
+        if (!FAULT("key-cleared-before-all-have-it"))
+            __syncwarp();  // all lanes have read the keys and cleared their slots
         if (threadIdx.x % 32 == 0) Base::template clear_all<K, 1>(keys_at, key_stride);
     }
 };

@@ -9,8 +9,8 @@
 
 class Mbarrier {
 public:
-    // Called by one thread, before a __syncthreads() that precedes all other uses. A thread that copies must call
-    // `bulk_copies_from_here` before its first copy.
+    // Initialises the object. Called by one thread, before a __syncthreads() that precedes all other uses. A thread
+    // that copies must call bulk_copies_from_here() before its first copy.
     __device__ __forceinline__ void init(u32 arrivals) { ptx::mbarrier_init(address(), arrivals); }
 
     __device__ __forceinline__ void arrive() { ptx::mbarrier_arrive(address()); }
@@ -30,7 +30,7 @@ public:
         ptx::copy_bulk(to, from, bytes, address());
     }
 
-    // The same for bytes that are not read again soon: L2 evicts them first.
+    // Copies as copy() does, with the hint that the bytes are not read again soon: L2 evicts them first.
     __device__ __forceinline__ void copy_once(u32 to, const void* from, u32 bytes) {
         ptx::copy_bulk_once(to, from, bytes, address());
     }
@@ -42,7 +42,7 @@ private:
     u64 word_;
 };
 
-// Called after init(), so that the copy engine sees the initialised object.
+// Makes initialised objects visible to the copy engine. Called after init().
 __device__ __forceinline__ void bulk_copies_from_here() {
 #if __CUDA_ARCH__ >= 900
     ptx::fence_async_shared();

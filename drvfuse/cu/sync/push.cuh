@@ -64,21 +64,22 @@
 
 constexpr u32 ABSENT = 0xffffffffu;
 constexpr u32 FOR_ABSENT = 0x7fff7fffu;
-constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: for each distance a 4-byte word, 16 bytes apart
+constexpr u32 GREETINGS_BYTES = 128;  // the words of greet() at the start of a half: one per distance, 16 bytes apart
 
 // The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {
-    char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is that of this rank
-    u64 first_share;  // what the first warp or block of the grid adds to the epoch, a part of EPOCH_UNIT,
-    u64 share;        // and every other one
-    u32 half_bytes;
-    int rounds;
+    char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by its distance; entry 0 has this rank's own
+    u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch
+    u64 share;        // the part of EPOCH_UNIT that every other warp or block adds
+    u32 half_bytes;   // bytes of a half of the slots
+    int rounds;       // rounds of the call
 };
 
 enum Leg : u32 { PUSH = 1, GATHER = 2 };
 
-// With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds its share of the epoch or,
-// with `ByBlock`, each block does: thousands of additions to one word would take longer than a barrier in each block.
+// The steps of a push call. With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds
+// its share of the epoch or, with `ByBlock`, each block does: thousands of additions to one word would take longer than
+// a barrier in each block.
 // `Relays` is a template parameter, so that calls of one round do not even have a test for the fence.
 template <int Ranks, bool Together, bool ByBlock, bool Relays>
 class Push {
@@ -89,7 +90,8 @@ public:
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
-    // Called by every thread of the grid, right after wait_for_producer().
+    // Begins the call: reads the epoch and the abort word. Called by every thread of the grid, right after
+    // wait_for_producer().
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
@@ -129,7 +131,8 @@ public:
         relays_ = Relays && round_ + 1 == push_.rounds && !FAULT("no-fence-before-last-results");
     }
 
-    // Called by every thread after it has received pieces as owner, before it sends results.
+    // Executes the fence that a call of several rounds needs in its last round (see above). Called by every thread
+    // after it has received pieces as owner, before it sends results.
     __device__ __forceinline__ void relay() {
         if (!Relays || !relays_) return;
         relays_ = false;
@@ -147,8 +150,9 @@ public:
         ptx::store_relaxed_sys_words(push_.slots[distance] + half_ + offset, word);
     }
 
-    // Waits for K pieces of N words, which peers have sent to addresses `stride` bytes apart, and clears them. Piece k
-    // comes from distance k + 1 in leg PUSH, and from `source` in leg GATHER. Does nothing unless they are `wanted`.
+    // Waits for K pieces of N words, and clears their slots. The pieces lie `stride` bytes apart, from `offset` on.
+    // Piece k comes from the peer at distance k + 1 in leg PUSH, and from rank `source` in leg GATHER. If the pieces
+    // are not `wanted`, this thread does nothing.
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
@@ -178,7 +182,8 @@ public:
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
-    // The same in leg GATHER for one piece and, if it is wanted, for one more word, in a single wait.
+    // Waits in leg GATHER for a piece, if it is `wanted`, and in the same wait for one more word, if `word_wanted`.
+    // Clears their slots.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
@@ -194,8 +199,9 @@ public:
         if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
 
-    // Called by the first warp of one block, once in a call of `units` pieces of work, of which rank k owns k, k +
-    // ranks, ... A rank that owns no piece sends a word to every peer, and every peer receives it.
+    // Makes every rank receive a word from every peer in a call of `units` pieces of work, of which rank k owns pieces
+    // k, k + ranks, ...: a rank that owns no piece sends a word to every peer. Called by the first warp of one block,
+    // once in the call.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;
@@ -219,8 +225,8 @@ protected:
         half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
     }
 
-    // Code of the planted fault of this name, which must not change results: this warp waits for up to 4 us, or twice
-    // that.
+    // For the planted fault "warps-that-fall-behind", which must not change results: delays this warp by a
+    // pseudo-random time of a few microseconds.
     static __device__ __forceinline__ void fall_behind() {
         if (!FAULT("warps-that-fall-behind")) return;
         const u64 begin = ptx::cycles();
@@ -229,7 +235,7 @@ protected:
         while (ptx::cycles() - begin < cycles) __nanosleep(100);
     }
 
-    // For the planted fault of this name: a word that push calls do not use.
+    // For the planted fault "epoch-of-each-block": a word that push calls do not use otherwise.
     __device__ __forceinline__ u64* epoch_of_block() const {
         return flag_word(call_.workspaces[call_.rank], blockIdx.x, call_.rank);
     }
@@ -262,7 +268,8 @@ protected:
 
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
 
-    // The loop of a wait. poll() loads the wanted words and returns whether one is absent; tell(report) names it.
+    // The loop of a wait. poll() loads the wanted words and returns whether one is absent. tell(report) writes the
+    // absent word's place and sender to a report.
     template <typename Poll, typename Tell>
     __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
@@ -304,7 +311,7 @@ protected:
 
     __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
-        // The whole epoch at the start of the call; during the call the epoch advances by less than 2^32.
+        // `began` is the whole epoch at the start of the call: during the call the epoch advances by less than 2^32.
         const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
         const u64 began = now - u32(u32(now) - epoch_);
         to->peer = peer;
@@ -318,12 +325,12 @@ protected:
     const Call& call_;
     const PushCall& push_;
     Calls<Ranks> calls_;
-    u32 epoch_;  // the low bits of the epoch
-    u32 half_;
-    int round_;
-    bool joined_;
-    bool relays_;  // the next results are the first results of the last of several rounds
-    bool aborted_;
+    u32 epoch_;     // the low bits of the epoch
+    u32 half_;      // the offset of the current half in bytes
+    int round_;     // the number of the current round, from 0
+    bool joined_;   // join() has been called
+    bool relays_;   // the next results are the first results of the last of several rounds
+    bool aborted_;  // this thread polls no more
 };
 
 // Replaces words of an input that equal ABSENT, so that they can be sent.

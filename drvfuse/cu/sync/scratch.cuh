@@ -1,45 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 // The workspace of an op on one device, by which its blocks wait for one another with a time-out.
 //
-// `epoch` numbers the launches. Words by which blocks exchange values contain it, so nothing is reset between launches,
-// and a workspace that was zeroed once serves any number of launches in stream order. The epoch skips 0 when it wraps,
-// since words that were never written contain 0. Only a word of the launch 2^32 - 1 before this one, which no launch
-// since then has overwritten, would be taken for a word of this launch. `users` is the number of running launches, at
+// `epoch` numbers the launches. Words by which blocks exchange values contain the epoch, so nothing is reset between
+// launches, and a workspace that was zeroed once serves any number of launches in stream order. The epoch skips 0 when
+// it wraps, since words that were never written contain 0. A word would be mistaken for a word of the current launch
+// only if it was written 2^32 - 1 launches ago and not overwritten since. `users` is the number of running launches, at
 // most one.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read at most once in 64 polls, and ends early when the
-// abort word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A
-// thread that gives up continues to its block's next barrier, which informs the block. Launches that find the abort
-// word set wait for nothing, until the host has zeroed the workspace. If the host has read the report, they write it
-// again.
+// abort word is set. The first thread that gives up writes the report, in pinned host memory, and sets the abort word.
+// A thread that gives up continues to its block's next barrier, which informs the block. Launches that find the abort
+// word set wait for nothing, until the host has zeroed the workspace. If the host has read the report, these launches
+// write it again.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 
+// The state at the beginning of a workspace.
 struct ScratchState {
-    u32 epoch, abort, reporter, users;
+    u32 epoch;     // the number of the last launch that has finished
+    u32 abort;     // 1: a launch has given up, and later launches wait for nothing
+    u32 reporter;  // 1: a thread has written, or is writing, the report
+    u32 users;     // running launches
 };
 
 // ops/call/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
-    u32 reason;
-    u32 block, peer;     // `block` waited for a word of block `peer`
-    u32 expected, seen;  // the awaited epoch, and the epoch that was read last
-    u32 unused;
-    u64 state;  // the workspace's address
-    u32 magic;
+    u32 reason;    // GAVE_UP, IN_USE, NOT_ZEROED, or a reason of the op
+    u32 block;     // the block that reports
+    u32 peer;      // the block for whose word it waited
+    u32 expected;  // the awaited epoch
+    u32 seen;      // the epoch that was read last
+    u32 unused;    // padding to a multiple of 8 bytes
+    u64 state;     // the workspace's address
+    u32 magic;     // SCRATCH_MAGIC: the report is complete
 };
 
 constexpr u32 SCRATCH_MAGIC = 0x44525653;
-constexpr u32 GAVE_UP = 1, IN_USE = 2, NOT_ZEROED = 3;
+constexpr u32 GAVE_UP = 1;     // a wait has timed out
+constexpr u32 IN_USE = 2;      // another launch used the workspace at the same time
+constexpr u32 NOT_ZEROED = 3;  // the workspace was not zeroed after a launch had given up
 
+// The part of a kernel's parameters that describes its workspace.
 struct Scratch {
-    ScratchState* state;
-    ScratchReport* report;
-    u64 timeout_ns;
+    ScratchState* state;    // the workspace
+    ScratchReport* report;  // the report, in pinned host memory
+    u64 timeout_ns;         // the bound of a wait
 };
 
+// Writes the report. The members of ScratchReport describe the arguments; `awaited` is the peer.
 __device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
     ScratchReport* report = scratch.report;
     report->reason = reason;
@@ -52,6 +62,7 @@ __device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason,
     ptx::store_relaxed_sys(&report->magic, SCRATCH_MAGIC);
 }
 
+// Writes the report and sets the abort word, if no other thread has done so.
 __device__ __forceinline__ void give_up(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
     if (atomicCAS(&scratch.state->reporter, 0u, 1u) != 0) return;
     write_report(scratch, reason, awaited, expected, seen);
@@ -123,14 +134,14 @@ public:
         return FAULT("no-block-barrier-after-grid-spin") ? !failed : !__syncthreads_or(failed);
     }
 
-    // The number of launches that were running when this one began. Only the leading thread has it.
+    // The number of launches that were running when this launch began. Only the leading thread has this number.
     __device__ __forceinline__ u32 users() const { return users_; }
 
-    // Called once, when every block has read the epoch. Reports it if another launch was running when this one began. A
-    // test at the start would have to wait for that word, which would delay the launch.
+    // Ends the use. Called once, when every block has read the epoch. If another launch was running when this launch
+    // began, it writes a report. A test at the start would have to wait for `users`, which would delay the launch.
     __device__ __forceinline__ void finish() { finish(epoch(), users_); }
 
-    // The same for a kernel that lacks registers for these numbers, and keeps them in other memory.
+    // Ends the use in a kernel that keeps the epoch and the number of users in other memory, to save registers.
     __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
         ptx::store_relaxed_gpu(&scratch_.state->epoch, epoch);
@@ -142,5 +153,7 @@ private:
     __device__ __forceinline__ bool leads() const { return blockIdx.x == 0 && threadIdx.x == 0; }
 
     const Scratch& scratch_;
-    u32 previous_, aborted_, users_;
+    u32 previous_;  // the epoch that the workspace had when this launch began
+    u32 aborted_;   // the abort word when this launch began
+    u32 users_;     // the number of other launches that were running when this launch began, in the leading thread
 };

@@ -3,7 +3,7 @@
 //
 // The host defines the offsets and passes them as definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC).
 // The words of a workspace are epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
-// calls[2][peer] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
+// calls[2][peer], nodes[node] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
 // calls.cuh describes `numbers` and `calls`.
 #pragma once
 #include "common/faults.cuh"
@@ -12,15 +12,17 @@
 
 // The report block in pinned host memory. The thread that gives up writes it, `magic` last.
 struct Report {
-    u32 rank;
-    u32 peer;
-    u32 block;
-    u32 phase;
-    u64 expected;
-    u64 seen;
-    u32 magic;
-    u32 leg;   // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh)
-    u32 word;  // the missing word, for legs 1 and 2
+    u32 rank;      // the rank that reports
+    u32 peer;      // the rank for which it waited
+    u32 block;     // the block that waited
+    u32 phase;     // the number of the barrier or round within the call, from 1; for leg 3 the number of the call
+    u64 expected;  // the awaited flag, epoch or word
+    u64 seen;      // the value that was read last
+    u32 magic;     // DRVFUSE_REPORT_MAGIC: the report is complete
+    // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh), 4: the exchange between nodes
+    // (node_failure.cuh)
+    u32 leg;
+    u32 word;  // the missing word, for legs 1 and 2: its offset in the slots, in units of 16 bytes
 };
 
 // The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
@@ -57,6 +59,9 @@ __device__ __forceinline__ u32* number_word(char* workspace, int peer) {
 }
 __device__ __forceinline__ u64* call_word(char* workspace, u32 generation, int peer) {
     return reinterpret_cast<u64*>(workspace + DRVFUSE_CALLS_OFFSET) + generation * DRVFUSE_MAX_RANKS + peer;
+}
+__device__ __forceinline__ u64* nodes_word(char* workspace, int node) {
+    return reinterpret_cast<u64*>(workspace + DRVFUSE_NODES_OFFSET) + node;
 }
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
 

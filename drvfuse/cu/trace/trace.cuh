@@ -62,9 +62,9 @@ enum class TraceRole : u32 {
 #ifdef DRVFUSE_TRACE
 
 struct TraceParams {
-    u64* section;  // less than 2^32 words
-    u32 words;     // words of a block
-    u32 waits;     // the number of these words that are for waits
+    u64* section;  // the section of the launch, of less than 2^32 words
+    u32 words;     // words of a block's part of the section
+    u32 waits;     // the number of a block's words that hold times of waits
 };
 
 #define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params

@@ -19,9 +19,9 @@ __device__ __forceinline__ u64 next_tick(u64& clock, int rounds) {
     return 0;
 }
 
-// found[0]: the smallest tick in ns. found[1], found[2]: cycles, and ns, from one tick to another at least `span`
-// later.
-extern "C" __global__ void trace_ticks(u64* found, u64 span, int rounds) {
+// Measures the ticks of the global timer for at least `span` ns. Results: results[0], the smallest difference of two
+// ticks in ns; results[1] and results[2], the cycles and the ns between the first tick and the last one.
+extern "C" __global__ void trace_ticks(u64* results, u64 span, int rounds) {
     u64 first_clock, clock;
     const u64 first = next_tick(first_clock, rounds);
     u64 smallest = ~u64(0), last = first;
@@ -34,9 +34,9 @@ extern "C" __global__ void trace_ticks(u64* found, u64 span, int rounds) {
         if (now - first >= span) break;
     }
     if (last == 0) return;
-    found[0] = smallest;
-    found[1] = clock - first_clock;
-    found[2] = last - first;
+    results[0] = smallest;
+    results[1] = clock - first_clock;
+    results[2] = last - first;
 }
 
 // Two devices run it at the same time, one of them as `caller`. In round r the caller reads its timer and stores r to

@@ -1,32 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only copy of the numbers and structures that translated code, the native runtime and Python share.
 
-This module has the numbers, `structs` has the structures, and `header` makes a C++ header of both for the native
-runtime.
+This module has the numbers, with those of findings in `kinds`. `structs` and `race_structs` have the structures,
+`functions` the functions that translated code calls. `header` makes a C++ header of all for the native runtime.
 
 A device pointer is a host pointer. Every byte of the window has a shadow byte at `address + SHADOW_OFFSET`, and every
-granule of 64 KiB has an access word. A GPU thread has a frame: the structure Thread, then the registers that it keeps
-across suspends. The translated function of a kernel is `i32 symbol(ptr frame)`. It runs one GPU thread until the thread
-suspends, and returns a `Status`.
+granule of 64 KiB has an access word (`space/window.py`). A GPU thread has a frame: the structure Thread, then the
+registers that it keeps across suspends. The translated function of a kernel is `i32 symbol(ptr frame)`. It runs one GPU
+thread until the thread suspends, and returns a `Status`.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
+from .functions import LIBRARIES as LIBRARIES
+from .functions import MATH_FUNCTIONS as MATH_FUNCTIONS
+from .functions import RUNTIME_FUNCTIONS as RUNTIME_FUNCTIONS
+from .kinds import CLASSES as CLASSES
+from .kinds import DOUBTS as DOUBTS
+from .kinds import FOUND_RACES as FOUND_RACES
+from .kinds import KNOWN_OPS as KNOWN_OPS
+from .kinds import MISSED_FLAGS as MISSED_FLAGS
+from .kinds import NOTICES as NOTICES
+from .kinds import RECENT_JOINS as RECENT_JOINS
+from .kinds import Absent as Absent
+from .kinds import BarrierCount as BarrierCount
+from .kinds import ClusterError as ClusterError
+from .kinds import Edge as Edge
+from .kinds import Endless as Endless
+from .kinds import Entry as Entry
+from .kinds import EventKind as EventKind
+from .kinds import FaultKind as FaultKind
+from .kinds import MbarrierError as MbarrierError
+from .kinds import NoticeKind as NoticeKind
+from .kinds import Range as Range
+
 # Address window -----------------------------------------------------------------------------------------------------
-WINDOW_BASE = 0x2000_0000_0000
-WINDOW_GIB = 64
-SHADOW_OFFSET = 0x0100_0000_0000
-SHADOW_ADDRESSABLE = 1
+WINDOW_BASE = 0x2000_0000_0000  # the lowest address of a window
+WINDOW_GIB = 64  # the size of a window, unless a machine asks for another one
+SHADOW_OFFSET = 0x0100_0000_0000  # the distance from a byte to its shadow byte
+SHADOW_ADDRESSABLE = 1  # flags of a shadow byte
 SHADOW_INITIALISED = 2
-ACCESS_BASE = 0x2200_0000_0000
-GRANULE_SHIFT = 16
-CELL_BASE = 0x2300_0000_0000  # one u32 per line of the window, for the race detector
-LINE_SHIFT = 4
-PIECE_SHIFT = 21  # the granularity of multicast objects: each piece has its own members
-MEMBERS = 8  # entries in the table of a piece, one per device
-POOL_SHIFT = 10  # log2 of the number of bytes of the window whose race entries lie together
+ACCESS_BASE = 0x2200_0000_0000  # the address of the access word of the granule at WINDOW_BASE
+GRANULE_SHIFT = 16  # log2 of the bytes of a granule
+CELL_BASE = 0x2300_0000_0000  # the address of the race detector's cell (a u32) of the line at WINDOW_BASE
+LINE_SHIFT = 4  # log2 of the bytes of a line
+PIECE_SHIFT = 21  # log2 of the bytes of a piece of a multicast object; each piece has its own members
+MEMBERS = 8  # addresses in the table of a piece, one per device
+POOL_SHIFT = 10  # log2 of the bytes of the part of the window whose race entries lie together
 
 # Owners in an access word, besides the numbers of devices.
 OWNER_HOST = 0xFF
@@ -44,7 +66,7 @@ class Kind(IntEnum):
     MAPPED = 2  # physical memory, mapped by `Mappings.map`
     HOST = 3
     GLOBALS = 4  # module variables of one device
-    SHARED = 5  # shared memory of blocks; as LOCAL and PARAM, memory that the engine hands out in pieces
+    SHARED = 5  # shared memory of blocks; the engine hands out SHARED, LOCAL and PARAM in pieces
     LOCAL = 6
     PARAM = 7
     FREED = 8
@@ -52,9 +74,10 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """Where the memory of an access is, as seen from the device that makes the access. Accesses are counted by it.
+    """The owner of the memory of an access, as seen from the device that makes the access. Accesses are counted by it.
 
-    SHARED is shared memory. MULTICAST counts the bytes that the instruction names, once for all devices of the team.
+    DEVICE is memory of the same device, PEER memory of another one. MULTICAST counts the bytes that a multimem
+    instruction names, once for all devices of the team.
     """
 
     DEVICE, PEER, HOST, SHARED, MULTICAST = range(5)
@@ -62,16 +85,18 @@ class MemoryOf(IntEnum):
 
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread calls rt_loop
-EVENTS = 1 << 14  # entries of the engine's ring of events
-WRITES = 64  # writes of a thread that are kept while the runtime probes
-BARRIERS = 16  # barriers of a block
-CLUSTER_SHIFT = 18  # position of the rank in a 32-bit shared-memory address; a block's shared memory is smaller
-POLL_WORDS = 32  # words that a thread may be recorded as polling
+EVENTS = 1 << 14  # entries of the engine's ring buffer of events; a power of two
+WRITES = 64  # the most writes of one thread between two suspends whose old values a probe keeps
+BARRIERS = 16  # the number of barriers of a block
+CLUSTER_SHIFT = 18  # log2 of the distance between the shared memories of adjacent ranks of a cluster
+POLL_WORDS = 32  # the most polled words that are recorded for a thread
 POLL_COUNT = 0xFF  # mask of Thread::polls: the number of words that are recorded
-NO_SITE = 0xFFFFFFFF
+NO_SITE = 0xFFFFFFFF  # in place of the number of a site: there is none
 
 
 class LaunchState(IntEnum):
+    """The state of a launch: it runs, all its blocks have ended, or a fault has stopped it."""
+
     RUNNING, DONE, FAULTED = range(3)
 
 
@@ -81,7 +106,7 @@ class RunEnd(IntEnum):
     EVENT = 0
     IDLE = 1
     BUDGET = 2
-    MORE = 3  # call the function again, with `more`
+    MORE = 3  # the call has reached its work limit: call the function again, with `more`
 
 
 class Status(IntEnum):
@@ -95,17 +120,15 @@ class Status(IntEnum):
     FAULT = 5  # a fault, which rt_access has recorded
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
-    CLUSTER = 8  # at barrier.cluster: op_kind = ClusterBarrier, op_a = BARRIERS, which is no number of another barrier
+    CLUSTER = 8  # at barrier.cluster: op_kind = ClusterBarrier; op_a = BARRIERS, which no barrier of a block has
 
 
 class Barrier(IntEnum):
-    """op_kind of the status BARRIER: the operation at a barrier of the block. ARRIVE suspends too, until all lanes of
-    the warp have arrived.
-    """
+    """op_kind of the status BARRIER: the operation at a barrier of the block."""
 
     SYNC = 0
-    ARRIVE = 1
-    POPC = 2
+    ARRIVE = 1  # suspends the thread, too: until all lanes of its warp are there
+    POPC = 2  # POPC, AND and OR are the reductions of barrier.red
     AND = 3
     OR = 4
     UNALIGNED = 8  # or-ed to the other values: lanes of one warp may arrive by different instructions
@@ -117,17 +140,17 @@ class ClusterBarrier(IntEnum):
     ARRIVE = 0
     WAIT = 1
     RELAXED = 2  # or-ed to ARRIVE: the arrival is relaxed and releases nothing
-    UNALIGNED = 8  # or-ed to the other values: a lane does not wait for the rest of its warp
+    UNALIGNED = 8  # or-ed to the other values: a lane arrives without the rest of its warp
 
 
 class Trap(IntEnum):
     """op_kind of the status TRAP: why the thread traps."""
 
-    TRAP = 0
+    TRAP = 0  # the instruction trap
     ASSERT = 1  # a failed assertion: message op_value, file op_addr, line op_a, function op_seen
-    BREAKPOINT = 2
-    NO_FUNCTION = 3  # a call by the address op_addr
-    TABLE = 4  # a brx with an index outside of its table
+    BREAKPOINT = 2  # the instruction brkpt
+    NO_FUNCTION = 3  # an indirect call of op_addr, where no function begins
+    TABLE = 4  # a branch (brx.idx) with an index outside of its table of targets
 
 
 class WarpOp(IntEnum):
@@ -163,14 +186,14 @@ class MatrixMethod(IntEnum):
     TENSOR = 0  # computed by steps of the tensor cores
     FP8 = 1  # the same on fp16 values, with C added at the end
     CHAIN = 2  # computed by fp32 operations of the ordinary cores
-    INTEGER, SATURATED = 3, 4
+    INTEGER, SATURATED = 3, 4  # sums of 32-bit integers that wrap around, or saturate
 
 
-EXCHANGE_WORDS = 20  # words in a lane's frame for the registers of a matrix instruction
+EXCHANGE_WORDS = 20  # words of the exchange area of a lane, for the registers of a matrix instruction
 
 
 class Clock(IntEnum):
-    """`kind` of rt_clock."""
+    """`kind` of rt_clock: the special register that is read."""
 
     GLOBALTIMER, CLOCK = range(2)
 
@@ -178,13 +201,13 @@ class Clock(IntEnum):
 # Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
 class Access(IntEnum):
     """Flags of an access. A Scope, an Order, a Space and a number of elements are or-ed to them, at the shifts
-    below.
+    below. An access without WRITE and ATOMIC is a read.
     """
 
     WRITE = 1 << 0
     ATOMIC = 1 << 1  # reads and writes
     STRONG = 1 << 2
-    NC = 1 << 8
+    NC = 1 << 8  # by the read-only path (ld.global.nc)
     VOLATILE = 1 << 9
     REDUCTION = 1 << 16  # an atomic whose result is not returned
     SWAP = 1 << 17  # a compare-and-swap: the value to compare with is in op_value, its upper half in op_seen
@@ -197,7 +220,7 @@ class Access(IntEnum):
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # for strong accesses, and with UNREAD: log2 of the number of elements, in two bits
+ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements, of a strong access or of a load with UNREAD bits
 UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is never read
 
 
@@ -224,8 +247,8 @@ class Space(IntEnum):
 
 
 class Mbarrier(IntEnum):
-    """`op` of rt_mbarrier. DROP is an arrival that also reduces the arrivals that later phases expect. NO_COMPLETE is
-    an arrival that must not complete the phase.
+    """`op` of rt_mbarrier. EXPECT is expect_tx, and TEST is test_wait or try_wait. DROP is an arrival that also reduces
+    the arrivals that later phases expect. NO_COMPLETE is an arrival that must not complete the phase.
     """
 
     INIT, INVAL, ARRIVE, EXPECT, TEST, DROP, NO_COMPLETE = range(7)
@@ -264,155 +287,12 @@ ACCUMULATE_SHIFT = 8
 REDUCES = 1 << 16
 
 
-# The word of an mbarrier, whose layout PTX leaves open; an arrival returns it as the state. The lowest bits are the
-# number of arrivals still to come. The number of bytes still to come is signed.
-MBARRIER_EXPECTED_SHIFT = 20  # arrivals of each phase
-MBARRIER_BYTES_SHIFT = 40
-MBARRIER_PARITY_BIT = 61
-MBARRIER_COUNT_MASK = (1 << 20) - 1
+# The word of an mbarrier, whose layout PTX leaves open. An arrival returns the word as the state.
+MBARRIER_COUNT_MASK = (1 << 20) - 1  # of the lowest bits: the number of arrivals still to come in this phase
+MBARRIER_EXPECTED_SHIFT = 20  # from this bit on, as many bits: the number of arrivals that each phase expects
+MBARRIER_BYTES_SHIFT = 40  # from this bit on: the number of bytes still to come, signed
 MBARRIER_BYTES_MASK = (1 << 21) - 1
-MBARRIER_PARITY = 1 << MBARRIER_PARITY_BIT
-MBARRIER_USED = 1 << 62
-MBARRIER_VALID = 1 << 63
-
-
-# Findings -----------------------------------------------------------------------------------------------------------
-class FaultKind(IntEnum):
-    """Why a launch was stopped. `findings/faults.py` says for each kind what the fields of its record mean."""
-
-    NONE, OUT_OF_BOUNDS, USE_AFTER_FREE, MISALIGNED, NO_ACCESS, READ_ONLY, UNINITIALISED = range(7)
-    FOREIGN_SHARED, FOREIGN_LOCAL, TRAP, ASSERT, WARP_LANES, WARP_MISMATCH = range(7, 13)
-    BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
-    UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
-    CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
-    NO_CLUSTER, NO_FUNCTION, BAD_FREE, MATRIX_LANES, STACK_OVERFLOW = range(27, 32)
-
-
-class BarrierCount(IntEnum):
-    """Errors in the operands of a barrier."""
-
-    OTHERS_DIFFER, NUMBER, THREADS = range(3)
-
-
-class Endless(IntEnum):
-    """What a thread that was stopped as endless has repeated, if it was not plain accesses: rounds of a loop, or
-    resumes of all threads.
-    """
-
-    ROUNDS, RESUMES = range(2)
-
-
-class MbarrierError(IntEnum):
-    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE, COMPLETES, MOST = range(9)
-
-
-class ClusterError(IntEnum):
-    """Errors at the barrier of a cluster."""
-
-    TWICE, NOT_ARRIVED = range(2)
-
-
-class Absent(IntEnum):
-    """Why a block of the cluster has no shared memory: it has not started, its threads have exited, or they exited
-    before an asynchronous write arrived (LATE).
-    """
-
-    NOT_YET, EXITED, LATE = range(3)
-
-
-class NoticeKind(IntEnum):
-    """Kinds of findings that do not end a launch. At most `NOTICES` of them are kept until Python takes them."""
-
-    SHUFFLE, VOTE, BARRIER = range(3)
-
-
-NOTICES = 16
-
-
-class EventKind(IntEnum):
-    """Kinds of events in the engine's ring buffer."""
-
-    START, END = range(2)
-    LOAD, STORE, ATOMIC = range(2, 5)
-    FENCE, BARRIER, GDC_WAIT, TRIGGER = range(5, 9)
-    COPY, COPY_WAIT = range(9, 11)
-    CLUSTER = 11
-
-
-FOUND = 64  # races that the detector keeps until Python takes them
-DOUBTS = 16  # races that depend on the value of one store, until the store is made
-CERTAIN = 32  # entries of the cache Race::certain
-JOINED = 1 << 8  # entries of the cache Race::joined, chosen by the upper eight bits of a hash (native/clock.cuh)
-CLASSES = 40  # size classes of the race detector's arena: powers of two
-MISSES = 8  # flags that the detector remembers for each block as seen without an acquire
-
-
-class Range(IntEnum):
-    """The access of an operation to a range, for rt_race_range. FREE counts as a write of all bytes with accesses."""
-
-    READ, WRITE, FREE = range(3)
-
-
-class Entry(IntEnum):
-    """Flags of the race detector's entries, each of which is an access or, with LOCATION, the state of a location."""
-
-    WRITE = 1 << 0
-    STRONG = 1 << 1
-    ATOMIC = 1 << 2
-    LOCATION = 1 << 3
-    COPIED = 1 << 4  # the access of a cp.async for which its thread has waited
-    COMMON = 1 << 6  # one entry in the lists of many lines, the last of each list; it is never changed
-    ASYNC = 1 << 7
-
-
-class Edge(IntEnum):
-    """Why two accesses are not ordered."""
-
-    NONE, BARRIER, WARP, RELEASED_EARLIER, RELAXED_STORE = range(5)
-    RELAXED_LOAD, STORE_SCOPE, LOAD_SCOPE, GDC_WAIT = range(5, 9)
-    ORDER, READ_ONLY_PATH, STRONG_SCOPES, STRONG_SIZES, FLAG_SIZES = range(9, 14)
-    COPY_OWN, COPY, COPIED, BULK, COPY_EARLY, PROXY = range(14, 20)
-    CLUSTER, CLUSTER_RELAXED, CLUSTER_START, CLUSTER_END, ALIAS = range(20, 25)
-
-
-# Symbols that translated code calls: name -> (LLVM result type, LLVM argument types). Comments name the arguments. A
-# result of type i32 is 0 if the thread may continue; otherwise a fault is recorded, and the translated code returns
-# FAULT.
-RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    # thread, address, size, flags, site
-    "rt_access": ("i32", ("ptr", "i64", "i32", "i32", "i32")),
-    **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
-    # rt_read4 to rt_write16 are rt_access for a plain load or store of that size: thread, address, site
-    "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
-    "rt_loop": ("i32", ("ptr", "i32")),  # thread, site; called after each LOOP_SLICE rounds of loops
-    # thread, target, source, size, bytes read, site
-    "rt_copy": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
-    "rt_copy_commit": ("i32", ("ptr",)),  # thread
-    "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site
-    "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # see native/mbarrier.cuh
-    # thread, target, source, size, mbarrier, the ranks that receive (see native/mbarrier.cuh), Reduce, site
-    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32", "i32")),
-    # thread, target, low and high half of the stored value, size, mbarrier, Reduce, site
-    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32", "i32")),
-    # thread, target, source, size, Reduce, site
-    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
-    "rt_copy_arrive": ("i32", ("ptr", "i64", "i32", "i32")),  # thread, mbarrier, 1 for .noinc, site
-    "rt_bulk_commit": ("void", ("ptr",)),
-    "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups that may stay pending, 1 for .read, site
-    # thread, address, size, flags, Reduce with Element and Accumulate, low and high half of the operand, site; the
-    # result of multimem.ld_reduce is in op_value and op_seen
-    "rt_multimem": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i64", "i32")),
-    "rt_trigger": ("void", ("ptr",)),
-    "rt_clock": ("i64", ("ptr", "i32")),
-    "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address
-    "rt_depth": ("i32", ("ptr", "i32")),  # thread, site; called at the start of recursive functions
-    "rt_malloc": ("i64", ("ptr", "i64")),  # thread, bytes -> address, or 0
-    "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site
-}
-
-# Native libraries besides the runtime, which are loaded with modules that need them, and their functions. Each function
-# takes the thread of the first lane. It returns 0, or 1 if it has recorded a fault (native/matrix.cu).
-LIBRARIES = {"matrix": ("mx_multiply", "mx_load_rows", "mx_store_rows", "mx_transpose")}
-
-# libm functions, from double to double, that translated code may call; native/loader.py binds them.
-MATH_FUNCTIONS = ("exp2", "log2", "sin", "cos", "tanh")
+MBARRIER_PARITY_BIT = 61
+MBARRIER_PARITY = 1 << MBARRIER_PARITY_BIT  # the parity of the phase
+MBARRIER_USED = 1 << 62  # a thread has arrived or expected bytes since the initialisation
+MBARRIER_VALID = 1 << 63  # the word is an mbarrier

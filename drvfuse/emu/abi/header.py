@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers and structures of this room as a C++ header, which the native runtime includes as `abi.cuh`."""
+"""The numbers and structures of this room as a C++ header, which the sources of the native runtime include."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
 from .. import abi
-from .structs import DECLARATIONS
+from . import race_structs, structs  # noqa: F401  (they register their declarations)
+from .layout import DECLARATIONS
 
 HEADER_NAME = "abi.cuh"
+"""The name by which C++ sources include the header."""
 
 ENUMS: dict[type[IntEnum], str] = {
     abi.Kind: "K_",
@@ -52,7 +54,15 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
         *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS", "ELEMENT_SHIFT", "ACCUMULATE_SHIFT", "REDUCES"),
         *("SCOPE_SHIFT", "ORDER_SHIFT", "SPACE_SHIFT", "ELEMENTS_SHIFT", "UNREAD_SHIFT"),
-        *("MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT", "FOUND", "DOUBTS", "CERTAIN", "MISSES", "NOTICES"),
+        *(
+            "MBARRIER_EXPECTED_SHIFT",
+            "MBARRIER_BYTES_SHIFT",
+            "FOUND_RACES",
+            "DOUBTS",
+            "KNOWN_OPS",
+            "MISSED_FLAGS",
+            "NOTICES",
+        ),
     ),
     "u64": (
         *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK"),
@@ -63,7 +73,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
 
 
 def header() -> str:
-    """The text of the header."""
+    """The text of the header: types, enums, constants, then the structures in the order of their declarations."""
     lines = ["// From drvfuse/emu/abi/header.py.", "#pragma once", "typedef unsigned char u8;", "typedef int s32;"]
     lines += ["typedef unsigned int u32;", "typedef unsigned long long u64;"]
     lines.append("typedef u32 Ref;  // of a piece of the race detector's arena, in units of 32 bytes; 0: none")

@@ -1,222 +1,239 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structures that the native runtime, translated code and Python share, as C++ declarations of their members.
+"""The structures of running kernels that the native runtime, translated code and Python share; those of the race
+detector are in `race_structs`.
 
-`@layout` makes each of them a ctypes structure with the same offsets, and `header` copies the declarations to the
-native runtime. In Python, a pointer is an integer.
+A launch has an array of slots, one for each resident block. A slot holds a Block, then the Warps of the block, then a
+frame for each thread: a Thread and the registers that the kernel keeps across suspends.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from ctypes import Structure, c_uint8, c_uint32, c_uint64, sizeof
-from typing import Any, TypeVar
+from ctypes import Structure
 
-from . import BARRIERS, CERTAIN, CLASSES, DOUBTS, FOUND, JOINED, MISSES, NOTICES, POLL_WORDS, WRITES
-
-DECLARATIONS: dict[str, tuple[str, ...]] = {}
-"""The declarations of members by the name of a structure, as "type name, name[count], ...", in order of definition."""
-
-_S = TypeVar("_S", bound=type[Structure])
-_TYPES: dict[str, Any] = {"u8": c_uint8, "u32": c_uint32, "u64": c_uint64, "Ref": c_uint32}
-_MEMBER = re.compile(r"(\w+)(?:\[(\d+)\])?")
-
-
-def layout(*declarations: str) -> Callable[[_S], _S]:
-    """Give a structure its members, and register the declarations under its name."""
-
-    def laid_out(structure: _S) -> _S:
-        fields = []
-        for declaration in declarations:
-            type_, _, members = declaration.partition(" ")
-            element = c_uint64 if type_.endswith("*") else _TYPES[type_]
-            for name, count in _MEMBER.findall(members):
-                fields.append((name, element * int(count) if count else element))
-        structure._fields_ = fields
-        DECLARATIONS[structure.__name__] = declarations
-        _TYPES[structure.__name__] = structure
-        return structure
-
-    return laid_out
-
-
-def offset(structure: type[Structure], member: str, index: int = 0) -> int:
-    """The offset of a member of a structure, or of one element of a member that is an array."""
-    field = getattr(structure, member)
-    element: Any = dict(structure._fields_)[member]  # type: ignore[arg-type]
-    return int(field.offset) + (index * sizeof(element._type_) if index else 0)
+from . import BARRIERS, NOTICES, POLL_WORDS, WRITES
+from .layout import layout
 
 
 @layout(
-    "u32 resume, status, tid[3], lane, warp, linear",
+    "u32 resume",  # the place at which the function continues; 0 is its start
+    "u32 status",  # the `Status` with which the thread suspended
+    "u32 tid[3], lane, warp, linear",  # its index in the block, its lane, its warp, and its number in the block
+    # Operands of the operation at which it is suspended, and results; `Status` says what they mean for each status.
     "u64 op_addr, op_seen",
-    "u32 op_mask, op_a, op_b, op_c, op_result, op_pred, op_kind, site",
-    "u64 local_base",
+    "u32 op_mask, op_a, op_b, op_c, op_result, op_pred, op_kind",
+    "u32 site",  # the instruction at which it is suspended
+    "u64 local_base",  # the address of its local memory
     "Block* block",
     "Launch* launch",
     "u64 op_value",
-    "u32 op_size",
-    "u32 polls",  # how many words of its Poll are in use, and the flag POLL_KNOWN
-    "u64 wake",  # virtual time at which a sleep ends
+    "u32 op_size",  # bytes of the access before which it is suspended
+    "u32 polls",  # the number of words of its Poll in use, the flag POLL_KNOWN, and the polls left of POLL_CREDIT
+    "u64 wake_time",  # the virtual time at which its sleep ends
 )
 class Thread(Structure):
-    """The header of a thread's frame."""
+    """The header of a thread's frame. The runtime sets it up when the block starts. Translated code writes its operands
+    and reads the results; Python reads it for reports. It lasts until another block uses the slot.
+    """
 
 
 @layout(
-    "u64 addr, low, high",
-    "u32 site, size",
-    "u32 stamp, time",  # Race::stamp and RaceThread::time at the last poll
+    "u64 addr",
+    "u64 low, high",  # the value that the last poll read; `high` is the upper half of 16 bytes
+    "u32 site, size",  # the instruction, and the bytes of the word
+    "u32 change_count, thread_time",  # Race::change_count and RaceThread::time at the last poll
 )
 class Polled(Structure):
-    """A word that a thread polls."""
+    """A word that a thread polls. The runtime writes it before a poll, and compares it to find words that changed."""
 
 
 @layout(f"Polled word[{POLL_WORDS}]")
 class Poll(Structure):
-    """The words that one thread polls."""
+    """The words that one thread polls; Thread::polls says how many. The thread's stores empty it."""
 
 
 @layout(
-    "u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, asking",
-    "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` wait at this operation with this mask
+    "u32 lanes",  # the lanes with which the warp was started
+    "u32 live",  # the lanes that have not exited
+    "u32 ready",  # the lanes that can run
+    # The lanes that wait, by what they wait for: a strong access, a warp operation, a barrier of the block,
+    # griddepcontrol.wait, the end of a sleep, activemask.
+    "u32 yielded, warpop, barrier, gdc, sleeping, at_activemask",
+    # 1 if all lanes in `warpop` wait at one operation with one mask; that mask and the `WarpOp`.
+    "u32 is_uniform, uniform_mask, uniform_kind",
     "u32 gathered",  # the lanes at a barrier that wait for the rest of the warp to arrive
     "u32 syncs",  # the number of bar.warp.sync that the warp has completed
-    # For the barrier of the cluster: lanes that wait there, lanes that have arrived in this phase, and lanes that have
-    # arrived in the last phase and not yet waited for it.
-    "u32 cluster, joined, passed",
+    "u32 cluster",  # the lanes that wait at the barrier of the cluster
+    "u32 cluster_arrived",  # the lanes that have arrived there in this phase
+    "u32 cluster_passed",  # the lanes that arrived there in the last phase and have not waited for it yet
     "u32 pad[3]",
 )
 class Warp(Structure):
-    """One warp of a resident block. Its members are masks of lanes."""
+    """One warp of a resident block, from the start to the end of the block. Its members are masks of lanes unless they
+    say otherwise. The runtime writes it; Python reads it to say what threads wait for.
+    """
 
 
 @layout(
-    "u32 arrived, expected",  # numbers of threads; each warp counts as 32, even an incomplete one
+    "u32 arrived, expected",  # numbers of threads, each warp counted as 32; `expected` is 0 for all threads
     "u32 threads",  # the real number of threads of the warps that have arrived
-    "u32 kind, count, every",  # the kind of reduction (or B_SYNC), and the values of the reduction so far
-    "u32 plain",  # 1 if no thread arrived without waiting
+    "u32 kind",  # the reduction (`Barrier`), or B_SYNC
+    "u32 count, every",  # how many predicates of this phase are true, and whether all are
+    "u32 all_wait",  # 1 if no thread arrived without waiting
     "u32 site",  # the site of the last arrival
-    "Thread* last",
+    "Thread* last",  # the thread that arrived last
 )
 class Barrier(Structure):
-    """One barrier of a block."""
+    """One barrier of a resident block. The runtime alone uses it. It is in use while `arrived` is not 0."""
 
 
 @layout(
-    "u32 m, n, k",
+    "u32 m, n, k",  # the shape of the product
     "u32 count",  # the number of products that the instruction computes
     "u32 method, steps",  # the MatrixMethod; steps of the tensor cores, each of which uses an equal part of k
     "u32 kind[4], registers[4]",  # for A, B, C and D: the MatrixKind, and the registers per lane
 )
 class Product(Structure):
-    """A matrix product. Tables for A, B, C and D follow it. For each element of each register of each lane, they have
-    the index of the element in the matrix, in 16 bits. Indices in A, C and D count by rows, those in B by columns.
+    """The description of a matrix instruction, a constant of translated code, which the library `matrix` reads.
+
+    Tables for A, B, C and D follow it. For each element of each register of each lane, they have the index of the
+    element in the matrix, in 16 bits. Indices in A, C and D count by rows, those in B by columns.
     """
 
 
 @layout("u32 first, last")
 class List(Structure):
-    """A list of delayed stores, oldest first."""
+    """A list of delayed stores, oldest first, by their indices in Delay::pool; 0 for an empty list. The runtime alone
+    uses it (native/delay_view.cuh).
+    """
 
 
 @layout(
-    "u64 shared_base",
-    "u32 ctaid[3], index, cluster_rank, smid",
-    "u64 cluster_shared_base",  # the address of the shared memory of rank 0, behind which that of the other ranks lies
+    "u64 shared_base",  # the address of its shared memory
+    "u32 ctaid[3], index",  # its index in the grid, also as one number
+    "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
+    "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks lies behind it
     "RaceBlock* race",
     "u32 reserved[2]",
-    "u32 active, live, woken, triggered",
+    "u32 active",  # 1 from its start until its slot is free
+    "u32 live",  # the number of threads that have not exited
+    "u32 woken",  # 1 if a barrier has completed since the last round over its warps
+    "u32 triggered",  # 1 once a thread of it has executed griddepcontrol.launch_dependents
     "Warp* warps",
     "u8* frames",
-    "Poll* polls",
-    "u32 slot, pad",
+    "Poll* polls",  # one for each thread
+    "u32 slot, pad",  # the number of its slot
     f"Barrier barrier[{BARRIERS}]",
     "u64 owner",  # a unique number of the block, which its delayed stores have
     "List pending",  # delayed stores that only this block sees
     "u32 epoch",  # the number of barriers that the block has completed
-    "u32 bulks",  # the first pending bulk copy to its shared memory
-    "u32 stores, store_turns",  # pending pieces of bulk copies to global memory; turns since a piece was written
-    "u32 begun",  # 1 once one of its threads has run
+    "u32 bulks",  # the first pending bulk copy to its shared memory, in Copies::bulk
+    "u32 stores",  # the number of pending pieces of bulk copies to global memory
+    "u32 store_turns",  # turns since a piece of these was written
+    "u32 has_run",  # 1 once one of its threads has run
     # For the barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase,
     # and threads that have neither arrived nor exited.
     "u32 cluster_phase, cluster_arrived, cluster_missing",
 )
 class Block(Structure):
-    """A resident block, at the start of its slot."""
+    """A resident block, at the start of its slot. The runtime writes it when the block starts and as it runs;
+    translated code reads its indices and addresses, Python reads it for reports. It is valid while `active` is 1.
+    """
 
 
 @layout(
-    "u64 size",  # bytes of each access
+    "u64 size",  # bytes of each access; 0 if there was none
     "u64 reads[5], writes[5]",  # indexed by MemoryOf
     "u64 pad",
 )
 class Site(Structure):
-    """The counts of accesses at one site."""
+    """The counts of accesses at one site in one launch. The runtime counts; Python reads them when the launch has
+    ended.
+    """
 
 
 @layout("u32 kind, flags, size, site, block, thread", "u64 addr, value")
 class Fault(Structure):
-    """The fault that has stopped a launch. `findings/faults.py` says what the fields mean for each kind."""
+    """The fault that has stopped a launch. The runtime writes it, Python makes a report of it. `kind` is a `FaultKind`,
+    0 for no fault. `findings/faults.py` says what the other members mean for each kind.
+    """
 
 
 @layout(
-    "u64 params, globals",
-    "u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static",
+    "u64 params, globals",  # the addresses of the parameters and of the module's variables
+    "u32 nctaid[3], ntid[3], device",  # the grid, the block, the device's number
+    "u32 smem_dynamic, shared_static",  # bytes of dynamic and of static shared memory
     "u32 cluster",  # the shape of a cluster, x | y << 8 | z << 16; 0: no clusters
     "u64 clock",
-    "u32 sm_count",
+    "u32 sm_count",  # multiprocessors of the device
     "u32 envreg1, envreg2",  # the upper and lower half of the address of the workspace for cooperative grid barriers
-    "u32 op, start, primary, end",  # its number; its clocks at the start, after griddepcontrol.wait, and at the end
+    "u32 op",  # the number of the operation
+    "u32 start, primary, end",  # race detector: its clocks at the start, after griddepcontrol.wait, and at the end
     "u32 pad0",
     "CopyQueue* copies",  # two queues for each thread of each slot; null if the kernel has no asynchronous copies
-    "Copies* copy_pool",
+    "Copies* copy_pool",  # the copies themselves
     "u32 reserved[4]",
     "Engine* engine",
-    "void* function",
+    "void* function",  # the translated kernel
     "u8* slots",
-    "u64 slot_stride",
-    "u32 slot_count, threads, warps, frame_stride",
-    "u32 blocks, next, finished, triggered",
-    "u64 shared_base, shared_stride, local_base, local_stride",
-    "u32 local_bytes, param_bytes, shared_bytes, cluster_size",
+    "u64 slot_stride",  # bytes from one slot to the next
+    "u32 slot_count, threads, warps",  # slots; threads and warps of a block
+    "u32 frame_stride",  # bytes from one frame to the next
+    "u32 blocks, next, finished, triggered",  # numbers of blocks: all, started, ended, triggered or ended
+    "u64 shared_base, shared_stride, local_base, local_stride",  # addresses of slot 0, or thread 0, and distances
+    "u32 local_bytes, param_bytes, shared_bytes",  # of a thread, the kernel, a block
+    "u32 cluster_size",  # blocks of a cluster; 1 without clusters
     "u32 cluster_window",  # bytes of the shared memory of a cluster, with the gaps between the blocks
-    "u32 gdc_open, state, free_count, high",
-    "u32* free_groups",
-    "Site* sites",
-    "Poll* polls",
-    "u64 window_base, window_bytes, access_base",
-    "u64 barriers, resumes, warp_ops",
-    "u8* races",  # a RaceBlock and its threads for each slot
+    "u32 gdc_open",  # 1 once griddepcontrol.wait returns
+    "u32 state",  # a LaunchState
+    "u32 free_count",  # the number of entries of free_groups
+    "u32 slots_used",  # slots from this one on were never used
+    "u32* free_groups",  # the free groups of slots, each of which takes one cluster
+    "Site* sites",  # one for each site of the kernel
+    "Poll* polls",  # one for each thread of each slot
+    "u64 window_base, window_bytes, access_base",  # the window, and the access words of the launch's process
+    "u64 barriers, resumes, warp_ops",  # counts for reports
+    "u8* races",  # a RaceBlock and its RaceThreads for each slot
     "Fault fault",
-    "u32 reported",
-    "u32 part, turn, turn_warp",  # part: its turn is unfinished, at slot `turn` and warp `turn_warp` - 1 of that block
+    "u32 reported",  # the last event of the launch that rt_run has reported: 1 all triggered, 2 ended
+    # A turn that the last call left unfinished: 1 if there is one, its slot, and the warp with which it continues plus
+    # 1.
+    "u32 part, turn, turn_warp",
     "u8 owner_class[256]",  # the MemoryOf of each owner in an access word
     "u32 pending, pad",  # the number of delayed stores of its blocks, ended blocks included
     "void* heap",  # the function for malloc and free in its context, or null
 )
 class Launch(Structure):
-    """A launch of a kernel."""
+    """A launch of a kernel. Python makes it when the launch starts and frees it when the launch has ended; the runtime
+    runs it. Translated code reads the members that special registers name.
+    """
 
 
 @layout("u64 addr, low, high", "u32 size, pad")
 class Write(Structure):
-    """A word that a thread has written in a probe, with its value before the write."""
+    """A word that a thread has written in a probe, with its value before the write. The runtime alone uses it, until
+    the thread suspends.
+    """
 
 
 @layout("Thread* thread", "u64 format, args")
 class Print(Structure):
-    """A call of printf."""
+    """A call of printf: the addresses of the format and of the arguments. The runtime passes it to Python, for the
+    duration of the call.
+    """
 
 
 @layout("Thread* thread", "u64 address, nbytes", "u32 kind, pad")
 class Heap(Structure):
-    """A call of malloc or free."""
+    """A call of malloc or free (`HeapCall`). The runtime passes it to Python for the duration of the call, and reads
+    the result from `address` or `nbytes`.
+    """
 
 
 @layout("u64 clock, address, value", "u32 op, block, thread, site, kind, flags")
 class Event(Structure):
-    """An entry of the engine's ring buffer of the last EVENTS events."""
+    """An entry of the engine's ring buffer of the last EVENTS events. The runtime writes it; Python decodes it for
+    timelines (findings/events.py). `clock` is the virtual time, `kind` an `EventKind`.
+    """
 
 
 @layout(
@@ -226,158 +243,81 @@ class Event(Structure):
     "u32 lane",  # the lane that a shuffle reads
 )
 class Notice(Structure):
-    """A finding at a site that does not stop the launch."""
+    """A finding at a site that does not stop the launch. The runtime writes it; Python makes a report of it when the
+    run pauses, and empties the list.
+    """
 
 
 @layout("u64 base, nbytes", "u64* members", "u64 devices")
 class Team(Structure):
-    """A range of addresses of a multicast object. For each piece, `members` has MEMBERS addresses of bound memory, by
-    device; 0 means that the device has bound nothing. `devices` has a bit for each device of the team.
+    """A range of addresses of a multicast object. Python writes it, between calls of the runtime, which reads it.
+
+    For each piece, `members` has MEMBERS addresses of bound memory, by device; 0 means that the device has bound
+    nothing. `devices` has a bit for each device of the team.
     """
 
 
 @layout("Team* first", "u64 count")
 class Teams(Structure):
-    """All multicast addresses of a machine."""
+    """All multicast addresses of a machine. Python writes it, and the runtime reads it."""
 
 
 @layout(
-    "u64 seed, pass, clock, clock_reads",
-    "u64 progress, quiet, step, resumes",
-    "u32 probing, writes",
-    # The most accesses, or rounds of loops without accesses, between two suspends; the accesses left until `refuel`;
-    # the rounds so far.
-    "u64 loop_limit, fuel, rounds",
-    "u64 work",  # the cost of this call so far
-    "u64 tank",  # the accesses that `refuel` has given to the thread since its resume, `fuel` included
-    # The state of a pass and of a probe that the last call may have left unfinished.
-    "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept",
-    "u32 counted, timed",  # counted: budgets are numbers of resumes; timed: threads sleep until their time
+    "u64 seed",  # decides the schedule
+    "u64 pass, clock, clock_reads",  # passes so far, the virtual time in nanoseconds, reads of it by threads
+    "u64 progress",  # counts what shows that threads do not merely poll
+    "u64 quiet",  # polls since the last write
+    "u64 step",  # nanoseconds by which rt_advance moved the clock last
+    "u64 resumes",  # resumes of threads so far
+    "u32 probing",  # 1 in a probe (native/probe.cuh)
+    "u32 writes",  # the number of entries of `write`
+    "u64 loop_limit",  # the most accesses, or rounds of loops without accesses, between two suspends of a thread
+    "u64 fuel, rounds",  # for the running thread: accesses left until `refuel`; rounds of such loops so far
+    "u64 work",  # the cost of this call so far, in accesses
+    "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included
+    # The state of a pass and of a probe that the last call may have left unfinished. pass_at: the next launch.
+    # pass_ran: resumes so far. pass_held: 1 if a warp or launch was held back, 2 if nothing is held back any more.
+    "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak",
+    "u32 advancing",  # 1 in rt_advance and rt_pass_time
+    "u32 wake_count",  # how often sleepers were woken since the last progress
+    "u32 counted",  # 1: budgets are numbers of resumes, and not nanoseconds
+    "u32 timed",  # 1: threads sleep until their time, and are not woken early
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
-    # For the last check before a deadlock is reported: a hash of the saved states of all threads, and the hash with
-    # which it is compared, which is renewed after 1, 2, 4, ... rounds, so that every cycle is found.
+    # For the last check before a deadlock is reported. `state` is a hash of the saved states of all threads. It is
+    # compared with an older one, `state_kept`, replaced after 1, 2, 4, ... rounds, so that every cycle is found.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
     # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
     # counts STRAIN times. Above a limit the launch fails as endless.
     "u64 strain",
     "u32 watching, undecided",  # watching: the last check is under way; undecided: a limit has ended it
+    # The thread that read the clock last, the step of its next read, and the time that it read.
     "void* clock_thread",
     "u64 clock_run, clock_read",
-    "void* print",
+    "void* print",  # the function of Python for printf; with a null argument it says whether an interrupt is pending
     "Race* race",  # null without the race detector
     "Event* events",  # the ring buffer of the last EVENTS events
-    "u64 event_count",
-    # fruitless: the thread is resumed for a poll that sees the same value as the last poll. idle: nothing has happened
-    # since the last poll that could change the race detector's result for it.
-    "u32 fruitless, idle",
+    "u64 event_count",  # the number of events so far
+    "u32 repeats_poll",  # 1 while the running thread makes a poll that reads the same value as its last poll
+    "u32 skips_check",  # 1 if the race detector need not check that poll, since nothing has changed its result
     "Delay* delay",  # null if stores are not delayed
     "Teams* teams",
     "u64 stack",  # the beginning of the host stack of the running thread
     f"Write write[{WRITES}]",
-    "u32 notices",
+    "u32 notices",  # the number of entries of `notice`
     f"Notice notice[{NOTICES}]",
 )
 class Engine(Structure):
-    """The state that all launches of one machine share."""
+    """The state that all launches of one machine share. Python makes it with the machine, and changes it only between
+    calls of the runtime.
+    """
 
 
 @layout(
-    "u32 first, last, commits, issued",
+    "u32 first, last",  # the copies of the queue, by their indices in Copies::pool; 0 for none
+    "u32 commits, issued",  # numbers of committed groups, and of copies that were issued
     "u32 unread",  # the first piece of a bulk copy for whose read no wait has waited
 )
 class CopyQueue(Structure):
-    """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh)."""
-
-
-@layout("u32 chain, place, device, primary")  # primary: the kernel of which it is a programmatic dependent, or 0
-class Op(Structure):
-    """An operation's place in the order of operations."""
-
-
-@layout("Ref a, b, result")
-class Joined(Structure):
-    """An entry of a cache: two clocks and their join."""
-
-
-@layout("Ref clock", "u32 op")
-class Certain(Structure):
-    """An entry of a cache: the clock includes all accesses of the operation."""
-
-
-@layout(
-    "u64 addr, events",  # events: the number of events by then
-    "u32 size, edge",
-    "u32 op, block, thread, site, flags",
-    "u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags",
-    "u32 store_site, load_site, store_op",  # the store and the load of a flag that does not order the accesses
-)
-class Found(Structure):
-    """A race of two accesses. The members `other_` describe the earlier one, which each of `other_lanes` has made."""
-
-
-@layout("u64 line, low, high", "u32 bytes, pad", "Found found")  # low, high: the contents of the line before the store
-class Doubt(Structure):
-    """Two stores of one block that are a race if the later one changes any of `bytes` of a line."""
-
-
-@layout(
-    "u64 arena, bytes, top",
-    "u64 cells",  # the address of the cell of the window's first line
-    "u64 window_base",
-    "Op* ops",
-    "Ref* pools",  # lists of chunks with free entries, one per 1 << POOL_SHIFT bytes of the window
-    "u32 strict, off",  # off: the arena is used up, and no access is checked any more
-    "u32 wholes",  # the number of clock items for block WHOLE made so far
-    "u32 found_count",
-    "u32 random",
-    "u32 serial",  # the number of strong writes so far
-    "u32 stamp",  # changes with every event that may change the result for a poll: writes, and what they publish
-    "u32 doubts",
-    f"Ref free[{CLASSES}]",
-    f"Certain certain[{CERTAIN}]",  # a cache, by operation
-    f"Joined joined[{JOINED}]",
-    f"Found found[{FOUND}]",
-    f"Doubt doubt[{DOUBTS}]",
-)
-class Race(Structure):
-    """The state of the race detector."""
-
-
-@layout(
-    "Ref clock",
-    "u32 time",
-    # By scope (block, cluster, GPU, system). fenced: the clock at the last fence of at least that scope. held: the
-    # clock that relaxed reads have seen, which the thread learns at its next fence of at least that scope.
-    "Ref fenced[4], held[4]",
-    # The reads that other threads have published by relaxed flags which this thread has seen. They count as known when
-    # its block ends.
-    "Ref late",
-    "u32 aliased",  # a fence.proxy.alias has followed its accesses before this time, which is not in its clock
-)
-class RaceThread(Structure):
-    """The race detector's state for a thread."""
-
-
-@layout("u32 op, block, edge, store_site, load_site", "Ref clock")
-class Miss(Structure):
-    """A flag of another block that was seen without an acquire, and the clock that an acquire would have learnt."""
-
-
-@layout(
-    "u32 sync",  # all accesses of the block before this time are known to all its threads
-    "Ref end",  # the joined clocks of its threads that have exited
-    "Ref proxied",  # the joined clocks of its threads at their fence.proxy.async
-    # For the last fence.proxy.alias: the clocks of its thread before and after it, and `sync` at that time. Other
-    # threads often have the same clocks.
-    "Ref alias_before, alias_after",
-    "u32 alias_sync",
-    f"Ref arrived[{BARRIERS}]",
-    # For the barrier of the cluster, in the block of rank 0: the clocks that the arrivals of this phase and of the last
-    # phase have published.
-    "Ref cluster_arrived, cluster_known",
-    "u32 relaxed",  # the latest time of a thread that arrived at that barrier with .relaxed
-    "u32 misses, bulks",
-    f"Miss miss[{MISSES}]",
-)
-class RaceBlock(Structure):
-    """The race detector's state for a block. The RaceThread of each of its threads follow it in memory."""
+    """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh). The
+    runtime alone uses it, from the start to the end of the block.
+    """

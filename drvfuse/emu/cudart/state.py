@@ -148,7 +148,9 @@ class _Checked:
 
 
 def error(code: int) -> Any:
-    """The runtime's error with a number. For a few codes of the driver the runtime has no name."""
+    """The cudaError_t with the number of a CUresult. It is cudaErrorUnknown if the runtime has no error of that
+    number.
+    """
     try:
         return RT.cudaError_t(code)
     except ValueError:

@@ -27,7 +27,7 @@ _NONE = (1 << 64) - 1  # the index of the failed copy if the whole batch is refu
 
 
 def batch_stream(proc: Process, hStream: Any) -> Stream:
-    """The stream of a batch. Failure if it is the legacy stream, or is being captured."""
+    """The stream of a batch. Raises Failure if it is the legacy stream, or is being captured."""
     stream = proc.stream(hStream)
     check(not stream.is_legacy)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -44,7 +44,7 @@ def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], wai
 
 
 def _at_once(p: Any) -> bool:
-    """Whether the source of a copy is read before the call returns. Failure for an invalid srcAccessOrder."""
+    """Whether the source of a copy is read before the call returns. Raises Failure for an invalid srcAccessOrder."""
     order = field(p, "srcAccessOrder")
     check(order in _ORDERS)
     return bool(order == _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
@@ -53,8 +53,8 @@ def _at_once(p: Any) -> bool:
 def _batch(
     proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
 ) -> None:
-    """Attribute i is that of the copies from index `attrsIdxs[i]` on. Pageable memory, and the source of a copy with
-    the order DURING_API_CALL, is read before the call returns.
+    """Attribute i applies to the copies from index `attrsIdxs[i]` up to the start of the next attribute. Pageable
+    memory, and the source of a copy with the order DURING_API_CALL, is read before the call returns.
     """
     stream = batch_stream(proc, hStream)
     targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))
@@ -91,8 +91,8 @@ def cuMemcpyBatchAsync(
 
 
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
-    """The source or the destination of a copy in a batch, which must be linear memory. A row length or layer height of
-    0 means that of the copy.
+    """The source or the destination of a copy in a batch, which must be linear memory. If a row length or layer height
+    is 0, that of the copy is used.
     """
     kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
     if kind == kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY:

@@ -172,7 +172,7 @@ def cuCtxSynchronize_v2(proc: Process, ctx: Any) -> None:
 
 @entry(2)
 def cuCtxGetStreamPriorityRange(proc: Process) -> tuple[int, int]:
-    """(least, greatest)."""
+    """Returns (least priority, greatest priority)."""
     proc.current()
     return 0, -5
 

@@ -17,7 +17,7 @@ from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS
 
-_NOW = object()  # given in place of a stream: the copy is on the legacy stream, and the call waits for it
+_NOW = object()  # stands for the legacy stream in a call that waits for its copy
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # the end of a program's address space
 
@@ -159,7 +159,7 @@ def cuMemcpyPeer(
 def cuMemcpyPeerAsync(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int, hStream: Any
 ) -> None:
-    """As cuMemcpyPeer. In a capture it is refused, and the capture is invalidated."""
+    """Queues the copy of cuMemcpyPeer. In a capture the call is refused, and the capture is invalidated."""
     stream, dst, src = proc.stream(hStream), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -168,8 +168,8 @@ def cuMemcpyPeerAsync(
 
 
 def field(p: Any, name: str) -> Any:
-    """A field of a structure. 0 if the structure has no such field. Failure for a number that is no member of its
-    enum.
+    """A field of a structure. 0 if the structure has no such field. Raises Failure for a number that is no member of
+    its enum.
     """
     try:
         return getattr(p, name, 0)
@@ -270,6 +270,6 @@ def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
 
 @entry()
 def cuMemcpy3DPeerAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
-    """As cuMemcpy3DPeer. In a capture it is refused, and the capture is invalidated."""
+    """Queues the copy of cuMemcpy3DPeer. In a capture the call is refused, and the capture is invalidated."""
     proc.stream(hStream).refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     _rows_async(proc, pCopy, hStream)

@@ -152,7 +152,7 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tupl
 
 @functools.cache
 def _tell_forked(holder: int) -> None:
-    """Log, once in this forked process, why its calls fail."""
+    """Log why driver calls fail in a forked process. Each process logs this once."""
     words = "process %d was forked from process %d, which holds the emulated machine, and has none: start processes by "
     log.warning(words + 'the method "spawn" of multiprocessing', os.getpid(), holder)
 

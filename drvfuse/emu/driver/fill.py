@@ -14,8 +14,8 @@ from .entry import check, entry
 def _fill(
     proc: Process, address: int, value: int, size: int, width: int, at: Stream | None, height: int = 1, pitch: int = 0
 ) -> None:
-    """Queue a fill of `height` rows of `width` elements of `size` bytes. `pitch` does not matter for one row. Without a
-    stream, the fill is on the legacy stream; as in the driver, the call then waits for a fill of memory that the host
+    """Queue a fill of `height` rows of `width` elements of `size` bytes. `pitch` has no effect on a single row. Without
+    a stream, the fill is on the legacy stream; as in the driver, the call then waits for a fill of memory that the host
     can access (pinned and managed memory), and for no other fill.
     """
     stream = proc.current().legacy if at is None else at

@@ -82,8 +82,9 @@ def cuGraphDestroyNode(proc: Process, hNode: Any) -> None:
 
 
 def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
-    """The result of a query of nodes as cuda.bindings give it: with a count of 0 the number of nodes only, else as many
-    nodes as asked for.
+    """(a list of nodes, a number), which is the result of a query of nodes in cuda.bindings. With a count of 0, the
+    list is empty and the number is that of all nodes; otherwise the list has `count` handles, of which the last may be
+    0.
     """
     found = [T.CUgraphNode(node.handle) for node in nodes]
     if count == 0:
@@ -146,5 +147,5 @@ def cuGraphReleaseUserObject(proc: Process, graph: Any, object: Any, count: int)
     found, item = graph_of(proc, graph), user_object(proc, object)
     check(0 < count <= found.user_objects[item])
     found.user_objects[item] -= count
-    found.user_objects += type(found.user_objects)()  # removes user objects without references
+    found.user_objects += type(found.user_objects)()  # the sum of two counters drops user objects without references
     item.release(proc, count)

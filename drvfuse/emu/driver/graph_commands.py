@@ -80,7 +80,7 @@ def describe_kernel(node: Node, p: Any) -> None:
 
 
 def copy(proc: Process, p: Any, context: Context) -> Copy3D:
-    """The copy that a CUDA_MEMCPY3D describes. Failure if it is empty."""
+    """The copy that a CUDA_MEMCPY3D describes. Raises Failure if it is empty."""
     check(p is not None)
     return present(copy_3d(proc, p, context))
 

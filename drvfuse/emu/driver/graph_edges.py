@@ -91,8 +91,8 @@ def edges_of(data: Sequence[Any] | None, count: int) -> list[Edge]:
 
 
 def require_edge(before: Node, after: Any, edge: Edge) -> None:
-    """Raise Failure unless an edge may lead from a node to a node with the command `after`. Only kernels have other
-    ports than the end of a node, and only programmatic edges between kernels may use them.
+    """Raise Failure unless an edge may lead from a node to a node with the command `after`. An edge may
+    begin at a port other than the end of a node only if it is a programmatic edge between kernels.
     """
     check(edge.to_port == 0 and edge.kind in (0, 1))
     if edge.programmatic:
@@ -120,7 +120,7 @@ def _pairs(proc: Process, graph: Graph, first: Any, second: Any, count: int) -> 
 @entry(bindings=12, name="cuGraphAddDependencies_v2")
 @entry(bindings=13, name="cuGraphAddDependencies")
 def _add_edges(proc: Process, hGraph: Any, from_: Any, to: Any, edgeData: Any, numDependencies: int) -> None:
-    """Add all of the edges, or none. A cycle is only found when the graph is instantiated."""
+    """Add all of the edges, or none. A cycle is found later, when the graph is instantiated."""
     if numDependencies == 0:
         return
     graph = graph_of(proc, hGraph)

@@ -69,7 +69,7 @@ def describe_allocation(node: Node, p: Any) -> None:
 
 
 def memory_at(proc: Process, address: int) -> GraphMemory:
-    """The memory of a graph that begins at an address. Failure if there is none."""
+    """The memory of a graph that begins at an address. Raises Failure if there is none."""
     found = proc.memory.at(address)
     if found is None or found.graph is None:
         raise proc.memory.stray("a free node needs the address that an allocation node returned", address)

@@ -231,7 +231,7 @@ def event_handle(node: Node) -> Any:
 
 @entry(1)
 def cuGraphAddEventRecordNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """Adds a node that records an event. For the order of calls, the record is made when the graph is launched."""
+    """Adds a node that records an event. To later calls, the event is recorded as soon as the graph is launched."""
     where = place(proc, hGraph, dependencies, numDependencies)
     return handle(insert(proc, where, commands.record(proc, event)))
 

@@ -28,7 +28,7 @@ def ptx_of(proc: Process, image: bytes | None) -> str:
     if data[:4] == fatbin.MAGIC:
         data = _newest(proc, data)
     if data[:4] == _WRAPPER:
-        raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image points to a fat binary, where there is none")
+        raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image points to memory that holds no fat binary")
     if data[:4] == _ELF:
         raise _machine_code(data)
     data = data.split(b"\0", 1)[0]
@@ -63,7 +63,7 @@ def _target(ptx: bytes) -> str:
 
 
 def _needs(ptx: bytes) -> tuple[int, int]:
-    """(compute capability that a PTX text needs, as one number; 1 if it runs on no other capability)."""
+    """(the compute capability that a PTX text needs, as one number; 1 if the text runs on that capability alone)."""
     match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 

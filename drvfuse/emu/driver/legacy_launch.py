@@ -74,7 +74,9 @@ def cuParamSetv(proc: Process, hfunc: Any, offset: int, ptr: Any, numbytes: int)
 
 
 def _launch(proc: Process, f: Any, width: int, height: int, stream: Stream) -> None:
-    """Launch with the settings of the kernel. Failure unless a block, and all bytes of the parameters, were set."""
+    """Launch with the settings of the kernel. Raises Failure unless a block, and all bytes of the parameters, were
+    set.
+    """
     function = function_of(proc, f)
     kept = present(function.legacy)
     module = present(function.module)

@@ -55,7 +55,9 @@ def cuLinkAddData(
     options: Any,
     optionValues: Any,
 ) -> None:
-    """Adds PTX, or a fat binary that contains PTX. All other inputs are refused (NOT_SUPPORTED), as is invalid PTX."""
+    """Adds PTX, or a fat binary that contains PTX. Other inputs are refused with NOT_SUPPORTED. Invalid PTX is refused
+    too.
+    """
     found = _state(proc, state)
     with errors_logged(ErrorLog.of(options, optionValues), found.log):
         _add(proc, found, typename, present(mapped.copied(data, size)), text(name) or f"input {len(found.units) + 1}")

@@ -42,8 +42,8 @@ def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
 
 
 def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
-    """For each allocation in a range: its advice, and the first and last byte of the range in it. Failure unless all of
-    the range is managed memory.
+    """For each allocation in a range: its advice, and the first and last byte of the range in it. Raises Failure unless
+    all of the range is managed memory.
     """
     check(count > 0)
     found = proc.memory.within(start, count)
@@ -55,7 +55,7 @@ def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, i
 
 
 def place_of(proc: Process, location: Any) -> Place:
-    """The place that a CUmemLocation names. Failure for an invalid location or a device that does not exist."""
+    """The place that a CUmemLocation names. Raises Failure for an invalid location or a device that does not exist."""
     check(location is not None and location.type in _KINDS, R.CUDA_ERROR_INVALID_DEVICE)
     if location.type == _KIND.CU_MEM_LOCATION_TYPE_DEVICE:
         return Place(int(location.type), proc.device(location.id).index)

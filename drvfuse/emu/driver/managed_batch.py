@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches and discards of several ranges of managed memory by one call, which exist since CUDA 13. The ranges are
+"""Calls that prefetch or discard several ranges of managed memory. They exist since CUDA 13. The ranges of one call are
 not ordered with one another.
 """
 
@@ -21,7 +21,7 @@ def _ranges(dptrs: Any, sizes: Any, count: int, flags: int) -> list[tuple[int, i
 
 
 def _prefetch(proc: Process, ranges: list[tuple[int, int]], locations: Any, starts: Any, count: int) -> None:
-    """Prefetch ranges. Location i is that of the ranges from index `starts[i]` on."""
+    """Prefetch ranges. Location i applies to the ranges from index `starts[i]` up to the start of the next location."""
     begins = starts[:count]
     check(0 < count <= len(ranges) and begins[0] == 0)
     check(all(a < b for a, b in zip(begins, [*begins[1:], len(ranges)], strict=True)))

@@ -41,7 +41,7 @@ def located_device(proc: Process, location: Any) -> Device:
     kinds = T.CUmemLocationType
     check(location.type != kinds.CU_MEM_LOCATION_TYPE_INVALID)
     if location.type != kinds.CU_MEM_LOCATION_TYPE_DEVICE:
-        raise unsupported(f"memory and access by location are of devices here, not {location.type.name}")
+        raise unsupported(f"the location must be a device, not {location.type.name}")
     return proc.device(location.id)
 
 
@@ -188,7 +188,7 @@ def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
 
 
 def _device_of(proc: Process, location: Any, kind: Any) -> Device:
-    """The device whose pools a location means. All pools are of device memory."""
+    """The device that a location names. All pools are pools of device memory."""
     check(kind == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, R.CUDA_ERROR_NOT_SUPPORTED)
     return located_device(proc, location)
 

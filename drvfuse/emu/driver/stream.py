@@ -38,10 +38,10 @@ def cuStreamCreateWithPriority(proc: Process, flags: int, priority: int) -> Any:
 @entry()
 def cuStreamDestroy(proc: Process, hStream: Any) -> None:
     """Returns at once. Queued work still runs."""
-    stream = proc.get(hStream, Stream)  # refuses the default streams, which have no object of their own
+    stream = proc.get(hStream, Stream)  # raises Failure for the default streams, which have no object of their own
     if stream.capture is not None:
         stream.capture.invalidate()
-    stream.destroyed = True  # it stays in the list of its context's streams until its work is done
+    stream.destroyed = True  # the stream stays in its context's list of streams until its work is done
     proc.remove(stream)
 
 
@@ -51,7 +51,7 @@ def _not_capturing(proc: Process, stream: Stream) -> None:
 
 
 def _pending(proc: Process, stream: Stream) -> list[Any]:
-    """The operations for which a wait for this stream has to wait."""
+    """The operations that must end before a wait for this stream ends."""
     ops = list(stream.tail)
     if stream.is_legacy:
         ops += [op for other in stream.context.streams if other.blocking for op in other.tail]
@@ -172,7 +172,7 @@ def cuStreamBeginCaptureToGraph(
     numDependencies: int,
     mode: Any,
 ) -> None:
-    """Begins a capture into an existing graph, whose first nodes wait for the given ones."""
+    """Begins a capture into an existing graph. The first captured nodes wait for the given nodes."""
     stream, graph = proc.stream(hStream), graph_of(proc, hGraph)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     after = dependencies_of(proc, graph, dependencies, dependencyData, numDependencies)

@@ -17,7 +17,7 @@ _NBYTES = 64
 
 
 def _known(attr: Any) -> str:
-    """The name of a stream attribute. Failure for an attribute that streams do not have."""
+    """The name of a stream attribute. Raises Failure for an attribute that streams do not have."""
     name: str = attr.name.split("ATTRIBUTE_", 1)[-1]
     check(name in _NAMES)
     return name

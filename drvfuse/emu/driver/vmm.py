@@ -22,7 +22,9 @@ _DESCRIPTOR = _T.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
-    """The handle with the value `value`, and its physical memory. Failure if it is no handle of physical memory."""
+    """The handle with the value `value`, and its physical memory. Raises Failure if it is no handle of physical
+    memory.
+    """
     handle = proc.get(value, Handle, R.CUDA_ERROR_INVALID_VALUE)
     check(isinstance(handle.item, Memory))
     return handle, cast(Memory, handle.item)
@@ -98,7 +100,7 @@ def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags
 
 
 def _mapped(proc: Process, ptr: Any, size: int) -> list[Allocation]:
-    """The mappings in a range. Failure unless the range begins and ends with a mapping."""
+    """The mappings in a range. Raises Failure unless the range begins and ends with a mapping."""
     address = ptr
     mapped = proc.memory.within(address, size)
     check(mapped and all(a.mapped is not None for a in mapped))

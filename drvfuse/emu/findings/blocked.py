@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of what each thread of a launch waits for, with its place in the source."""
+"""What each thread of a launch waits for, with the place in the source at which it waits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ RAISE_LIMIT = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
 _WAITS = (
     ("yielded", "polling"),
     ("warpop", ""),
-    ("asking", "at activemask"),
+    ("at_activemask", "at activemask"),
     ("barrier", ""),
     ("cluster", ""),
     ("gdc", "at griddepcontrol.wait"),
     ("sleeping", "sleeping"),
     ("ready", "runnable"),
 )
-"""The masks of a warp, and what the lanes in each mask do."""
+"""The masks of an `abi.structs.Warp`, and what the lanes in each mask do; "" where the operation decides that."""
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A thread that waits. If it polls a word, `address` and `seen` are the address and the value of the word, and
-    `mbarrier` describes the word if it is an mbarrier.
+    """A thread that waits: what it waits for (`status`), and the place. If the thread polls a word, `address` and
+    `seen` are the address and the present value of the word; `mbarrier` describes the word if it is an mbarrier.
     """
 
     block: Index
@@ -45,8 +45,10 @@ class Blocked:
 
 
 def blocked(launch: structs.Launch, identity: Identity, window: Window, undecided: int = 0) -> list[Blocked]:
-    """All live threads of a launch, and what each waits for. If `undecided` is not 0, registers still changed after
-    that number of polls, so it is not certain that the threads wait for ever.
+    """All threads of a launch that have not exited, and what each waits for, sorted by block and thread.
+
+    If `undecided` is not 0, registers still changed after that number of polls, so it is not certain that the threads
+    wait for ever.
     """
     found = []
     for block in resident(launch):
@@ -89,19 +91,19 @@ def _at_cluster_barrier(launch: structs.Launch, block: structs.Block, t: structs
 
 def resident(launch: structs.Launch) -> Iterator[structs.Block]:
     """The blocks of a launch that have started and not ended."""
-    for slot in range(launch.high):
+    for slot in range(launch.slots_used):
         block = structs.Block.from_address(launch.slots + slot * launch.slot_stride)
         if block.active:
             yield block
 
 
 def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> structs.Thread:
-    """The header of a thread's frame."""
+    """The header of a thread's frame. `linear` is the number of the thread in its block."""
     return structs.Thread.from_address(block.frames + linear * launch.frame_stride)
 
 
 def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
-    """The waiting threads of a block, each with the mask that has its lane and the text of that mask in _WAITS."""
+    """The waiting threads of a block, each with the name of the mask that has its lane, and its text in _WAITS."""
     for w in range(launch.warps):
         warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))
         for field, text in _WAITS:
@@ -112,7 +114,7 @@ def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str
 
 
 def _polled_by(block: structs.Block, t: structs.Thread) -> int:
-    """The site of the instruction by which a thread polls its word, even if the thread is at another place now."""
+    """The site of the instruction by which a thread polls its word. The thread may be suspended elsewhere now."""
     poll = structs.Poll.from_address(block.polls + t.linear * sizeof(structs.Poll))
     for word in poll.word[: t.polls & abi.POLL_COUNT]:
         if word.addr == t.op_addr:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Line = tuple[str, int]
 _WIDTH = 120
-_EXACT = 10_000_000  # larger numbers are rounded in tables
+_EXACT = 10_000_000  # numbers from this one on are rounded in tables
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Counters:
     warp_ops    the number of completed shuffles, votes and other warp operations
     resumes     the number of times that a thread was run until it suspended, which measures the emulator's own work
 
-    It is made of an array of `abi.structs.Site`, one for each of the sites.
+    It is made from an array of `abi.structs.Site`, with one entry for each of the sites, and keeps a copy.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Counters:
 
     @functools.cached_property
     def lines(self) -> dict[Line, Count]:
+        """The counts of each source line that made accesses."""
         lines: dict[Line, Count] = {}
         columns = (self._used, *(self._rows[name] for name in ("size", "reads", "writes")))
         for i, size, reads, writes in zip(*(column.tolist() for column in columns), strict=True):
@@ -97,7 +98,7 @@ class Counters:
         return KernelCounters("").add(self).table()
 
     def json(self) -> dict[str, Any]:
-        """All counts as plain data, with one entry of "lines" per source line."""
+        """All counts as plain data for JSON; "lines" has one entry per source line."""
         described = KernelCounters("").add(self).json()
         return {name: described[name] for name in ("barriers", "warp_ops", "total", "lines")}
 
@@ -115,7 +116,7 @@ class Counters:
 
 @dataclass
 class KernelCounters:
-    """Sums over the launches of one kernel."""
+    """The counts of all launches of one kernel, added up."""
 
     kernel: str
     launches: int = 0
@@ -139,8 +140,8 @@ class KernelCounters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """A table with one row per source line, and a row of sums. Bytes are given by the owner of the memory. Columns
-        of zeros are left out.
+        """A table with one row per source line, and a last row with the sums. Bytes are listed by the owner of the
+        memory. Columns that have only zeros are left out.
         """
         total = self.total
         names = [f.name for f in fields(Count) if getattr(total, f.name) or f.name == "accesses"]
@@ -169,7 +170,9 @@ class KernelCounters:
 
 
 class Summary:
-    """The counts of several launches. `kernels` are sorted by the time at which a launch of the kernel first ended."""
+    """The counts of several launches, by kernel. `kernels` is in the order in which a launch of each kernel first
+    ended.
+    """
 
     def __init__(self, launches: Iterable[tuple[str, Counters]]) -> None:
         self.kernels: dict[str, KernelCounters] = {}
@@ -203,8 +206,8 @@ def _rounded(number: int) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table as text. The first two columns are aligned to the left. The second is shortened if the table is too
-    wide.
+    """A table as text. The first two columns are aligned to the left, the others to the right. The second column is
+    shortened if the table is too wide.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     widths[1] = max(min(widths[1], _WIDTH - sum(widths) + widths[1] - len(widths) + 1), 8)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The last events on the emulated devices, from the ring buffer of the native runtime.
 
-Events are strong accesses (of polls only those that see a new value), fences, barriers, and starts and ends of blocks.
-Their times are virtual, and advance little while a thread can run.
+Events are strong accesses, fences, barriers, and starts and ends of blocks. A poll is an event only if it reads a new
+value. Times are virtual, and advance little while a thread can run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ DTYPE = np.dtype(structs.Event)
 
 @dataclass(frozen=True)
 class Event:
-    """An action of a thread. `kind` is the name of an `abi.EventKind` in lower case. `value` is the value that a load
-    has read or an atomic has found, or the number of a barrier. Events of a block ("start", "end") have its thread 0.
+    """An action of a thread. `clock` is its virtual time in nanoseconds, `kind` the name of an `abi.EventKind` in lower
+    case. `value` is the value that a load has read or an atomic has found, or the number of a barrier. Events of a
+    block ("start", "end") have its thread 0.
     """
 
     clock: int
@@ -40,14 +41,14 @@ class Event:
 
 
 def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
-    """A copy of the entries of a native ring buffer, oldest first, up to number `until`. `count` is the number of
-    entries written in all.
+    """A copy of the entries of a native ring buffer, oldest first. `count` is the number of all entries that were ever
+    written; `until` is the number at which the copy ends, None for the newest.
     """
     return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
 
 
 def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Event]:
-    """The events of records, in order. Events of launches that are not in `identities` are left out."""
+    """The events of ring buffer entries, in their order. Launches that are not in `identities` are left out."""
     found = []
     for record in records.tolist():
         entry = dict(zip(DTYPE.names or (), record, strict=True))
@@ -64,7 +65,7 @@ def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Even
 def of_blocks(
     records: np.ndarray, identities: Mapping[int, Identity], blocks: Iterable[tuple[int, Index]]
 ) -> np.ndarray:
-    """The records of some blocks, given as (device, block), of any launch."""
+    """The ring buffer entries of some blocks, given as (device, index), of any launch."""
     keep = np.zeros(len(records), bool)
     wanted = list(blocks)
     for op in np.unique(records["op"]).tolist():

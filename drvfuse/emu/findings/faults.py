@@ -35,7 +35,9 @@ class Fault:
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
-    """The fault that the native runtime has recorded for a launch. The memory of its blocks is unchanged since."""
+    """The fault that the native runtime has recorded for a launch. It must be called before the slots of the launch are
+    used again, since it reads the frames of its blocks.
+    """
     f = launch.fault
     record = Record(launch, identity, window)
     return Fault(
@@ -58,8 +60,8 @@ _UNWRITTEN = (
 
 
 def _missing_write(f: Record) -> str | None:
-    """For a read of memory that was not written, and to which no pending copy writes: a hint which write or which order
-    may be missing. None if there is no hint.
+    """A hint for a read of memory that was never written and that no pending copy will write: which write may be
+    missing, or which order. None if there is no hint.
     """
     if f.space is not Kind.SHARED:
         return _UNWRITTEN if f.space is Kind.DEVICE else None
@@ -73,6 +75,7 @@ def _missing_write(f: Record) -> str | None:
 
 
 def _words(record: Record) -> str:
+    """The message of a fault."""
     words = _SENTENCES[record.kind]
     if not isinstance(words, str):
         words = words[_REASONS[record.kind](record)]

@@ -7,8 +7,8 @@ from .. import abi
 
 
 def describe(opcode: str, word: int) -> str | None:
-    """The phase of the mbarrier that an instruction has read as `word`. None if the word is not an mbarrier."""
-    if not _is_one(opcode, word):
+    """The state of the mbarrier that an instruction (`opcode`) has read as `word`. None if the word is no mbarrier."""
+    if not _is_mbarrier(opcode, word):
         return None
     arrivals, expected, nbytes = _pending(word)
     rest = f"{nbytes} bytes pending" if nbytes >= 0 else f"{-nbytes} bytes more than expected"
@@ -16,16 +16,16 @@ def describe(opcode: str, word: int) -> str | None:
 
 
 def brief(opcode: str, word: int) -> str | None:
-    """A short form of `describe` for a cell of a table, without the parity. The number of bytes is negative if bytes
-    arrived before they were expected.
+    """The result of `describe` in a short form, for a cell of a table, without the parity. The number of bytes is
+    negative if bytes arrived before they were expected.
     """
-    if not _is_one(opcode, word):
+    if not _is_mbarrier(opcode, word):
         return None
     arrivals, expected, nbytes = _pending(word)
     return f"pending {arrivals} of {expected} arrivals, {nbytes} B"
 
 
-def _is_one(opcode: str, word: int) -> bool:
+def _is_mbarrier(opcode: str, word: int) -> bool:
     return opcode.startswith("mbarrier.") and bool(word & abi.MBARRIER_VALID)
 
 

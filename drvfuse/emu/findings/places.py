@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the operations, blocks, threads and lines for numbers of the native runtime, and formats places as text."""
+"""Places in programs: operations, blocks, threads and source lines, from the native runtime's numbers and as text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _HASHED = re.compile(r"^.*/[^/]*[0-9a-f]{32,}[^/]*/")
 
 @dataclass(frozen=True)
 class Identity:
-    """An operation: a launch, or a copy or fill, which has no blocks and no sites. `process` is the name of its process
-    if the machine has several.
+    """What reports say of an operation: a launch, or a copy or fill, which has no blocks and no sites. `grid` and
+    `block` are the launch's shape, `sites` the instructions of its kernel. `process` is the name of its process if the
+    machine has several.
     """
 
     kernel: str
@@ -31,11 +32,11 @@ class Identity:
     process: str | None = None
 
     def index(self, block: int, thread: int) -> tuple[Index, Index]:
-        """(index of the block, index of the thread), by their numbers."""
+        """(index of a block, index of a thread in the block), from their numbers."""
         return _unravel(block, self.grid), _unravel(thread, self.block)
 
     def site(self, number: int) -> Site | None:
-        """The site with a number. None for `abi.NO_SITE`."""
+        """The site with a number; None for `abi.NO_SITE`."""
         return self.sites[number] if number < len(self.sites) else None
 
     def place(self, number: int) -> tuple[str | None, int | None]:
@@ -44,23 +45,25 @@ class Identity:
         return (site.file or None, site.line or site.ptx_line) if site is not None else (None, None)
 
     def callers(self, number: int) -> str:
-        """The calls by which the code of a site was inlined, in words."""
+        """The calls through which the code of a site was inlined, in words; "" if there are none."""
         site = self.site(number)
         return called_at(site.inlined) if site is not None else ""
 
 
 def long_place(file: str, line: int | None) -> str:
-    """A place with the path of the file. Folders of a cache that stores files by their hash are left out."""
+    """A place, with the path of the file. Folders of a cache that stores files by their hash are left out."""
     return f"{_HASHED.sub('', file)}:{line}"
 
 
 def short_place(file: str | None, line: int | None) -> str:
-    """A place with the name of the file only. Without a file, the line is that of the PTX."""
+    """A place, with the name of the file alone. Without a file, the line is a line of the PTX."""
     return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
 
 
 def called_at(callers: Iterable[tuple[str, int]]) -> str:
-    """The calls by which the code of a place was inlined, innermost first, in words."""
+    """The calls through which the code of a place was inlined, in words; "" if there are none. `callers` are (file,
+    line), innermost first.
+    """
     places = ", at ".join(short_place(*caller) for caller in callers)
     return f", called at {places}" if places else ""
 

@@ -11,8 +11,8 @@ from ..abi import structs
 from ..space.window import Window
 
 _DIRECTIVE = re.compile(rb"%(?:(%)|[-+ #0]*(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp]))")
-_TEXT_BYTES = 4096  # the maximum number of bytes of a format or a string
-_PIECE_BYTES = 1 << 16  # the maximum number of bytes of one formatted argument
+_TEXT_BYTES = 4096  # the most bytes of a format or a string
+_PIECE_BYTES = 1 << 16  # the most bytes of one formatted argument
 _C = ctypes.CDLL(None)
 
 
@@ -24,32 +24,34 @@ def text_at(window: Window, address: int, limit: int = _TEXT_BYTES) -> bytes:
 
 
 def printed(window: Window, call: structs.Print) -> tuple[str, int]:
-    """(text, result) of a call of printf. The result is the number of arguments that it has used, or -1 without a
-    format.
+    """(text, result) of a call of printf. The result is the number of arguments that the format uses, or -1 if there is
+    no format.
 
-    The arguments are in the thread's local memory. A directive whose arguments are not there is printed unchanged.
+    The arguments are in the thread's local memory. A directive whose arguments lie outside of it is printed unchanged.
     """
     if not window.contains(call.format, 1):
         return "", -1
     t = structs.Thread.from_address(call.thread)
     end = t.local_base + structs.Launch.from_address(t.launch).local_bytes
     arguments = bytes(window.view(call.args, end - call.args)) if t.local_base <= call.args < end else b""
-    at = taken = 0
+    offset = taken = 0
 
     def take(kind: type[ctypes._SimpleCData]) -> ctypes._SimpleCData:
-        nonlocal at, taken
-        at = -(-at // ctypes.sizeof(kind)) * ctypes.sizeof(kind)
-        value = kind.from_buffer_copy(arguments, at)
-        at += ctypes.sizeof(kind)
+        """The next argument of the call, as the C type `kind`."""
+        nonlocal offset, taken
+        offset = -(-offset // ctypes.sizeof(kind)) * ctypes.sizeof(kind)
+        value = kind.from_buffer_copy(arguments, offset)
+        offset += ctypes.sizeof(kind)
         taken += 1
         return value
 
-    def one(match: re.Match[bytes]) -> bytes:
-        nonlocal at, taken
+    def formatted(match: re.Match[bytes]) -> bytes:
+        """The text of one directive."""
+        nonlocal offset, taken
         percent, width, precision, length, kind = match.groups()
         if percent:
             return b"%"
-        before = at, taken
+        before = offset, taken
         try:
             values = [take(ctypes.c_int) for star in (width, precision) if star == b"*"]
             if kind in b"eEfFgGaA":
@@ -62,18 +64,18 @@ def printed(window: Window, call: structs.Print) -> tuple[str, int]:
                 wide = length in (b"l", b"ll", b"z", b"j", b"t") and kind != b"c"
                 values.append(take(ctypes.c_int64 if wide else ctypes.c_int))
         except ValueError:  # the address is beyond the end of the thread's local memory
-            at, taken = before
+            offset, taken = before
             return match[0]
         directive = match[0] if kind in b"diouxX" else match[0][: -len((length or b"") + kind)] + kind
         piece = ctypes.create_string_buffer(_PIECE_BYTES)
         size = _C.snprintf(piece, ctypes.c_size_t(_PIECE_BYTES), directive, *values)
         return piece.raw[: max(0, min(size, _PIECE_BYTES - 1))]
 
-    return _DIRECTIVE.sub(one, text_at(window, call.format)).decode(errors="replace"), taken
+    return _DIRECTIVE.sub(formatted, text_at(window, call.format)).decode(errors="replace"), taken
 
 
 class Printer:
-    """Collects the text that kernels print."""
+    """The text that kernels have printed and that was not written to standard output yet."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -81,8 +83,9 @@ class Printer:
         self._raised: BaseException | None = None
 
     def add(self, call: int) -> int:
-        """Collect a kernel's printf and return its result. It is called by native code and must not raise; `flush`
-        raises an exception that has occurred here.
+        """Keep the text of a kernel's printf, and return its result. `call` is the address of an `abi.structs.Print`.
+
+        Native code calls this function, so it must not raise. `flush` raises an exception that has occurred here.
         """
         try:
             text, count = printed(self._window, structs.Print.from_address(call))
@@ -93,7 +96,7 @@ class Printer:
             return 0xFFFFFFFF
 
     def flush(self) -> None:
-        """Write everything to standard output."""
+        """Write the text to standard output."""
         if self._texts:
             text = "".join(self._texts)
             self._texts.clear()

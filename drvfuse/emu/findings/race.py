@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python side of the race detector: the order of operations, and reports of races.
 
-Native code checks the accesses by the rules in `native/race.cuh`. This module gives it the order of operations. An
-operation is ordered after the operations for which it has waited, and after all that the host knew when the operation
-was queued. A programmatic dependent is ordered after its primary only from `griddepcontrol.wait` on. All host code
-counts as one thread.
+Native code checks the accesses by the rules in `native/race.cuh`. This module tells it how operations (launches, copies
+and fills) are ordered. An operation is ordered after the operations for which it has waited, and after everything that
+the host knew when the operation was queued. A programmatic dependent is ordered after its primary only from
+`griddepcontrol.wait` on. All host code counts as one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..abi import NO_SITE, POOL_SHIFT, Edge, Entry, Range, structs
+from ..abi import NO_SITE, POOL_SHIFT, Edge, Entry, Range, race_structs
 from ..native import loader
 from ..space import pages
 from . import race_report
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ..space.window import Window
 
 PROFILES = ("hardware", "strict")
-_OPS = 1 << 24
-_KEPT = 4096  # plain stores of flags that are remembered, and copies
+_OPS = 1 << 24  # the most operations of a machine that are checked
+_KEPT = 4096  # the most copies that are remembered, and the most plain stores of flags
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
 
 
 class Clock:
-    """A counted reference to a native clock (`native/clock.cuh`), which is what an operation or the host knows."""
+    """What an operation or the host knows: a reference to a native clock (`native/clock.cuh`), which it owns."""
 
     __slots__ = ("_detector", "ref")
 
@@ -46,8 +46,9 @@ class Clock:
 class Ordered:
     """An operation on a device, for the detector. `number` counts the operations of the machine.
 
-    Until it starts, `after`, `host` and `overlapped` are what it is ordered after: operations, the clock of the host,
-    and the previous kernel, which it may overlap. `started` and `known` are its clocks at its start and after its end.
+    Until it starts, it is ordered after the operations in `after`, after what the host knew (`host`), and, if it is a
+    programmatic dependent, after what its primary (`overlapped`) knew at its start. `started` and `known` are its
+    clocks at its start and after its end. `done` is set when it has ended.
     """
 
     __slots__ = ("after", "device", "done", "host", "known", "number", "overlapped", "started")
@@ -63,19 +64,22 @@ class Ordered:
 
 
 class Detector:
-    """The detector of one machine, with the profile "hardware" or "strict"."""
+    """The race detector of one machine. `profile` is "hardware" or "strict" (`native/race.cuh`). The caller of its
+    methods holds the machine's lock. References are those of native clocks; a method that returns one passes it to the
+    caller.
+    """
 
     def __init__(self, window: Window, profile: str) -> None:
         runtime = loader.runtime()
         self.dropped: deque[int] = deque()
         self._arena = pages.arena(window.nbytes)
-        self._table = pages.arena(_OPS * ctypes.sizeof(structs.Op))
+        self._table = pages.arena(_OPS * ctypes.sizeof(race_structs.Op))
         self._pools = pages.arena(max(window.nbytes >> POOL_SHIFT << 2, 4))
-        self._ops = (structs.Op * _OPS).from_buffer(self._table)
-        self.state = structs.Race(
+        self._ops = (race_structs.Op * _OPS).from_buffer(self._table)
+        self.state = race_structs.Race(
             arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
-            bytes=window.nbytes,
-            top=32,
+            arena_bytes=window.nbytes,
+            arena_top=32,
             cells=pages.cell_address(window.base),
             window_base=window.base,
             ops=ctypes.addressof(self._ops),
@@ -94,11 +98,13 @@ class Detector:
         self._polled = function("rt_race_polled", None, at, u64, u64)
         self._window = window
         self._places: dict[int, int] = {}
-        self._copies: dict[int, Clock | None] = {}  # number of a copy or fill -> its last clock
+        self._copies: dict[int, Clock | None] = {}  # number of a copy or fill -> its clock after its end, or None
         self._host = Clock(self, 0)
         self._said_full = False
-        self._flags: dict[Any, str] = {}  # (writer, reader), each (operation, block) -> what is wrong with the flag
-        weak = weakref.WeakMethod(self.forget)  # weak, as a reference cycle would keep the window of a dropped machine
+        # For a flag that was stored by a plain write: (writer, reader), each as (operation, block) -> what is wrong.
+        self._flags: dict[Any, str] = {}
+        # The window calls `forget` by a weak reference: a cycle would keep the window of a dropped machine.
+        weak = weakref.WeakMethod(self.forget)
 
         def forget(address: int, nbytes: int) -> None:
             method = weak()
@@ -109,22 +115,25 @@ class Detector:
 
     @property
     def address(self) -> int:
+        """The address of the detector's state, an `abi.race_structs.Race`."""
         return ctypes.addressof(self.state)
 
     # Operations ------------------------------------------------------------------------------------------------------
 
     def queue(self, op: Ordered, after: Iterable[Ordered], primary: Ordered | None, chain: int) -> None:
-        """Record what an operation is ordered after. `chain` is its stream, or its branch of a graph."""
+        """Called when an operation is queued: record what it is ordered after. `primary` is the kernel of which it is a
+        programmatic dependent. `chain` is the number of its stream, or of its branch of a graph.
+        """
         if op.number >= _OPS:
-            self.state.off = 1
+            self.state.exhausted = 1
             return
         place = self._places[chain] = self._places.get(chain, 0) + 1
         overlapped = 0 if primary is None else primary.number
-        self._ops[op.number] = structs.Op(chain, place, op.device, overlapped)
+        self._ops[op.number] = race_structs.Op(chain, place, op.device, overlapped)
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Ordered) -> None:
-        """Called when an operation starts: the operations for which it waited have ended."""
+        """Called when an operation starts, and the operations for which it waited have ended: make its clock."""
         if op.started is not None:
             return
         clocks = [op.host, *(other.known for other in op.after)]
@@ -134,8 +143,8 @@ class Detector:
         op.host, op.after = None, ()
 
     def end(self, op: Ordered, known: int | None) -> None:
-        """Called when an operation has ended. It knows `known`, a reference that passes to this call, or, if that is
-        None, what it knew at its start.
+        """Called when an operation has ended. `known` is a reference to what its threads knew at their end, which
+        passes to this call. With None, the operation knows what it knew at its start.
         """
         self.start(op)
         ref = self.share(op.started) if known is None else known
@@ -146,7 +155,7 @@ class Detector:
                 del self._copies[next(iter(self._copies))]
 
     def touch(self, op: Ordered, accesses: Iterable[Any], now: int) -> None:
-        """Called when a copy or fill accesses memory: check the accesses."""
+        """Called when a copy or fill accesses memory: check the accesses. `now` is the number of events so far."""
         for at in accesses:
             if at.nbytes and self._window.contains(at.address, at.nbytes):
                 if at.write:
@@ -158,14 +167,16 @@ class Detector:
         self._access(op, address, nbytes, Range.FREE, now)
 
     def _access(self, op: Ordered, address: int, nbytes: int, what: Range, now: int) -> None:
+        """Check the access of an operation to a range of the window."""
         assert op.started is not None
         self._range(self.address, op.number, op.started.ref, address, nbytes, what, now)
 
     def value(self, op: Ordered, address: int, nbytes: int, number: int, write: bool, ordered: bool, now: int) -> None:
-        """Called when a stream writes a word, or has found the value for which it waited. This is access `number` of
-        `op`; `ordered` says whether it is a release or acquire (`native/race_values.cuh`).
+        """Called when a stream writes a word, or has found the value for which it waited: check access `number` of
+        `op`. `ordered` says whether the write is a release, or the wait an acquire (`native/race_values.cuh`).
 
-        Unless strict, a wait that sees the value of a copy or a fill is ordered after that operation, which has ended.
+        With the profile "hardware", a wait that finds the value of a copy or fill is ordered after that operation,
+        which has ended.
         """
         if not self._window.contains(address, nbytes):
             return
@@ -177,7 +188,7 @@ class Detector:
         op.started = Clock(self, ref)
 
     def host_learns(self, ops: Iterable[Ordered]) -> None:
-        """Called when the host has waited for these operations: it knows what they know."""
+        """Called when the host has waited for these operations: from now on the host knows what they know."""
         known = [op.known for op in ops if op.done and op.known is not self._host]
         if known:
             self._host = self._all([self._host, *known])
@@ -187,16 +198,17 @@ class Detector:
         return self._all([op.known for op in ops])
 
     def share(self, clock: Clock | None) -> int:
-        """One more reference to a clock, for native code."""
+        """A new reference to a clock, for native code; 0, the clock that knows nothing, for None."""
         ref = clock.ref if clock is not None else 0
         self._retain(self.address, ref)
         return ref
 
     def release(self, ref: int) -> None:
-        """Release a reference that native code had."""
+        """Give up a reference that native code had."""
         self._release(self.address, ref)
 
     def _all(self, clocks: Iterable[Clock | None]) -> Clock:
+        """The join of clocks. Also gives up the references of clocks that Python has dropped since the last call."""
         while self.dropped:
             self._release(self.address, self.dropped.popleft())
         ref = 0
@@ -207,12 +219,12 @@ class Detector:
     # Memory ----------------------------------------------------------------------------------------------------------
 
     def forget(self, address: int, nbytes: int) -> None:
-        """Forget the accesses to an address range, which is other memory from now on."""
+        """Drop the records of all accesses to a range of addresses, which is new memory from now on."""
         self._clear(self.address, address, nbytes)
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Report no races on these bytes, as the program's protocol accesses them without an order."""
+        """Stop the checks of these bytes, which the program's protocol accesses without an order."""
         self._polled(self.address, address, nbytes)
 
     # Findings --------------------------------------------------------------------------------------------------------
@@ -227,18 +239,20 @@ class Detector:
                 ),
                 int(f.events),
             )
-            for f in state.found[: state.found_count]
+            for f in state.found_races[: state.found_count]
         ]
         state.found_count = 0
-        if state.off and not self._said_full:
+        if state.exhausted and not self._said_full:
             self._said_full = True
             text = "the race detector has used up its memory: races from here on are not found (use a fresh Machine)"
             found.append((Report("race_capacity", text), 0))
         return found
 
-    def _plain_flag(self, f: structs.Found, identities: dict[int, Identity]) -> str | None:
-        """The edge for two plain accesses that a flag was to order, if one block has stored the flag by a plain write
-        that races with the poll of the other block.
+    def _plain_flag(self, f: race_structs.Found, identities: dict[int, Identity]) -> str | None:
+        """For two plain accesses: what is wrong with the flag that was to order them, in words, if one block has stored
+        a flag by a plain write that races with the poll of the other block. None if there is no such flag.
+
+        A race of a plain write with a strong read is remembered as such a flag.
         """
         mine, other = (f.op, f.block), (f.other_op, f.other_block)
         strength = f.flags & Entry.STRONG, f.other_flags & Entry.STRONG

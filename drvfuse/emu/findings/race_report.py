@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..abi import NO_SITE, Edge, Entry, structs
+from ...errors import counted
+from ..abi import NO_SITE, Edge, Entry, race_structs
 from .places import Identity, Index, called_at, index_text, short_place
 from .reports import Place, Report
 
@@ -64,10 +65,9 @@ _EDGES = {
         "the cluster or a wait for its mbarrier, orders the access before the exit of the block's threads"
     ),
 }
-"""By Edge: the reason why two accesses are not ordered."""
+"""For each `Edge`: why two accesses are not ordered."""
 
-
-_APART = 6  # the maximum number of lines of PTX between the load and the store of a counter
+_APART = 6  # the most lines of PTX between the load and the store of a counter
 _COUNTER = (
     "each of the threads reads this word and writes it back, as for a counter; an atomic (atomicAdd, atomicMax, ...) "
     "does that in one step, without a race"
@@ -75,10 +75,16 @@ _COUNTER = (
 
 
 def report(
-    f: structs.Found, identities: Mapping[int, Identity], flag: str | None, multicast: tuple[int, int] | None = None
+    f: race_structs.Found,
+    identities: Mapping[int, Identity],
+    flag: str | None,
+    multicast: tuple[int, int] | None = None,
 ) -> Report:
-    """The report of a race. `flag`: what is wrong with the flag that was to order the accesses, if that is known.
-    `multicast`: for memory that is bound to a multicast object, (multicast address, device of the memory).
+    """The report of a race.
+
+    `identities` are the operations by number. `flag` says what is wrong with the flag that was to order the accesses,
+    if that is known. `multicast` is (multicast address, device of the memory) for memory that is bound to a multicast
+    object.
     """
     lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
     mine = _place(identities.get(f.op), f.site, f.block, f.thread, f.edge == Edge.CLUSTER_END)
@@ -100,13 +106,13 @@ def report(
     near = (f.op, f.block) == (f.other_op, f.other_block)
     then = "a barrier" if near else "a release and an acquire of it"
     edge = flag or _EDGES[Edge(f.edge)].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
-    what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
+    what = f"{_verb(f.flags)} of {counted(f.size, 'byte')}{called_at(mine.callers)}"
     address, member = (int(f.addr), "") if multicast is None else (multicast[0], f" (device {multicast[1]}'s memory)")
-    message = f"{what}, of which the byte at 0x{address:x}{member} is not ordered behind the {verb} by {other}: {edge}"
+    message = f"{what}, of which the byte at 0x{address:x}{member} is not ordered after the {verb} by {other}: {edge}"
     if f.edge == Edge.CLUSTER_START:
         message = f"{what} at 0x{f.addr:x}, in the shared memory of block {_block(other.block)}: {edge}"
     elif f.edge == Edge.CLUSTER_END:
-        what = f"the end of block {_block(mine.block)} is not ordered behind the {verb} of its shared memory"
+        what = f"the end of block {_block(mine.block)} is not ordered after the {verb} of its shared memory"
         message = f"{what}, at 0x{f.addr:x}, by {other}: {edge}"
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, address,
@@ -116,8 +122,8 @@ def report(
 
 
 def _counts(here: Site | None, there: Site | None, identity: Identity | None) -> bool:
-    """Whether the accesses are a load of a word and a later store to it in the same source line, as for the increment
-    of a counter. Without line information, the two instructions must be near each other.
+    """Whether the two accesses look like the increment of a counter: a load of a word, and a later store to it in the
+    same source line. Without line information, the two instructions must be near each other in the PTX.
     """
     if here is None or there is None or identity is None or not here.address:
         return False
@@ -133,19 +139,20 @@ def _counts(here: Site | None, there: Site | None, identity: Identity | None) ->
 
 
 def plain_flag(identity: Identity | None, site: int) -> str:
-    """The reason for a race that a flag was to prevent, if the flag was stored by a plain write at this site."""
+    """What is wrong with a flag that was stored by a plain write at this site, in words."""
     at = _line(_site(identity, site))
     return f"the flag at {at} was stored by a plain write, which releases nothing, not even after a fence"
 
 
 def _wait(copy: Site | None, flags: int) -> str:
-    """The instruction by which the thread that issued a copy waits for its read or its write."""
+    """The instruction by which a thread waits for its copy: for the write if `flags` has WRITE, else for the read."""
     if copy is None or ".bulk_group" not in copy.opcode:
         return "cp.async.wait_group or cp.async.wait_all"
     return "cp.async.bulk.wait_group" + (" without .read" if flags & Entry.WRITE else ".read")
 
 
 def _verb(flags: int) -> str:
+    """The kind of an access in words, such as "strong write"; `flags` are those of `Entry`."""
     strong = "strong " if flags & Entry.STRONG else "asynchronous " if flags & Entry.ASYNC else ""
     return "atomic" if flags & Entry.ATOMIC else f"{strong}write" if flags & Entry.WRITE else f"{strong}read"
 
@@ -165,7 +172,7 @@ def _block(index: Index | None) -> str:
 
 
 def _place(identity: Identity | None, number: int, block: int, thread: int, whole: bool = False) -> Place:
-    """The place of an access or, with `whole`, that of the start or the end of a block."""
+    """The place of an access or, with `whole`, of the start or the end of a block."""
     if identity is None:
         return Place("an operation long ago", None, None, 0, None, None)
     site = identity.site(number)

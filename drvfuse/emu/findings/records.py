@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...errors import counted
 from ..abi import BARRIERS, MEMBERS, SPACE_SHIFT, Access, FaultKind, Kind, MemoryOf, Space, structs
 from ..space.allocation import nearby
 from ..space.window import Window
@@ -14,14 +15,15 @@ from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
-_PLACES = 3  # the maximum number of lines that a hint names
+_PLACES = 3  # the most source lines that a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 
 @dataclass(frozen=True)
 class Lent:
-    """Memory that the engine lends to each block, thread or kernel: `count` pieces from `first` on, `stride` bytes
-    apart. `nbytes` of a piece may be accessed. The thread with the fault owns the piece at `own`.
+    """Memory that the engine lends to blocks, threads or a kernel, in `count` pieces. The first piece is at the address
+    `first`; the next ones follow at distances of `stride` bytes. The first `nbytes` of a piece may be accessed. The
+    thread with the fault owns the piece at the address `own`.
     """
 
     kind: Kind
@@ -45,8 +47,8 @@ class Lent:
 
 
 class Record:
-    """The record of a fault, with the parts of its message. The meaning of `flags`, `addr` and `value` depends on its
-    kind.
+    """The native record of a fault, with the parts of the message as properties. What `flags`, `addr` and `value` mean
+    depends on the kind of the fault.
     """
 
     def __init__(self, launch: structs.Launch, identity: Identity, window: Window) -> None:
@@ -58,10 +60,10 @@ class Record:
 
     @cached_property
     def kind(self) -> FaultKind:
-        """The kind of the fault. The native runtime decides it by the memory at the address. If that is memory that the
-        engine lends to blocks and threads, a wrong address has hit it by chance, and the state space of the instruction
-        decides instead. An instruction without a state space counts as an access to global memory, since nearly all
-        accesses to shared and local memory name their state space.
+        """The kind of the fault. The native runtime decides it by the memory at the address. A wrong address may hit
+        memory that the engine lends to blocks and threads by chance; then the state space of the instruction decides
+        instead. An instruction without a state space counts as an access to global memory, since nearly all accesses to
+        shared and local memory name their state space.
         """
         kind = FaultKind(self.launch.fault.kind)
         if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL:
@@ -92,9 +94,10 @@ class Record:
 
     @property
     def access(self) -> str:
+        """The access in words: what it is, its bytes and its address."""
         atomic, write = self.flags & Access.ATOMIC, self.flags & Access.WRITE
         what = "atomic on" if atomic else "write of" if write else "read of"
-        return f"{what} {self.size} bytes at 0x{self.addr:x}"
+        return f"{what} {counted(self.size, 'byte')} at 0x{self.addr:x}"
 
     @property
     def where(self) -> str:
@@ -106,7 +109,7 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            # it is uncertain which piece the instruction meant
+            # It is uncertain which piece the instruction meant, so both places are named.
             if found is not None and found.kind is lent.kind and lent.nbytes:
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text
@@ -133,7 +136,7 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """The line at which the other threads are, whose site is `flags`."""
+        """The line at which the other threads wait. `flags` is their site."""
         return self.identity.place(self.flags)[1]
 
     @property
@@ -148,21 +151,22 @@ class Record:
 
     @property
     def barrier(self) -> str:
+        """The barrier in words. `value` is its number."""
         return "the barrier of the cluster" if self.value == BARRIERS else f"barrier {self.value}"
 
     @property
     def absent(self) -> str:
-        """The block of the cluster that is not present, which is the upper half of `value`."""
+        """The index of the block of the cluster that is not present. Its number is the upper half of `value`."""
         return index_text(self.identity.index(self.value >> 32, 0)[0])
 
     @property
     def unbound(self) -> str:
-        """The devices that have bound no memory at a multicast address, which are the bits of `value`."""
+        """The devices that have bound no memory at a multicast address. `value` has a bit for each."""
         return ", ".join(str(device) for device in range(MEMBERS) if self.value >> device & 1)
 
     @property
     def assertion(self) -> str:
-        """The failed assertion. `value` is the address of the thread's frame."""
+        """The failed assertion in words. `value` is the address of the thread's frame."""
         t = structs.Thread.from_address(self.value)
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)
@@ -186,6 +190,7 @@ class Record:
 
     @cached_property
     def _lent(self) -> list[Lent]:
+        """The memory that the engine lends to the launch."""
         s, f = self.launch, self.launch.fault
         found = [Lent(Kind.PARAM, "kernel", "parameters", s.params, s.params, s.param_bytes, 1, s.param_bytes)]
         block = next((b for b in resident(s) if b.index == f.block), None)

@@ -10,24 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import timeline
+from . import deadlock
 from .places import Index, called_at, index_text, long_place, short_place
 
 PAGE = "docs/findings.md"
-"""The documentation page with a section for each kind of report. A new kind needs a section there."""
+"""The page of the documentation that has a section for each kind of report."""
 NO_FINDINGS = ("unsupported", "graph", "launch")
-"""The kinds that do not count against the program: a call was refused because it is not emulated, or because a graph or
-the shape of a launch does not fit, which programs may test on purpose.
+"""The kinds of reports that do not count against the program. A call was refused, because it is not emulated, or
+because a graph or the shape of a launch does not fit; programs may test that on purpose.
 """
 _WORDS = 4
-"""The most polled words of one place that the report of a standstill lists in lines of their own."""
+"""The most polled words of one place for which the report of a standstill has lines of their own."""
 
 
 @dataclass(frozen=True)
 class Place:
     """The place of an access: kernel, file, line, device, block and thread. A copy or fill has no line and no thread.
 
-    callers  the calls by which its code was inlined, as (file, line), innermost first
+    callers  the calls through which its code was inlined, as (file, line), innermost first
     process  the name of the process that made it, if the machine has several
     """
 
@@ -64,8 +64,8 @@ class Report:
     address   the address of the access
     other     for a race: the earlier access
     edge      for a race: the reason why the two accesses are not ordered
-    callers   for a race: the calls by which the code of the later access was inlined, as in `Place`
-    timeline  the events before, one per line
+    callers   for a race: the calls through which the code of the later access was inlined, as in `Place`
+    timeline  the last events before the report, as a table
     process   the name of the process of the kernel or copy, if the machine has several
     hint      the likely mistake, if there is a guess
 
@@ -95,7 +95,7 @@ class Report:
 
     @property
     def finding(self) -> bool:
-        """Whether this report counts against the program. A refused call does not (`NO_FINDINGS`)."""
+        """Whether this report counts against the program. Refused calls (`NO_FINDINGS`) do not."""
         return self.kind not in NO_FINDINGS
 
     @property
@@ -122,7 +122,7 @@ class Report:
         text = self.message.splitlines()[0].rstrip(":")
         if self.other is not None:
             earlier = short_place(self.other.file, self.other.line) if self.other.line else self.other.kernel
-            text = f"not ordered behind {earlier}: {self.edge}"
+            text = f"not ordered after {earlier}: {self.edge}"
         return f"{self.kind}{place}: {text}{self._where()}"
 
     def _where(self) -> str:
@@ -192,14 +192,16 @@ def standstill(
     if first is None:
         return Report(kind, text)
     engine = launches[0][2].engine
-    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
+    story = deadlock.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
     identity, blocked = first
     where = blocked.file, blocked.line, identity.device, blocked.block, blocked.thread, blocked.address
     return Report(kind, text, identity.kernel, *where, timeline=story, process=identity.process)
 
 
 def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ...], list[Any]]:
-    """The groups of threads that share a line, by key. The groups of a place are merged if there are many of them."""
+    """The groups of threads that share a line of the report, by key. If a place has more than _WORDS groups, they share
+    one line.
+    """
     at = Counter(key[:3] for key in groups)
     lines: dict[tuple[Any, ...], list[Any]] = {}
     for key, members in groups.items():
@@ -208,7 +210,7 @@ def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ..
 
 
 def _ended(device: int, report: Report) -> str:
-    """The way in which the kernels of a device ended, in words."""
+    """How the kernels of a device ended, in words."""
     what = "kernel" if report.kernel else "work"
     place = f" at {short_place(report.file, report.line)}" if report.line else ""
     return f"device {device}'s {what} ended with {report.kind}{place}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a timeline. Similar events share a row, and repeated rows are shown once."""
+"""The rows of a timeline: similar events share a row, and repeated rows are shown once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from .events import Event
 
-PERIOD = 8  # rows of the longest sequence whose repetitions are shown once
+PERIOD = 8  # the most rows of a sequence whose repetitions are shown once
 
 
 @dataclass(frozen=True)
-class Again:
-    """A line that stands for more repetitions of the rows above it."""
+class Repetition:
+    """A line that stands for `times` more repetitions of the `rows` rows above it, the last of which ends at the
+    virtual time `until`.
+    """
 
     rows: int
     times: int
@@ -29,20 +31,22 @@ class Again:
         return f"({which} {self.times} times more, until {self.until} ns)"
 
 
-def last_rows(events: Iterable[Event], rows: int) -> tuple[int, list[list[Event] | Again]]:
-    """(number of earlier rows, the last `rows` rows or somewhat more)."""
+def last_rows(events: Iterable[Event], rows: int) -> tuple[int, list[list[Event] | Repetition]]:
+    """The last `rows` rows of some events: (number of rows that are left out, rows). There may be a few more rows, so
+    that repeated rows are shown with their repetitions.
+    """
     folded = _folded(_grouped(events))
     start = max(0, len(folded) - rows)
     for at, item in enumerate(folded[start : start + PERIOD + 1], start):
-        if isinstance(item, Again):  # the rows that are repeated are shown too
+        if isinstance(item, Repetition):  # the rows that are repeated are shown too
             start = min(start, at - item.rows)
             break
-    return sum(item.events if isinstance(item, Again) else 1 for item in folded[:start]), folded[start:]
+    return sum(item.events if isinstance(item, Repetition) else 1 for item in folded[:start]), folded[start:]
 
 
 def _grouped(events: Iterable[Event]) -> list[list[Event]]:
-    """The groups of events that share a row: successive events that differ only in thread, address and value, and loads
-    by which a block sees the same value in a word, with only loads in between.
+    """The groups of events that share a row. These are successive events that differ only in thread, address and value;
+    and loads of a word by a block that return the same value, if only loads come between them.
     """
     groups: list[list[Event]] = []
     polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # for each load: the value that it saw, and its row
@@ -65,15 +69,17 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _alike(e: Event) -> tuple[Any, ...]:
-    """What successive events of a row have in common. Threads of a block pass griddepcontrol.wait one after another."""
+    """What successive events of a row have in common. Of griddepcontrol.wait the time does not count, since the threads
+    of a block pass it one after another.
+    """
     clock = 0 if e.kind == "gdc_wait" else e.clock
     return e.device, e.block, e.kind, e.file, e.line, e.opcode, clock
 
 
-def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
-    """The rows, in which repetitions of a row, or of a sequence of up to PERIOD rows, are replaced by an Again."""
+def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Repetition]:
+    """The rows, with an Repetition in place of the repetitions of a row, or of a sequence of up to PERIOD rows."""
     keys = [_key(members) for members in groups]
-    folded: list[list[Event] | Again] = []
+    folded: list[list[Event] | Repetition] = []
     at = 0
     while at < len(keys):
         best, saved = (1, 1), 0
@@ -88,12 +94,12 @@ def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
         folded += groups[at : at + period]
         at += period * times
         if times > 1:
-            folded.append(Again(period, times - 1, groups[at - 1][-1].clock))
+            folded.append(Repetition(period, times - 1, groups[at - 1][-1].clock))
     return folded
 
 
 def _key(members: Sequence[Event]) -> tuple[Any, ...]:
-    """The part of a row by which repetitions are recognised: all except the time and the last thread at a barrier."""
+    """What two rows must have in common to be repetitions: everything but the time and the last thread at a barrier."""
     e = members[0]
     who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
     number = e.value if e.kind == "barrier" else 0

@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..abi import EventKind
 from . import mbarriers
 from .events import Event, decode, of_blocks
 from .places import Identity, Index, called_at, index_text, short_place
-from .rows import Again, last_rows
+from .rows import Repetition, last_rows
 
 if TYPE_CHECKING:
     from ..space.allocation import Allocation
     from ..space.window import Window
     from .reports import Report
 
-WIDTH = 120
-ROWS = 32
-COLUMNS = 3  # if there are more blocks, they share one column, which names the block of each event
-APART = 8  # if more blocks wait for different words, blocks that wait at the same places count as one
-NEAR = 256  # bytes around an unwritten word in which a write by a peer is mentioned
+WIDTH = 120  # characters of a line
+ROWS = 32  # the most rows of a table
+_COLUMNS = 3  # if there are more blocks, they share one column, which names the block of each event
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A block or one thread of a block. The barriers of its block are events of the thread too."""
+    """A block, or one thread of a block, whose events a timeline shows. The barriers of its block count as events of a
+    thread, too.
+    """
 
     device: int
     block: Index
     thread: Index | None = None
 
     def takes(self, event: Event) -> bool:
+        """Whether an event is one of this participant."""
         if (event.device, event.block) != (self.device, self.block):
             return False
         return self.thread in (None, event.thread) or event.kind in ("start", "end", "barrier", "cluster")
@@ -51,17 +51,18 @@ class Participant:
 
 
 class Names:
-    """Short names of addresses, such as "A+0x40", and the memory for which the letters stand."""
+    """Short names of addresses, such as "A+0x40". A letter stands for an allocation; `legend` lists the letters."""
 
     def __init__(self, window: Window | None) -> None:
         self._window = window
         self._letters: dict[int, tuple[str, Allocation, str]] = {}
 
     def of(self, address: int) -> str:
+        """The name of an address. An address outside of all allocations is written as a number."""
         window = self._window
-        held = window.index.find(address) if window else None
-        gone = window.index.freed(address) if window and held is None else None
-        allocation = held or gone
+        live = window.index.find(address) if window else None
+        gone = window.index.freed(address) if window and live is None else None
+        allocation = live or gone
         if allocation is None:
             return f"0x{address:x}"
         if allocation.address not in self._letters:
@@ -71,6 +72,7 @@ class Names:
         return f"{self._letters[allocation.address][0]}+0x{address - allocation.address:x}"
 
     def legend(self) -> list[str]:
+        """For each letter so far, a line with the allocation for which it stands."""
         return [f"{letter}: {allocation}{gone}" for letter, allocation, gone in self._letters.values()]
 
 
@@ -84,25 +86,25 @@ def render(
     width: int = WIDTH,
     last: Mapping[Participant, str] | None = None,
 ) -> str:
-    """The last `rows` events of some blocks or threads, newest last. Each has a column, or all share one if there are
-    many.
+    """A table of the last events of some blocks or threads, newest last, with `rows` rows of `width` characters. Each
+    participant has a column; if there are many, they share one.
 
-    Successive events of threads of a block that did the same share a row. `last` adds a row with what a participant
-    does now.
+    Successive events of threads of a block that did the same share a row. `last` adds a row for each participant, with
+    what the participant does now.
     """
     names = names or Names(window)
     hidden, shown = last_rows([e for e in events if any(p.takes(e) for p in participants)], rows)
-    shared = len(participants) > COLUMNS
+    shared = len(participants) > _COLUMNS
     heads = ["block", "event"] if shared else [str(p) for p in participants]
     table: list[list[str] | str] = []
     clock = -1
     for members in shown:
-        if isinstance(members, Again):
+        if isinstance(members, Repetition):
             table.append(str(members))
             continue
         time = str(members[0].clock) if members[0].clock != clock else ""
         clock = members[0].clock
-        text = _text(members, names)
+        text = cell_text(members, names)
         takers = [p for p in participants if p.takes(members[0])]
         if shared:
             table += [[time, str(p), text] for p in takers]
@@ -121,11 +123,11 @@ def render(
     lines = [_row(["ns", *heads], widths), "-+-".join("-" * w for w in widths)]
     lines += [f"({hidden} earlier events)"] if hidden else []
     lines += [row if isinstance(row, str) else _row(row, widths) for row in table]
-    return "\n".join([*lines, *(_cut(text, width) for text in names.legend())])
+    return "\n".join([*lines, *(cut(text, width) for text in names.legend())])
 
 
-def _text(members: Sequence[Event], names: Names) -> str:
-    """The text of a cell: what was done, by which threads, and where."""
+def cell_text(members: Sequence[Event], names: Names) -> str:
+    """The text of a cell for events that share a row: what was done, by which threads, and where."""
     e = members[0]
     place = f"({short_place(e.file, e.line)})" if e.line else ""
     if e.kind == "start":
@@ -144,7 +146,7 @@ def _text(members: Sequence[Event], names: Names) -> str:
         addresses = sorted({m.address for m in members})
         parts.append(f"[{names.of(addresses[0])}{' ..' if len(addresses) > 1 else ''}]")
         if e.kind != "store" and len({m.value for m in members}) == 1:
-            value = mbarriers.brief(e.opcode, e.value) or _value(e.value)
+            value = mbarriers.brief(e.opcode, e.value) or value_text(e.value)
             parts.append(f"{'saw' if e.kind == 'load' else 'found'} {value}")
     return " ".join([*parts, _threads(members), place])
 
@@ -162,16 +164,16 @@ def _short(opcode: str) -> str:
     return ".".join(part for part in opcode.split(".") if not _TYPE.fullmatch(part))
 
 
-def _value(value: int) -> str:
+def value_text(value: int) -> str:
     return str(value) if value < 1_000_000 else f"0x{value:x}"
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return " | ".join(_cut(c, w).ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
+    return " | ".join(cut(c, w).ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
 
 
-def _cut(text: str, width: int) -> str:
-    """A text, shortened to a width. A place in brackets at its end is kept."""
+def cut(text: str, width: int) -> str:
+    """A text, shortened to a width. A place in brackets at the end of the text is kept."""
     if len(text) <= width:
         return text
     place = re.search(r" \([^()]*\)$", text)
@@ -185,8 +187,8 @@ def _cut(text: str, width: int) -> str:
 def of_race(
     report: Report, records: np.ndarray, identities: Mapping[int, Identity], window: Window | None = None
 ) -> str:
-    """The last events of both blocks of a race, or of both threads if they are of one block. The last row is the later
-    access.
+    """The timeline of a race: the last events of its two blocks, or of its two threads if these are of one block. The
+    last row is the later access.
     """
     other = report.other
     assert report.device is not None and other is not None
@@ -220,86 +222,3 @@ def of_race(
 def _place_of(found: Any) -> str:
     thread = "" if found.thread is None else f"t{index_text(found.thread)} "
     return thread + (f"({short_place(found.file, found.line)})" if found.line else "")
-
-
-def of_deadlock(
-    waits: Sequence[tuple[str, int, Sequence[Any]]],
-    records: np.ndarray,
-    identities: Mapping[int, Identity],
-    window: Window | None = None,
-    without_work: Iterable[str] = (),
-    rows: int = ROWS,
-) -> str:
-    """The words for which the threads of a deadlock wait, the last writes to them, and the last events of the blocks.
-
-    `waits` are (kernel, device, `Blocked` threads of the launch). Of several blocks that wait at the same places for
-    the same words, only the first is shown; if there are too many such groups, the words may differ. `without_work` are
-    lines about the devices that run nothing.
-    """
-    names = Names(window)
-    stood: dict[tuple[Any, ...], Participant] = {}
-    alike: dict[tuple[Any, ...], Participant] = {}  # the first block of those that wait at the same places
-    words: dict[int, list[tuple[int, Any]]] = {}
-    for kernel, device, blocked in waits:
-        places: dict[Index, list[tuple[Any, ...]]] = {}
-        for b in blocked:
-            places.setdefault(b.block, []).append((b.status, b.file, b.line, b.address))
-            if b.address:
-                words.setdefault(b.address, []).append((device, b))
-        for block, found in places.items():
-            key = (kernel, device, *dict.fromkeys(found))
-            stood.setdefault(key, Participant(device, block))
-            alike.setdefault((kernel, device, *dict.fromkeys(f[:3] for f in found)), stood[key])
-    lines = []
-    for address, pollers in list(words.items())[:rows]:
-        lines += _word(address, pollers, records, identities, names, window)
-    if len(words) > rows:
-        lines.append(f"and {len(words) - rows} other words")
-    lines += without_work
-    fit = len(stood) <= APART
-    participants = list((stood if fit else alike).values())
-    if participants:
-        chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])
-        events = decode(chosen, identities)
-        which = "alike" if fit else "at the same places, though for other words,"
-        lines += ["", f"what they did last, of blocks that wait {which} the first:"]
-        lines.append(render(events, participants, names=names, rows=rows))
-    return "\n".join(lines)
-
-
-def _word(
-    address: int,
-    pollers: Sequence[tuple[int, Any]],
-    records: np.ndarray,
-    identities: Mapping[int, Identity],
-    names: Names,
-    window: Window | None,
-) -> list[str]:
-    """The lines about a polled word: which threads wait for it, which thread wrote it last (by any of its addresses)
-    or, if none did, which devices wrote near it.
-    """
-    device, first = pollers[0]
-    who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
-    more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""
-    holds = "" if first.seen is None or first.mbarrier else f", holds {_value(first.seen)}"
-    lines = [f"{names.of(address)}{holds}: polled by {who}{more} {_place_of_wait(first)}".rstrip()]
-    if first.mbarrier:
-        lines.append(f"  it is an mbarrier: {first.mbarrier}")
-    writes = records[np.isin(records["kind"], (EventKind.STORE, EventKind.ATOMIC))]
-    places = np.array([address] if window is None else window.index.same(address), np.int64)
-    here = decode(writes[np.isin(writes["address"].astype(np.int64), places)][-1:], identities)
-    if here:
-        e = here[0]
-        by = f"device {e.device} block {index_text(e.block)} thread {index_text(e.thread)}"
-        lines.append(f"  last written by {by}: {_text([e], names)}")
-        return [_cut(line, WIDTH) for line in lines]
-    lines.append("  nobody wrote it in the events that are kept")
-    offsets = writes["address"].astype(np.int64)[:, None] - places
-    peers = sorted({e.device for e in decode(writes[(np.abs(offsets) <= NEAR).any(1)], identities)})
-    if peers:
-        lines.append(f"  words within {NEAR} bytes of it were written by device {', '.join(map(str, peers))} only")
-    return [_cut(line, WIDTH) for line in lines]
-
-
-def _place_of_wait(blocked: Any) -> str:
-    return f"({short_place(blocked.file, blocked.line)})" if blocked.file else ""

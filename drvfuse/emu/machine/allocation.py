@@ -36,14 +36,14 @@ class Allocation:
     alias: Allocation | None = None  # for registered memory: the addresses by which devices reach it
     descriptor: int | None = None  # for registered memory: its file
     host: int | None = None  # for an `alias`: the host's address of the memory
-    of_module: bool = False  # whether it has the variables of a module
+    of_module: bool = False  # whether it holds the variables of a module
     managed: Advice | None = None  # for managed memory: the program's advice on its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # whether cuMemFreeAsync is queued for it
     export: Export | None = None  # the handle by which other processes can open it
     origin: Export | None = None  # for memory of another process, which this process has opened `opens` times
     opens: int = 0
-    access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
+    access: dict[int, int] = field(default_factory=dict)  # for mapped memory: device -> CUmemAccess_flags
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property

@@ -22,8 +22,8 @@ class Backlog:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._random = random.Random(seed)
-        self._ready: list[Op] = []  # heap
-        self._held: list[tuple[int, Op]] = []  # heap: (how many operations must have ended before, operation)
+        self._ready: list[Op] = []  # a heap, whose first operation starts next
+        self._held: list[tuple[int, Op]] = []  # a heap of (operations that must end first, operation)
         self._secondaries: list[Op] = []  # operations that wait only for their primary's trigger
         self._ended = 0
 

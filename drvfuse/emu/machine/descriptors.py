@@ -41,7 +41,7 @@ class Descriptors:
         """The object of a descriptor, or of a copy of one. The caller still owns the descriptor."""
         try:
             found = self._exports.get(_identity(descriptor))
-        except OSError:  # the descriptor is not open
+        except OSError:  # the given descriptor is not open
             return None
         return None if found is None else found[1]
 

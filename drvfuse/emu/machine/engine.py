@@ -122,7 +122,7 @@ class Engine:
         return loader.load(ptx)
 
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
-        """Remember the name of an operation for reports. Only the last operations are remembered."""
+        """Remember the name of an operation for reports. Only the names of the most recent operations are kept."""
         if launch is None:
             context = op.command.context
             title = op.command.title
@@ -135,7 +135,9 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """Called when a launch has ended or is stopped: a reference to the clock of what its threads know."""
+        """Called when a launch has ended or is stopped: drop its references to vector clocks, and return a reference to
+        the clock of all that its threads know.
+        """
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
         for reference in (launch.start, launch.primary):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import ArgumentError
 from .. import abi
-from ..abi import Kind, LaunchState, MemoryOf, structs
+from ..abi import Kind, LaunchState, MemoryOf, race_structs, structs
 from ..findings import blocked, faults
 from ..findings.blocked import Blocked
 from ..findings.counters import Counters
@@ -141,7 +141,7 @@ class EngineLaunch:
             engine.identify(op, self)
         if engine.detector is not None:
             assert op is not None
-            races = sizeof(structs.RaceBlock) + threads * sizeof(structs.RaceThread)
+            races = sizeof(race_structs.RaceBlock) + threads * sizeof(race_structs.RaceThread)
             self._struct.races = self._take(Kind.NONE, slots * races)
             self._struct.start = engine.detector.share(op.started)
             if op.overlapped is not None and op.overlapped.done:
@@ -254,7 +254,9 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """By owner of memory: the MemoryOf under which the counters of a launch on this device count it."""
+    """For each owner of memory: the MemoryOf under which the counters of a launch on this device count accesses to
+    it.
+    """
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE
     classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = MemoryOf.HOST, MemoryOf.SHARED

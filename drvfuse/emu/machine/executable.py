@@ -44,7 +44,7 @@ class Step:
     after: dict[Step, Edge]
     chain: int
     enabled: bool = True
-    last: bool = True  # whether no other step waits for it
+    last: bool = True  # whether no other step waits for this step
 
 
 class Plan:
@@ -167,7 +167,7 @@ class GraphExec(Object):
 
 
 class _Launch:
-    """Queues one launch."""
+    """One launch of an executable, which queues its operations."""
 
     def __init__(self, executable: GraphExec, stream: Stream) -> None:
         self._executable, self._stream = executable, stream

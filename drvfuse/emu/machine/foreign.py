@@ -18,8 +18,8 @@ FOREIGN = 1 << 57
 
 
 class Foreign(Protocol):
-    """Reads and writes the memory of that process, by the process's own addresses. Raises Failure if the memory is
-    gone.
+    """Reads and writes the host memory of another process of the operating system, by its addresses in that process.
+    Raises Failure if the memory is gone.
     """
 
     def read(self, address: int, nbytes: int) -> bytes: ...

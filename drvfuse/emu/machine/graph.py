@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs: nodes, and edges between them, as programs build and change them.
 
-A graph keeps its nodes in the order in which they were added, and each edge at both of its nodes. An edge makes one
-node wait for another. Only edges order nodes, and an edge may lead to a node that was added earlier. Edges can be added
-and removed at any time, so a cycle is no error while a graph is built; instantiation finds it (`order`), as the
-driver's documentation says. Of two nodes that no edges order, `order` puts the one first that was added first. So a
+A graph keeps its nodes in the order in which they were added, and stores each edge at both of its nodes. An edge makes
+one node wait for another. Only edges order nodes, and an edge may lead to a node that was added earlier. Edges can be
+added and removed at any time, so a cycle is no error while a graph is built; instantiation finds it (`order`), as the
+driver's documentation says. `order` puts two nodes that no edges order in the order of their addition. So a
 graph that was captured, or built from its roots on, runs in the order of addition.
 
 A graph itself never runs. `executable.GraphExec` copies its commands and edges, and later changes of the graph do not
@@ -115,7 +115,8 @@ class Graph(Object):
     moved: bool = False
     nodes: dict[Node, None] = field(default_factory=dict, init=False)
     user_objects: Counter[UserObject] = field(default_factory=Counter, init=False)
-    executable: GraphExec | None = field(default=None, init=False)  # a graph with memory nodes can have only this one
+    # The one executable that a graph with memory nodes may have.
+    executable: GraphExec | None = field(default=None, init=False)
     ident: int = field(default_factory=_ids.__next__, init=False)
     numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
 
@@ -202,7 +203,7 @@ class Graph(Object):
 
 
 def _ring(rest: set[Node]) -> list[Node]:
-    """A cycle among nodes, each of which is part of a cycle or depends on one."""
+    """The nodes of a cycle. Each of the given nodes is part of a cycle or depends on one."""
     node = min(rest, key=lambda node: node.number)
     path: dict[Node, None] = {}
     while node not in path:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that graphs allocate. It has the same address in all launches, and memory there only while it is allocated.
+"""Memory that graphs allocate. Its address is the same in all launches, and holds memory only while it is allocated.
 
 Address, use and device memory have different lifetimes:
 
 - The address is assigned when the allocation node is created. It is kept while the graph or an executable of it exists,
   or while the memory is allocated. Queued work that uses the address uses this memory.
-- It is `live`, so that later calls may use it, from the call that launches its graph to the call that frees it or that
-  launches a free node for it. There is memory at the address from the run of the allocation node to that of the free;
-  an access before or after is reported as a use after free.
-- It is `backed`, so that device memory is counted for it, from the first launch or upload until its executable is
+- The memory is `live`, which lets later calls use it, from the call that launches its graph to the call that frees it
+or that launches a free node for it. There is memory at the address from the run of the allocation node to that of the
+free; an access before or after is reported as a use after free.
+- The memory is `backed`, which counts as use of device memory, from the first launch or upload until its executable is
   destroyed. Then its bytes stay reserved for graphs of the device until they are trimmed. Two graphs never share memory
   here.
 """
@@ -86,7 +86,9 @@ class GraphMemories:
         return self._reserves[device.index]
 
     def create(self, owner: Graph, device: Device, nbytes: int, access: dict[int, int]) -> GraphMemory:
-        """Make the memory of a new allocation node. Failure if the device, or the address space, has no room for it."""
+        """Make the memory of a new allocation node. Raises Failure if the device, or the address space, has no room for
+        it.
+        """
         memory, process = GraphMemory(owner, access), self._process
         if nbytes > device.total:
             raise process.memory.full(device, nbytes, f"it has {device.total} bytes")
@@ -131,7 +133,7 @@ class GraphMemories:
             self.reserve(memory.allocation.device).used -= memory.allocation.nbytes
 
     def trim(self, device: Device) -> None:
-        """Give the device's reserved memory that is not in use back."""
+        """Give back the reserved memory of the device that is not in use."""
         self.sweep()
         for memory in self._memories:
             if memory.allocation.device is device and not memory.in_use:
@@ -151,7 +153,7 @@ class GraphMemories:
             )
 
     def free_now(self, memory: GraphMemory) -> None:
-        """Free `memory` at once. The call that does this has waited for its users."""
+        """Free `memory` at once. The caller has waited for the work that uses it."""
         memory.live = False
         self._process.memory.give_back(memory.allocation)
         self.sweep()

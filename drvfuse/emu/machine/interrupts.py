@@ -33,7 +33,7 @@ _interrupted: set[int] = set()  # identifiers of the threads with a pending inte
 def _note(number: int, frame: FrameType | None) -> None:
     global _open, _pending
     if _watcher is not None and _handler is not None:
-        if _pending:  # a second Ctrl-C, while the first one still has had no effect
+        if _pending:  # this is a second Ctrl-C, and the first one has had no effect yet
             _handler(number, frame)
         _pending = True
         _watcher()
@@ -83,7 +83,7 @@ class held:
 
 @contextlib.contextmanager
 def taken() -> Iterator[None]:
-    """For a block in which SIGINT takes effect at once, so an interrupt may end the block anywhere."""
+    """Context manager for a block in which SIGINT takes effect at once, so an interrupt may end the block anywhere."""
     global _open
     if _handler is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -100,8 +100,8 @@ def taken() -> Iterator[None]:
 
 @contextlib.contextmanager
 def native() -> Iterator[None]:
-    """For a block of native code, which may call Python code where a handler must not raise. SIGINT takes effect after
-    the block; native code that checks `pending` ends soon.
+    """Context manager for native code, which may call Python code where a handler must not raise. SIGINT takes effect
+    after the block; native code that checks `pending` ends soon.
     """
     global _native
     if threading.current_thread() is not threading.main_thread():

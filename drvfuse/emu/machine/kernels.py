@@ -59,7 +59,7 @@ class Kernels:
         return True
 
     def make_room(self) -> list[Op]:
-        """Called when blocks have ended: more blocks of running kernels may become resident.
+        """Called when blocks have ended: let more blocks of running kernels become resident.
 
         Returns the kernels of which no block could become resident yet; the caller places them again.
         """
@@ -87,8 +87,8 @@ class Kernels:
         return reports.standstill(kind, headline, launches, crowded, idle, waits)
 
     def _room(self, op: Op, command: Launch) -> int:
-        """The number of blocks of a kernel for which the multiprocessors of its device have room, beside the blocks of
-        the other running kernels.
+        """The number of blocks of a kernel for which the multiprocessors of its device have room, in addition to the
+        blocks of the other running kernels.
         """
         machine = self.machine
         free = 1.0

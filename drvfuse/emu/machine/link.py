@@ -13,7 +13,7 @@ from .objects import Object
 
 @dataclass(eq=False)
 class Link(Object):
-    """A link in progress. `log` is the buffer for its errors; `image` is the result, which lives as long as the
+    """A link in progress. `log` is the buffer for its errors; `image` is the result and lives as long as the
     link.
     """
 

@@ -87,7 +87,7 @@ class MachineLock:
                 self._condition.wait(0.0005)
 
     def stand_aside(self, seconds: float) -> None:
-        """Like `wait`, but without a record in `order`."""
+        """Do what `wait` does, without a record in `order`."""
         interrupts.check()
         self._condition.wait(seconds)
 

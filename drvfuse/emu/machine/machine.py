@@ -56,7 +56,9 @@ _ARCHES = {
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A kernel that has ended, completed or not, with its counts. `process` is as in a `Report`."""
+    """A kernel that has ended, completed or not, with its counts. `process` is the name of its process if the machine
+    has several.
+    """
 
     kernel: str
     device: int
@@ -259,7 +261,7 @@ class Machine:
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
     ) -> Injected:
-        """`Process.inject` for the machine's own process."""
+        """Does what `Process.inject` does, for the machine's own process."""
         return self.own.inject(function, code, device=device, after=after, times=times)
 
     def held(self) -> dict[str, int]:
@@ -279,7 +281,7 @@ class Machine:
         log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work on a device, if a context there is lost."""
+        """The report that ended the work on a device. None if no context on the device is lost."""
         found = (process.finding(device) for process in self.processes)
         return next((finding for finding in found if finding is not None), None)
 
@@ -370,5 +372,5 @@ def _configured(served: bool) -> Machine:
 
 
 def _same(one: Report, other: Report) -> bool:
-    """Whether two reports are equal except for their processes."""
+    """Whether two reports are equal, whatever their processes."""
     return (one.message, one.kernel, one.file, one.line) == (other.message, other.kernel, other.file, other.line)

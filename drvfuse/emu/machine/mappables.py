@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Mappables:
-    """The memory of cuMemCreate and the multicast objects of a machine. Each lives until its last holder lets go.
-    Holders are handles with references, mappings, descriptors and, of memory, binds. The binds of a multicast object
-    end with it.
+    """The memory of cuMemCreate and the multicast objects of a machine. Each lives as long as it has holders:
+    handles with references, mappings and descriptors; memory is held by binds too. The binds of a multicast object end
+    when it is destroyed.
     """
 
     def __init__(self, machine: Machine) -> None:

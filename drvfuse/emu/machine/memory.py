@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, counted
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.pages import WindowError
+from . import exhausted
 from .allocation import Allocation
 from .failure import Failure
 from .host_files import FilePart
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .process import Process
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
-_LARGEST = 3  # the number of allocations that a report of exhausted memory names
 
 
 class ProcessMemory:
@@ -100,6 +100,10 @@ class ProcessMemory:
             "reservations": len(self._reserved),
         }
 
+    def allocations(self) -> Iterable[Allocation]:
+        """The live allocations, in the order in which they were made."""
+        return self._live.values()
+
     # Making and dropping ---------------------------------------------------------------------------------------------
 
     def add(self, allocation: Allocation) -> Allocation:
@@ -112,39 +116,17 @@ class ProcessMemory:
         self._starts.pop(bisect.bisect_left(self._starts, allocation.base))
 
     def charge(self, device: Device, nbytes: int) -> None:
-        """Count `nbytes` of device memory as used. Failure if the device has less left."""
+        """Count `nbytes` of device memory as used. Raises Failure if the device has less left."""
         self._process.machine.mappables.descriptors.sweep()
         if device.used + nbytes > device.total:
             raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
         device.used += nbytes
 
     def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
-        """The failure of an allocation of device memory or, if `device` is None, of pinned memory."""
-        where = "pinned host memory" if device is None else f"device {device.index}"
-        text = f"{nbytes} bytes of {where} were requested; {why}"
-        held = sorted(self._held(device), key=lambda item: -item[0])
-        if held:
-            largest = ", ".join(f"{size} bytes {made}" for size, made in held[:_LARGEST])
-            text += f"; {sum(size for size, _ in held)} bytes are held in {len(held)} pieces, the largest: {largest}"
-        index = None if device is None else device.index
-        return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
-
-    def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
-        """(bytes, description) of all memory of a device, or of all pinned memory if that is None, in all processes."""
-        machine = self._process.machine
-        for process in machine.processes:
-            whose = "" if process.title is None else f" in process {process.title}"
-            for a in process.memory._live.values():
-                absent = a.registered or a.host is not None or a.origin is not None
-                absent = absent or (a.graph is not None and not a.graph.backed)
-                if a.mapped is None and a.device is device and not absent:
-                    maker = "a graph" if a.graph else "a pool" if a.pool else "cuMemAlloc"
-                    maker = maker if a.host_flags is None else "cuMemHostAlloc"
-                    maker = "a module" if a.of_module else "managed memory" if a.managed else maker
-                    yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
-        for memory in machine.mappables.memories():
-            if memory.device is device:
-                yield memory.nbytes, "of cuMemCreate"
+        """The failure of an allocation of device memory or, if `device` is None, of pinned memory. `why` ends the
+        first sentence of its report.
+        """
+        return exhausted.failure(self._process.machine, device, nbytes, why)
 
     def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
         """Raise Failure unless the whole range is live memory of the window to which the device of `user` has access.
@@ -152,7 +134,7 @@ class ProcessMemory:
         For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
         `what` begins the report's sentence.
         """
-        what = f"{what} {nbytes} bytes at 0x{address:x}"
+        what = f"{what} {counted(nbytes, 'byte')} at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
         if missing is not None:
             raise self.stray(what, missing)
@@ -284,7 +266,7 @@ class ProcessMemory:
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
     def shared(self, allocation: Allocation) -> Export:
-        """The export of an allocation, by which other processes can open it."""
+        """The Export by which other processes can open an allocation."""
         if allocation.export is None:
             allocation.export = Export(self, allocation)
         return allocation.export
@@ -303,7 +285,7 @@ class ProcessMemory:
         return view
 
     def close(self, view: Allocation) -> None:
-        """Undo one `open`."""
+        """Undo one `open` of this view."""
         view.opens -= 1
         if view.opens == 0:
             self._leave(view)

@@ -5,9 +5,9 @@ The driver's documentation gives the order (all devices are added before memory 
 (multiples of the granularity). For cases that it leaves open, the rules here are:
 
 - A device supports multicast if its compute capability is 9.0 or above, and if it and all other devices of its machine
-  reach each other, as devices do that share a switch.
-- A bind that overlaps another bind of the same device is refused. So is an unbind whose range is not exactly that of a
-  bind.
+  reach each other, as devices on one switch do.
+- A bind that overlaps another bind of the same device is refused. An unbind is refused unless its range is exactly
+  that of a bind.
 - A bind keeps its memory alive, as a mapping does. It lasts until no process has a mapping of the object or a
   reference to it.
 """
@@ -112,7 +112,7 @@ def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocatio
 
 
 def unbind(proc: Process, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
-    """Undo one bind of a device. The range has to be that of the bind."""
+    """Undo one bind of a device. The range must be exactly that of the bind."""
     if device not in item.devices:
         raise refused("cuMulticastUnbind: the device is not in the team", device, R.CUDA_ERROR_INVALID_DEVICE)
     ours = [b for b in item.binds if b.device is device]

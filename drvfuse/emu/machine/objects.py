@@ -89,7 +89,7 @@ class Context(Object):
     limits: dict[int, int] = field(default_factory=dict)
     cache_config: int = 0
     uses: int = 1  # the reference count, which cuCtxAttach raises
-    gate: list[Op] = field(default_factory=list)  # operations for which streams that are created later have to wait
+    gate: list[Op] = field(default_factory=list)  # the operations for which streams created later have to wait
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
     heap: Heap | None = None  # None before the first launch
@@ -134,8 +134,8 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event, as a marker in a stream; processes may share it. `home` is the process that exports
-    it.
+    """The last record of an event, as a marker in a stream. Several processes may share it; `home` is the process that
+    exports it.
     """
 
     op: Op | None = None
@@ -181,7 +181,7 @@ class Pool(Object):
     used_high: int = 0
     maximum: int = 0
     handle_types: int = 0
-    imported: bool = False  # a pool of another process, `origin`, whose memory can be opened but not allocated
+    imported: bool = False  # whether the pool is `origin`, a pool of another process, whose memory can only be opened
     origin: Pool | None = None
     destroyed: bool = False
 
@@ -264,7 +264,7 @@ class Memory(Mappable):
 
 @dataclass(eq=False)
 class Handle(Object):
-    """The handle of one process for a Mappable, which it holds while the handle has references."""
+    """The handle of one process for a Mappable, which lives at least as long as the handle has references."""
 
     item: Mappable
     references: int = field(default=1, init=False)

@@ -94,7 +94,7 @@ class Recorder:
 
 
 class _Line(NamedTuple):
-    """A line of a record. `words` are the words after its number and its kind."""
+    """A line of a record. `words` are the words that follow the number and the kind."""
 
     number: int
     kind: str
@@ -129,7 +129,7 @@ class Replayer:
         self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
         self._read, self._known = 1, dict[str, int]()
         self._failure: Diverged | None = None
-        self._usual = 0  # the number of usual choices that the record has before its next line
+        self._usual = 0  # the number of choices with the usual value before the next line of the record
         self._line: _Line | None = None
         self._next()
 
@@ -165,7 +165,7 @@ class Replayer:
         self._line = _Line(self._read, kind, words) if kind else None
 
     def _turn(self, process: Process, kind: str, *what: str) -> None:
-        """Wait until this is the next recorded event."""
+        """Wait until the event of this kind, process and words is the next one of the record."""
         seen, since = None, 0.0
         while self._failure is None and self._line is not None and self._line.kind != "end":
             number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number
@@ -182,13 +182,13 @@ class Replayer:
             if seen != self._line:
                 seen, since = self._line, time.monotonic()
             elif time.monotonic() > since + PATIENCE_S:
-                raise self._fail(f"for {PATIENCE_S:.0f} s nobody does that, and {_Line(0, kind, words)}")
+                raise self._fail(f"no thread has done that for {PATIENCE_S:.0f} s, and {_Line(0, kind, words)}")
             self._wait(0.05)
         if self._failure is not None:
             raise self._failure
 
     def _fail(self, what: str) -> Diverged:
-        """Make the error, which every later call raises too."""
+        """Make an error of the repetition, which every later call raises too."""
         line = "nothing" if self._line is None else f"{self._line} (line {self._line.number})"
         usual = f"{self._usual} usual choices and " if self._usual else ""
         there = f"the run differs from the record {self._path}: there {usual}{line} comes next"

@@ -66,7 +66,7 @@ def outside(machine: Machine) -> bool:
 
 
 def others(process: Process) -> bool:
-    """True if another thread than the calling one may still queue something."""
+    """True if a thread other than the calling one may still queue work."""
     if not process.machine.several:
         return process.threads.others()
     mine, alive = threading.get_ident(), {thread.ident for thread in threading.enumerate()}

@@ -67,11 +67,11 @@ class Process:
         self.memory = ProcessMemory(self)
         self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
-        self.foreign: Foreign | None = None  # its host memory, if it is in another process of the operating system
+        self.foreign: Foreign | None = None  # for a client: the host memory of its process
         self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # the threads that have called its driver so far
-        self._blocked: dict[int, Callable[[], bool]] = {}  # thread in a blocking call -> whether the call may return
+        self._blocked: dict[int, Callable[[], bool]] = {}  # waiting thread -> whether its call may return
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:
             pool = self.add(Pool(device, is_default=True))
@@ -93,12 +93,16 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True if it may call the driver. The machine's own process counts as alive only if it uses the machine."""
+        """True if the process may call the driver. The machine's own process counts as alive only if it uses the
+        machine.
+        """
         return not self.closed and (self.number > 0 or bool(self.contexts()))
 
     @contextlib.contextmanager
     def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
-        """For a block in which the calling thread waits, in a call of this process, until `done()` is true."""
+        """Context manager for a block in which the calling thread waits, in a call of this process, until `done()` is
+        true.
+        """
         ident = threading.get_ident()
         self._blocked[ident] = done
         try:
@@ -164,7 +168,7 @@ class Process:
         return self.machine.clock()
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
-        """`Machine.declare_polled`."""
+        """Does what `Machine.declare_polled` does."""
         machine, given = self.machine, cast(Any, memory)
         machine.require_open()
         try:
@@ -184,7 +188,7 @@ class Process:
                 machine.detector.polled(address, nbytes)
 
     def held(self) -> dict[str, int]:
-        """`Machine.held`, for all processes together."""
+        """Returns what `Machine.held` returns, for all processes together."""
         machine = self.machine
         with machine.lock:
             machine.lock.called(self, "held")
@@ -215,7 +219,7 @@ class Process:
         return rule
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work of this process on a device, if a context there is lost."""
+        """The report that ended the work of this process on a device. None if no context on the device is lost."""
         found = (context.finding for context in self.contexts() if context.device.index == device)
         return next((finding for finding in found if finding is not None), None)
 
@@ -235,7 +239,7 @@ class Process:
         return self.add(Handle(item))
 
     def orphan(self, item: Object, device: Device) -> None:
-        """Remove an object because its context is destroyed. The failure of a later use says so."""
+        """Remove an object because its context is destroyed. A later use of its handle names this as the reason."""
         self.remove(item)
         self.orphans[item.handle] = device.index
         while len(self.orphans) > ORPHANS_KEPT:
@@ -277,7 +281,7 @@ class Process:
         return [item for item in list(self.handles.values()) if isinstance(item, Listener)]
 
     def current(self) -> Context:
-        """The current context of the calling thread. Failure with the context's error, if it has one."""
+        """The current context of the calling thread. Raises Failure with the context's error, if it has one."""
         stack = self.threads.contexts
         if not stack or stack[-1] is None:
             raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
@@ -287,7 +291,7 @@ class Process:
 
     @staticmethod
     def healthy(context: Context) -> None:
-        """Failure if the context was destroyed or had a fault."""
+        """Raise Failure if the context was destroyed or had a fault."""
         if context.destroyed:
             raise Failure(R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
         if context.error is not None:
@@ -367,6 +371,6 @@ class Process:
         return ops if self.machine.detector is not None else [op for op in ops if not op.done]
 
     def synchronise(self, context: Context) -> None:
-        """Run until all operations of a context are done. Failure with the context's error, if it has one."""
+        """Run until all operations of a context are done. Raises Failure with the context's error, if it has one."""
         self.machine.waits.wait(self.context_ops(context))
         self.healthy(context)

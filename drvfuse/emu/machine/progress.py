@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..bindings import R
-from ..findings import reports, timeline
+from ..findings import reports
 from ..space.pages import WindowError
 from . import interrupts, queued
 from .backlog import Backlog
 from .failure import Failure
+from .fault_codes import error_of
 from .kernels import Kernels
+from .new_findings import NewFindings
 from .objects import Context, Stream, new_chain
 from .values import ValueOps, WaitValue
 from .work import Callback, Command, Free, HostCall, Launch, Op, Release
@@ -31,33 +32,6 @@ if TYPE_CHECKING:
     from .process import Process
 
 BUDGET_MS = 50
-
-_FAILED = (
-    "trap",
-    "warp_lanes",
-    "warp_mismatch",
-    "barrier_count",
-    "barrier_divergence",
-    "barrier_kinds",
-    "matrix_lanes",
-)
-_CLUSTER = ("cluster_absent", "cluster_barrier")
-FAULTS = {
-    **dict.fromkeys(
-        (*_FAILED, "barrier_left", "unsupported", "copy_size", "mbarrier", *_CLUSTER), R.CUDA_ERROR_LAUNCH_FAILED
-    ),
-    "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
-    "no_cluster": R.CUDA_ERROR_ILLEGAL_INSTRUCTION,
-    "no_function": R.CUDA_ERROR_INVALID_PC,
-    "stack_overflow": R.CUDA_ERROR_HARDWARE_STACK_ERROR,
-    "bad_free": R.CUDA_ERROR_LAUNCH_FAILED,
-    "assert": R.CUDA_ERROR_ASSERT,
-    "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
-    "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,
-}
-"""The CUresult of a context by the kind of its fault. Other kinds give ILLEGAL_ADDRESS."""
-
-
 _LEAST_NS = 1000
 """The virtual nanoseconds that each operation takes in the times of events. Only a wait advances the clock itself."""
 
@@ -75,8 +49,7 @@ class Progress:
         self.in_host_function = 0  # the number of threads in a host function
         self._pending = 0
         self._ended = 0
-        self._races: set[Any] = set()  # the sites of reported races
-        self._noticed: set[Any] = set()  # the sites of reported notices
+        self._findings = NewFindings(machine, detector)
 
     # Queueing --------------------------------------------------------------------------------------------------------
 
@@ -92,7 +65,7 @@ class Progress:
             ordered = self._behind(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # what the race detector learns must not depend on whether `last` has ended already
+            # The race detector's result must not depend on whether `last` has ended already.
             behind = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
         if overlaps:
@@ -114,7 +87,9 @@ class Progress:
         return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
-        """The operations of `ops` for which a later operation has to wait. With the race detector, ended ones count."""
+        """The operations of `ops` for which a later operation has to wait. With the race detector, they include
+        operations that have ended.
+        """
         live: list[Op] = []
         done: list[Op] = []
         for op in ops:
@@ -201,39 +176,16 @@ class Progress:
             launches = [op.launch for op in self._kernels.running]
             with interrupts.taken():
                 engine.run(launches, budget_ms=BUDGET_MS)
-            self._report_notices()
+            self._findings.report_notices()
             moved = not engine.idle or moved
             for op in list(self._kernels.running):
-                if op in self._kernels.running:  # the fault of another kernel may have ended it
+                if op in self._kernels.running:  # else the fault of another kernel has ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
         while not moved and self._backlog.let_go():  # a released operation may have to wait for a value, or for room
             moved = self._start_ready()
-        self._report_races()
+        self._findings.report_races()
         return moved
-
-    def _report_notices(self) -> None:
-        """Report new notices, each site once."""
-        for report in self.machine.engine.notices():
-            place = (report.kind, report.kernel, report.file, report.line, report.callers)
-            if place not in self._noticed:
-                self._noticed.add(place)
-                self.machine.report(report)
-
-    def _report_races(self) -> None:
-        """Report new races, each pair of sites once, whichever access came first."""
-        if self.detector is None:
-            return
-        engine = self.machine.engine
-        for report, events in self.detector.drain(engine.identities):
-            other = report.other
-            places = other and frozenset((p.kernel, p.file, p.line, p.callers) for p in (other, report))
-            if places not in self._races:
-                self._races.add(places)
-                if other is not None:
-                    text = timeline.of_race(report, engine.history(events), engine.identities, self.machine.window)
-                    report = replace(report, timeline=text)
-                self.machine.report(report)
 
     # Running ---------------------------------------------------------------------------------------------------------
 
@@ -321,7 +273,7 @@ class Progress:
             fault = op.launch.fault
             report = reports.Report(**vars(fault))
             self.machine.report(report)
-            self.fail(op.command.context, FAULTS.get(fault.kind, R.CUDA_ERROR_ILLEGAL_ADDRESS), report)
+            self.fail(op.command.context, error_of(fault.kind), report)
             return True
         if op.launch.done:
             self._finish(op)
@@ -360,7 +312,9 @@ class Progress:
 
     @contextlib.contextmanager
     def outside(self, process: Process) -> Iterator[None]:
-        """For a block in which the calling thread runs host code of a process, without the machine's lock."""
+        """Context manager for a block in which the calling thread runs host code of a process, without the machine's
+        lock.
+        """
         machine = self.machine
         self.in_host_function += 1
         try:

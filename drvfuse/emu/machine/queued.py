@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a queued copy or fill may still run: the memory that was meant when it was queued must still be there."""
+"""Whether a queued copy or fill may still run: the allocations that it uses must be those of the time of the call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...errors import counted
 from ..findings.reports import Report
 from ..space.mapped import usable
 from .foreign import FOREIGN
@@ -26,14 +27,16 @@ _WRONG = {
 def touched(command: Command) -> list[tuple[int, ...]]:
     """For each access of a command, the numbers of the allocations that it touches.
 
-    A later call returns the same only if no allocation was freed or made there in between.
+    A second call returns the same numbers only if none of this memory was freed or allocated between the calls.
     """
     memory = command.context.process.memory
     return [tuple(a.number for a in memory.within(at.address, at.nbytes)) for at in command.accesses()]
 
 
 def refusal(command: Command, meant: list[tuple[int, ...]]) -> Report | None:
-    """Why a command cannot run now that touched the allocations `meant` when it was queued. None if it can run."""
+    """The reason why a command cannot run now, or None if it can. `meant` are the numbers of the allocations that the
+    command touched when it was queued.
+    """
     memory, window = command.context.process.memory, command.context.process.machine.window
     for at, then, now in zip(command.accesses(), meant, touched(command), strict=True):
         kind = ""
@@ -48,7 +51,7 @@ def refusal(command: Command, meant: list[tuple[int, ...]]) -> Report | None:
             kind = "read_only"
         if kind:
             name, verb = command.title, "writes" if at.write else "reads"
-            text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
+            text = f"a queued {name} {verb} {counted(at.nbytes, 'byte')} at 0x{at.address:x}, {_WRONG[kind]}"
             device, process = command.context.device.index, command.context.process.title
             return Report(kind, text, device=device, address=at.address, process=process)
     return None

@@ -21,8 +21,8 @@ Item = TypeVar("Item")
 
 
 class Export:
-    """Memory that other processes may open: `allocation` of the owner, whose ProcessMemory is `home`. `views` are the
-    allocations of processes that have opened it, each with its ProcessMemory.
+    """Memory that other processes may open: `allocation` is that of the owner, and `home` is the owner's ProcessMemory.
+    `views` are the allocations of processes that have opened it, each with its ProcessMemory.
     """
 
     def __init__(self, home: ProcessMemory, allocation: Allocation) -> None:

@@ -24,13 +24,13 @@ class Threads(threading.local):
         self.number: int | None = None
 
     def others(self) -> bool:
-        """True if another live thread is not waiting for an emulated device itself."""
+        """True if another live thread does not wait for an emulated device."""
         mine = threading.get_ident()
         return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """For a block in which the calling thread waits and queues nothing."""
+        """Context manager for a block in which the calling thread waits and queues nothing."""
         self._waiting.add(threading.get_ident())
         try:
             yield
@@ -39,7 +39,9 @@ class Threads(threading.local):
 
     @contextlib.contextmanager
     def host_function(self) -> Iterator[None]:
-        """For a block in which the calling thread runs a host function, which may not call the driver."""
+        """Context manager for a block in which the calling thread runs a host function, which may not call the
+        driver.
+        """
         self.in_host_function = True
         try:
             yield

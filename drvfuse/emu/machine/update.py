@@ -31,8 +31,8 @@ ATTRIBUTES = _RESULT.CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED
 
 
 class Unfit(Exception):
-    """An executable cannot be updated. `result` is the CUgraphExecUpdateResult, `node` and `before` are the nodes of
-    the graph that are the reason, and `why` is the reason in words.
+    """An executable cannot be updated. `result` is the CUgraphExecUpdateResult, `why` is the reason in words, and
+    `node` and `before` are the nodes of the graph that it concerns.
     """
 
     def __init__(self, result: Any, why: str, node: Node | None = None, before: Node | None = None) -> None:
@@ -73,7 +73,10 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
         for (before, edge), (other, was) in zip(node.dependencies.items(), step.after.items(), strict=True):
             if edge != was or (before in paired) != (other in taken) or paired.get(before, other) is not other:
                 raise Unfit(
-                    TOPOLOGY, "a node waits for another one than in the executable, or differently", node, before
+                    TOPOLOGY,
+                    "a node and its counterpart in the executable have different dependencies or edges",
+                    node,
+                    before,
                 )
             if before not in paired:
                 paired[before] = other

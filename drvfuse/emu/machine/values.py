@@ -89,5 +89,5 @@ class ValueOps(Command):
         return tuple(Access(o.address, o.size, o.writes) for o in self.operations)
 
     def touches(self) -> Iterable[Access]:
-        """No accesses, as `Detector.value` checks each word that is written or read."""
+        """An empty list: `Detector.value` checks each word that is written or read."""
         return ()

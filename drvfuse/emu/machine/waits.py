@@ -35,7 +35,7 @@ class Waits:
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
         """Run until these operations are done. Operations that can never be done are ended with a deadlock report.
-        Failure if the process that waits (by default the process of the operations) is closed during the wait.
+        Raises Failure if the process that waits (by default the process of the operations) is closed during the wait.
         """
         ops = list(ops)
         waited = [op for op in ops if not op.done]
@@ -64,7 +64,8 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                count -= self._let_time_go(waited[0].command.context.process)  # the next query advances time again
+                # The next query then advances time again.
+                count -= self._let_time_go(waited[0].command.context.process)
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
             return False
@@ -72,7 +73,9 @@ class Waits:
         return True
 
     def drain(self, process: Process) -> None:
-        """Run until nothing can move without the host or the clock. Failure if the process is closed during this."""
+        """Run until nothing can move without the host or the clock. Raises Failure if the process is closed during
+        this.
+        """
         while self._step():
             self._machine.lock.give_way()
             if process.closed:
@@ -83,7 +86,8 @@ class Waits:
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
-            self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then, advancing time replaces steps
+            # Until that time, virtual time advances instead of steps.
+            self._rest_until = 0.0 if moved else time.monotonic() + 1
 
     def _learn(self, ops: Iterable[Op]) -> None:
         """Tell the race detector that the host knows that these operations have ended."""

@@ -62,7 +62,7 @@ class Op(Ordered):
         self.launch: Any = None
         self.room = 0
         self.time = 0
-        self.at = 0  # the number of its writes and waits for values that are done
+        self.at = 0  # the number of writes of values, and waits for values, that this operation has done
 
     def __lt__(self, other: Op) -> bool:
         return self.order < other.order

@@ -4,8 +4,8 @@
 
 #include "turn.cuh"
 
-// Starts a block in a slot: the one of rank `rank` in cluster `group` of the grid. Without clusters, a block is its own
-// group.
+// Starts a block in a slot: the block of rank `rank` in cluster `group` of the grid. Without clusters, each block is a
+// group of its own.
 FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     Block* b = (Block*)(l->slots + slot * l->slot_stride);
     u32 cx = l->cluster & 0xFF, cy = l->cluster >> 8 & 0xFF, cz = l->cluster >> 16 & 0xFF;
@@ -22,7 +22,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     b->cluster_shared_base = l->shared_base + (slot - rank) * l->shared_stride;
     b->active = 1;
     b->live = l->threads;
-    b->woken = b->triggered = b->bulks = b->stores = b->begun = 0;
+    b->woken = b->triggered = b->bulks = b->stores = b->has_run = 0;
     b->cluster_phase = b->cluster_arrived = 0;
     b->cluster_missing = l->threads * l->cluster_size;
     LOOP for (u32 i = 0; i < BARRIERS; i++) b->barrier[i].arrived = 0;
@@ -39,8 +39,8 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         Warp* p = &b->warps[w];
         u32 left = l->threads - w * 32;
         p->lanes = p->live = p->ready = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1;
-        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->asking = p->gathered = p->syncs = 0;
-        p->cluster = p->joined = p->passed = 0;
+        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->at_activemask = p->gathered = p->syncs = 0;
+        p->cluster = p->cluster_arrived = p->cluster_passed = 0;
     }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Thread* t = thread_at(l, b, i);
@@ -55,7 +55,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         t->block = b;
         t->launch = l;
         t->polls = 0;
-        t->wake = 0;
+        t->wake_time = 0;
         if (l->copies) start_copies(t);
         if (++x == l->ntid[0]) {
             x = 0;

@@ -2,8 +2,8 @@
 // Clusters of blocks: the barrier of all threads of a cluster (barrier.cluster).
 //
 // The blocks of a cluster have adjacent slots, in the order of their ranks, and become resident together. Their shared
-// memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT | offset: all
-// blocks of the cluster mean the same memory by it, and mapa replaces the rank. An instruction on .shared::cta may
+// memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT | offset: it
+// names the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on .shared::cta may
 // access its own block's memory only. An instruction on .shared::cluster, or with a generic address, may access the
 // memory of each block of the cluster that is present (access.cuh).
 //
@@ -18,7 +18,8 @@
 
 #include "access.cuh"
 
-// Completes a phase of the barrier: its waiting threads continue.
+// Completes a phase of the barrier: its waiting threads continue. `lead` is the block of rank 0, `last` the thread that
+// arrived or exited last.
 FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_arrived = lead->cluster_missing = 0;
     if (l->engine->race) race_cluster_complete(l->engine->race, lead->race);
@@ -31,8 +32,8 @@ FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
         LOOP for (u32 w = 0; w < l->warps; w++) {
             Warp* warp = &b->warps[w];
             u32 waiting = warp->cluster & ~warp->gathered;
-            warp->passed = warp->joined & ~waiting;
-            warp->joined = 0;
+            warp->cluster_passed = warp->cluster_arrived & ~waiting;
+            warp->cluster_arrived = 0;
             warp->cluster &= ~waiting;
             warp->ready |= waiting;
             if (waiting && l->engine->race) race_cluster_wait(l->engine->race, lead->race, b, w, waiting);
@@ -48,37 +49,37 @@ FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
     if (!lead->cluster_missing && lead->cluster_arrived) complete_cluster(l, lead, last);
 }
 
-// Called when lanes of a warp are at the same half, arrive or wait, of the barrier.
+// Called when lanes of a warp are at barrier.cluster.arrive, or at barrier.cluster.wait.
 FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     Warp* warp = &b->warps[w];
     Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);
-    u32 known = warp->joined | warp->passed, waits = first->op_kind & CB_WAIT;
+    u32 known = warp->cluster_arrived | warp->cluster_passed, waits = first->op_kind & CB_WAIT;
     u32 wrong = waits ? lanes & ~known : lanes & known;
     if (wrong) {
         Thread* t = thread_at(l, b, w * 32 + FFS(wrong) - 1);
         fault(l, t, F_CLUSTER_BARRIER, t->site, 0, 0, waits ? E_NOT_ARRIVED : E_TWICE, 0);
         return;
     }
-    u32 free = waits ? lanes & warp->passed : lanes;
+    u32 free = waits ? lanes & warp->cluster_passed : lanes;
     warp->cluster = (warp->cluster | lanes) & ~free;
     warp->ready |= free;
     if (waits) {
-        warp->passed &= ~free;
+        warp->cluster_passed &= ~free;
         if (free && l->engine->race) race_cluster_wait(l->engine->race, block_of_rank(l, b, 0)->race, b, w, free);
         return;
     }
     u32 releases = !(first->op_kind & CB_RELAXED);
     LOOP for (u32 rest = lanes; rest && releases && l->engine->delay && !l->engine->probing; rest &= rest - 1)
-        release(thread_at(l, b, w * 32 + FFS(rest) - 1), SCOPE_CLUSTER);
+        delay_release(thread_at(l, b, w * 32 + FFS(rest) - 1), SCOPE_CLUSTER);
     Block* lead = block_of_rank(l, b, 0);
     if (l->engine->race) race_cluster_arrive(l, lead->race, b, w, lanes, releases);
-    warp->joined |= lanes;
+    warp->cluster_arrived |= lanes;
     lead->cluster_arrived += POPC(lanes);
     cluster_counts(l, b, POPC(lanes), first);
 }
 
 // Called when a thread has exited, which counts as an arrival in all phases.
 FN void cluster_exit(Launch* l, Block* b, Warp* warp, u32 bit, Thread* t) {
-    cluster_counts(l, b, !(warp->joined & bit), t);
-    warp->joined &= ~bit;
+    cluster_counts(l, b, !(warp->cluster_arrived & bit), t);
+    warp->cluster_arrived &= ~bit;
 }

@@ -13,22 +13,23 @@
 #define LOOP _Pragma("unroll 1")
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
-const u32 POLL_CREDIT = 16;    // shift in Thread::polls: polls that the thread may still make without a change
-const u32 CREDIT = 64;         // more polls than a loop makes between two polls of the word that it polls most rarely
-const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, after which a thread checks for an interrupt
-// Costs, in accesses: a resume, the check of a spinning thread, a matrix instruction.
-const u64 RESUME_WORK = 32;
-const u64 LOOK_WORK = 8;
-const u64 MATRIX_WORK = 2048;
-const u64 WORK_LIMIT = 32 << 20;  // cost after which a call returns: about a tenth of a second
-const u64 STRAIN = 16;  // weight of a resume at a strong access; other resumes, which wait for threads, count 1
-const u64 LAST_STEP = 86400000000000ull;  // a virtual day, in nanoseconds
-const u32 STREAK = 64;            // passes with resumes in a round of a probe; more than a barrier in a spin loop takes
-const u64 STACK_LIMIT = 2 << 20;  // bytes; a thread of Python has 8 MiB
-const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which polling ever new words counts as idle
+const u32 POLL_CREDIT = 16;    // shift in Thread::polls: the polls that the thread may make without a change
+const u32 CREDIT = 64;         // the polls that a change grants: more than a loop makes between two polls of one word
+const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, of a thread between two checks for an interrupt
+// Costs for Engine::work, in accesses.
+const u64 RESUME_WORK = 32;       // a resume
+const u64 LOOK_WORK = 8;          // the check whether a polled word has changed
+const u64 MATRIX_WORK = 2048;     // a matrix instruction
+const u64 WORK_LIMIT = 32 << 20;  // the work after which a call returns: about a tenth of a second
+const u64 STRAIN = 16;            // weight of a resume at a strong access in Engine::strain; other resumes count 1
+const u64 LAST_STEP = 86400000000000ull;  // the largest step of the virtual clock: a day, in nanoseconds
+const u32 STREAK = 64;                    // the most passes of a round of a probe; barriers in a spin loop take fewer
+const u64 STACK_LIMIT = 2 << 20;          // bytes of host stack that a thread may use; a thread of Python has 8 MiB
+const u64 QUIET_LIMIT =
+    1 << 21;  // polls since the last write after which the run counts as idle, even if words are new
 
-API u32 rt_call(void* function, void* thread);
-API u64 rt_now();
+API u32 rt_call(void* function, void* thread);  // function(thread); loader.py defines it in LLVM IR
+API u64 rt_now();                               // the time of the host, in nanoseconds
 
 // Adds an event to the ring buffer of the last events.
 FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {
@@ -45,6 +46,7 @@ FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u
     v->flags = flags;
 }
 
+// The thread with number `i` in a block.
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
 // The block of rank `rank` in the cluster of a block.
@@ -52,6 +54,7 @@ FN Block* block_of_rank(Launch* l, Block* b, u32 rank) {
     return (Block*)(l->slots + (b->slot - b->cluster_rank + rank) * l->slot_stride);
 }
 
+// A pseudo-random number from a number.
 FN u64 hash(u64 x) {
     x ^= x >> 30;
     x *= 0xBF58476D1CE4E5B9ull;
@@ -60,7 +63,7 @@ FN u64 hash(u64 x) {
     return x ^ x >> 31;
 }
 
-// The word of up to 16 bytes at an address, as two halves.
+// The word of up to 16 bytes at an address, as a lower and an upper half.
 FAR u64 low_of(u64 addr, u32 size) {
     if (size == 4) return *(u32*)addr;
     if (size >= 8) return *(u64*)addr;

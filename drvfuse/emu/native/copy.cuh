@@ -10,12 +10,12 @@
 // Why each result is one that PTX allows. A copy is a weak access that may be made at any moment between its issue and
 // the end of its thread's wait for it. Only that wait orders it: neither the thread's own accesses, nor other copies,
 // nor a barrier do. Here the seed draws the moment for each copy: its issue, the thread's next commit, or the wait.
-// Seed 0 always takes the wait. So
+// Seed 0 always takes the wait. So programs with a missing wait go wrong:
 //
-//   a read without a wait, or by another thread without a barrier after the wait, finds the old contents of shared
-//     memory (a fault where nothing was written yet), in every run with seed 0;
-//   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
-//   a buffer that is still read when the next copy to it is issued is overwritten during the read if the copy is made
+//   - A read without a wait, or by another thread without a barrier after the wait, finds the old contents of shared
+//     memory (a fault where nothing was written yet), in every run with seed 0.
+//   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
+//   - A buffer that is still read when the next copy to it is issued is overwritten during the read if the copy is made
 //     early, with other seeds.
 //
 // The bytes are read and written in one step, in the view of memory of the thread's block (delay.cuh), and marked as
@@ -24,49 +24,59 @@
 // polls shared memory for a copy before any wait for it polls for ever here.
 //
 // To the race detector, the read and the write of a copy begin at the issue and end at the wait. Until the wait, their
-// entries are ordered with no other access (COPYING in race.cuh); the wait makes them accesses of its thread. That does
-// not depend on the moment at which the bytes are copied. The accesses of a copy for which no thread waits last until
-// the launch ends, whatever barriers come in between, as no thread of the block may rely on them.
+// entries are ordered with no other access (AGENT_PENDING in race_entry.cuh); the wait makes them accesses of its
+// thread. That does not depend on the moment at which the bytes are copied. The accesses of a copy for which no thread
+// waits last until the launch ends, whatever barriers come in between, as no thread of the block may rely on them.
 #pragma once
 
 #include "access.cuh"
 #include "race_copies.cuh"
 
-const u32 COPIES = 1 << 20;
+const u32 COPIES = 1 << 20;  // entries of Copies::pool
+const u32 BULKS = 1 << 16;   // entries of Copies::bulk
 
-enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // Copy::moment: when the copy is to be made; M_MADE: it was made
+// Copy::moment and Bulk::moment: when the copy is to be made. M_MADE: it was made.
+enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };
 
+// A cp.async, or a piece of a bulk copy to global memory, in the queue of its thread from its issue to the wait for it.
 struct Copy {
     u64 source, target;
-    u64 bits[2];      // for a piece of a bulk copy to global memory: its data between read and write
-    u32 size, bytes;  // bytes: of the source; the rest is zero
-    u32 site, group, moment;
-    u32 next;    // link in its thread's queue, or in the free list
-    u32 number;  // position among all copies that were ever in its queue
-    u32 how;     // for a piece of cp.reduce.async.bulk: the Reduce and the Element; else 0
+    u64 bits[2];  // for a piece of a bulk copy: its data between its read and its write
+    u32 size;     // bytes that are written
+    u32 bytes;    // bytes that are read; the rest is written as zero
+    u32 site;     // the instruction
+    u32 group;    // the number of the thread's commits before its issue
+    u32 moment;   // when it is to be made: one of M_, or of S_ for a piece of a bulk copy (store.cuh)
+    u32 next;     // link in its thread's queue, or in the free list
+    u32 number;   // its number among all copies that were ever in its queue
+    u32 how;      // for a piece of cp.reduce.async.bulk: the Reduce and the Element; else 0
 };
 
-// A pending bulk copy to shared memory, st.async, or reduction by one of these (mbarrier.cuh), in the list of the block
-// whose memory it writes; or an arrival of cp.async.mbarrier, whose size is 0.
+// A pending bulk copy to shared memory, st.async, or reduction by one of these (bulk.cuh); or an arrival of
+// cp.async.mbarrier, whose size is 0. It is in the list of the block whose memory it writes, from its issue until it is
+// made.
 struct Bulk {
-    u64 source, target, mbarrier;
-    u64 bits[2];  // for an st.async, which has no source: the value to store
-    u32 size, site, thread, moment;
-    u32 how;  // for a reduction: the Reduce and the Element; else 0
-    // For an arrival: it waits for its thread's copies with numbers below `until`; `number` is for the race detector.
-    u32 until, number;
-    u32 from;   // the slot of the block whose `thread` has issued it
-    u32 known;  // the clock that its mbarrier will publish (a reference)
-    u32 turns;  // turns of its block since its issue
-    u32 next;   // link in its block's list, oldest first, or in the free list
+    u64 source;  // 0 for an st.async, which has its bytes in `bits`
+    u64 target;
+    u64 mbarrier;  // the mbarrier at which it completes
+    u64 bits[2];
+    u32 size, site;
+    u32 thread, from;  // the thread that issued it: its number in its block, and the slot of the block
+    u32 moment;        // when it is to be made: one of M_
+    u32 how;           // for a reduction: the Reduce and the Element; else 0
+    u32 until;         // for an arrival: it waits for its thread's copies with numbers below this one
+    u32 number;        // for an arrival: the number of its agent in the race detector
+    u32 known;         // the clock that its mbarrier will publish (a reference that it owns)
+    u32 turns;         // turns of its block since its issue
+    u32 next;          // link in its block's list, oldest first, or in the free list
 };
 
-const u32 BULKS = 1 << 16;
-
+// The asynchronous copies of a launch. Python reserves the memory, zeroed (Launch::copy_pool).
 struct Copies {
-    u32 high, free, bulk_high, bulk_free;
-    Copy pool[COPIES];  // entry 0 is not used
-    Bulk bulk[BULKS];   // entry 0 is not used
+    u32 high, free;            // of `pool`: the highest index that was used, and the first free entry
+    u32 bulk_high, bulk_free;  // the same for `bulk`
+    Copy pool[COPIES];         // entry 0 is not used
+    Bulk bulk[BULKS];          // entry 0 is not used
 };
 
 // A thread's queue of cp.async or, with `bulk`, of bulk copies to global memory (store.cuh).
@@ -74,13 +84,14 @@ FN CopyQueue* queue_of(Thread* t, u32 bulk) {
     return t->launch->copies + ((u64)t->block->slot * t->launch->threads + t->linear) * 2 + bulk;
 }
 
-// A random number for the moment of the next copy, by the seed.
+// A pseudo-random number, from the seed, for the moment of the next copy of a queue.
 FN u32 draw(Thread* t, CopyQueue* q) {
     u64 number =
         ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued;
     return (u32)hash(hash(t->launch->engine->seed) + number);
 }
 
+// The index of a free entry of the table, or 0.
 FN u32 take_copy(Copies* pool) {
     u32 i = pool->free;
     if (i) pool->free = pool->pool[i].next;
@@ -88,12 +99,14 @@ FN u32 take_copy(Copies* pool) {
     return i;
 }
 
+// Appends a copy to a queue.
 FN void append(Copies* pool, CopyQueue* q, u32 i) {
     if (q->first) pool->pool[q->last].next = i;
     else q->first = i;
     q->last = i;
 }
 
+// Removes the first copy of a queue and frees it.
 FN void drop_first(Copies* pool, CopyQueue* q) {
     u32 i = q->first;
     Copy* c = &pool->pool[i];
@@ -103,6 +116,7 @@ FN void drop_first(Copies* pool, CopyQueue* q) {
     pool->free = i;
 }
 
+// The site, plus one, of a pending copy to this byte by the threads of a block or to the block; 0 if there is none.
 FN u32 copying_in(Launch* l, Block* b, u64 addr) {
     Bulk* bulk;
     LOOP for (u32 k = b->bulks; k; k = bulk->next) {
@@ -122,7 +136,7 @@ FN u32 copying_in(Launch* l, Block* b, u64 addr) {
 // The site, plus one, of a pending copy of a launch to this byte; 0 if there is none.
 FAR u32 copying_to(Launch* l, u64 addr) {
     u32 site = 0;
-    LOOP for (u32 slot = 0; l->copies && slot < l->high && !site; slot++) {
+    LOOP for (u32 slot = 0; l->copies && slot < l->slots_used && !site; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
         if (b->active) site = copying_in(l, b, addr);
     }
@@ -140,6 +154,7 @@ FAR u32 unreadable(Thread* t, u64 source, u32 bytes, u32 site, u32* word) {
     return 0;
 }
 
+// Makes a copy, and marks its bytes as initialised. Returns 0, or 1 after recording a fault.
 FAR u32 make_copy(Thread* t, Copy* c) {
     Engine* e = t->launch->engine;
     u32 word;
@@ -171,15 +186,16 @@ FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     return 0;
 }
 
-// Completes the copies of a queue that are in groups before `group`.
+// Completes the copies of a queue that are in groups before `group`. Returns 0, or 1 after recording a fault.
 FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     Copies* pool = t->launch->copy_pool;
     u32 time = t->launch->engine->race ? race_thread(t->block, t->linear)->time : 0;
     LOOP while (q->first && pool->pool[q->first].group < group)
-        if (end_first(t, q, time, ALONE)) return 1;
+        if (end_first(t, q, time, NO_ARRIVAL)) return 1;
     return 0;
 }
 
+// Called when a thread starts: empties its queues.
 FN void start_copies(Thread* t) {
     LOOP for (u32 bulk = 0; bulk < 2; bulk++) {
         CopyQueue* q = queue_of(t, bulk);
@@ -233,6 +249,7 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     return c->moment == M_ISSUE && make_copy(t, c);
 }
 
+// cp.async.commit_group. Returns 0, or 1 after recording a fault.
 API u32 rt_copy_commit(Thread* t) {
     Copies* pool = t->launch->copy_pool;
     CopyQueue* q = queue_of(t, 0);
@@ -245,7 +262,8 @@ API u32 rt_copy_commit(Thread* t) {
     return 0;
 }
 
-// Waits until the copies of all groups but the `newest` committed last are complete.
+// cp.async.wait_group: completes the copies of all groups but the `newest` groups committed last. Returns 0, or 1 after
+// recording a fault.
 API u32 rt_copy_wait(Thread* t, u32 newest, u32 site) {
     CopyQueue* q = queue_of(t, 0);
     u32 group = q->commits > newest ? q->commits - newest : 0;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes native code of PTX and loads it into this process: translate, optimise, emit an object, load it. Objects are
-cached on disk.
+"""The loading of PTX as native code: translate, optimise, emit an object, load it into this process. Objects are cached
+on disk.
 
 A cache entry has an object and the description of its kernels. Its key is a hash of the PTX, the translator's sources,
 the versions of llvmlite and LLVM, and the CPU; so an entry is never out of date.
@@ -36,7 +36,7 @@ _OBJECT, _DESCRIPTION = "code.o", "kernels.json"
 _PLAIN, _OPTIMISED = 0, 1  # optimisation levels of LLVM's code generator
 _lock = threading.RLock()
 
-# Functions that CUDA C++ cannot express: a call of a thread's function by its address, and the host's time.
+# LLVM IR of functions that CUDA C++ cannot express: a call of a thread's function by its address, and the host's time.
 _SUPPORT = """
 declare i32 @clock_gettime(i32, ptr)
 define i32 @rt_call(ptr %function, ptr %thread) alwaysinline {
@@ -57,7 +57,9 @@ define i64 @rt_now() {
 
 
 class NativeModule:
-    """A loaded module: kernels, module variables, and the address of each kernel's code."""
+    """A loaded module: its kernels by name, its module variables, their size in bytes, and its code, which it keeps
+    loaded.
+    """
 
     def __init__(
         self, kernels: dict[str, KernelCode], variables: tuple[GlobalVar, ...], nbytes: int, code: Any
@@ -75,7 +77,7 @@ class NativeModule:
         return found
 
     def function(self, symbol: str, result: Any, *arguments: Any) -> Any:
-        """A function as a callable with these ctypes types."""
+        """A function as a Python callable. `result` and `arguments` are its ctypes types."""
         return ctypes.CFUNCTYPE(result, *arguments)(self.address(symbol))
 
 
@@ -144,7 +146,7 @@ def _library(name: str) -> NativeModule:
 
 
 def _published(name: str, functions: tuple[str, ...]) -> NativeModule:
-    """Load a native library, and make its functions known to LLVM for code that is loaded later."""
+    """Load a native library, and make its functions known to LLVM, so that code which is loaded later can call them."""
     in_wheel = _HERE / f"{name}.ptx"
     module = _load(in_wheel.read_text() if in_wheel.exists() else compile_native(name), raw=True)
     for function in functions:
@@ -213,7 +215,7 @@ def _compile(ir: str, support: str | None) -> bytes:
 
 
 def _machine(level: int = _PLAIN) -> Any:
-    """LLVM's target machine for this CPU, with an optimisation level."""
+    """LLVM's target machine for this CPU. `level` is the optimisation level of the code generator, 0 to 3."""
     llvm = _llvm()
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
@@ -254,7 +256,7 @@ def _tuples(value: Any) -> Any:
 
 
 def compile_native(name: str = RUNTIME) -> str:
-    """Compile a native library, the runtime or one of `abi.LIBRARIES`, to PTX, which wheels contain beside the source.
+    """The PTX of a native library: of the runtime, or of one of `abi.LIBRARIES`. Wheels contain it next to the source.
 
     Raises CompileError, or DriverUnavailable if no NVRTC is installed.
     """

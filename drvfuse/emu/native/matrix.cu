@@ -15,12 +15,15 @@ const u32 LANES = 32;
 
 API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site);
 
+// The thread of a lane of the warp whose first lane has the thread `first`.
 FN Thread* lane_of(Thread* first, u32 lane) { return (Thread*)((u8*)first + (u64)lane * first->launch->frame_stride); }
 
+// The exchange area of a lane.
 FN u32* exchange(Thread* t) { return (u32*)((u8*)t + t->op_a); }
 
 // Products ------------------------------------------------------------------------------------------------------------
 
+// The sum of two fp32 numbers or, with `half`, fp16 numbers, by their bits.
 FN u32 add(u32 x, u32 y, u32 half) {
     if (half) return to_half(of_half(x) + of_half(y));
     return bits_of(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));
@@ -52,7 +55,7 @@ FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u3
         }
 }
 
-// m8n8k4, which an H200 computes by fp32 operations.
+// The product m8n8k4, which an H200 computes by fp32 operations of its ordinary cores.
 FAR void chain(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     LOOP for (u32 i = 0; i < 8; i++)
         LOOP for (u32 j = 0; j < 8; j++) {
@@ -76,6 +79,7 @@ FAR void chain(const Product* p, const u32* a_bits, const u32* b_bits, const u32
 
 FN s32 integer_of(u32 bits, u32 kind) { return kind == MX_S8 ? (s32)(signed char)bits : (s32)bits; }
 
+// A product of integers.
 FAR void integers(const Product* p, const u32* a, const u32* b, const u32* c, u32* d) {
     u32 k = p->k;
     LOOP for (u32 i = 0; i < p->m; i++)
@@ -150,17 +154,21 @@ API u32 mx_multiply(Thread* first) {
 // row r or, transposed, of column r. Lane 8 i + r has the address of row r of matrix i in op_addr. op_b is the number
 // of matrices, and op_c is 1 for transposed. The access to a row counts as one of the lane that has its address.
 
+// The address of a matrix row, which `lane` has given.
 FN u16* row_of(Thread* first, u32 lane) { return (u16*)lane_of(first, lane)->op_addr; }
 
+// Checks and counts the access of a lane to its row. Returns 1 after recording a fault.
 FN u32 row_refused(Thread* first, u32 lane, u32 flags) {
     Thread* t = lane_of(first, lane);
     return rt_access(t, t->op_addr, 16, flags | SPACE_SHARED << SPACE_SHIFT, t->site);
 }
 
+// The row, and the column, of element 0 or 1 of a lane's register in a matrix.
 FN u32 row_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane % 4 * 2 + element : lane / 4; }
 
 FN u32 column_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane / 4 : lane % 4 * 2 + element; }
 
+// ldmatrix: reads matrices of shared memory into registers.
 API u32 mx_load_rows(Thread* first) {
     LOOP for (u32 i = 0; i < 8 * first->op_b; i++)
         if (row_refused(first, i, 0)) return 1;
@@ -175,8 +183,8 @@ API u32 mx_load_rows(Thread* first) {
     return 0;
 }
 
-// Each row is written before the access to the next row is checked, since the race detector compares memory after each
-// store.
+// stmatrix. Each row is written before the access to the next row is checked, since the race detector compares memory
+// after each store.
 API u32 mx_store_rows(Thread* first) {
     LOOP for (u32 i = 0; i < 8 * first->op_b; i++) {
         if (row_refused(first, i, A_WRITE)) return 1;

@@ -16,6 +16,7 @@
 #include "access.cuh"
 #include "reduce.cuh"
 
+// The range of multicast addresses in which an address lies, or null.
 FN Team* team_of(Engine* e, u64 addr) {
     Teams* teams = e->teams;
     LOOP for (u64 i = 0; i < teams->count; i++)
@@ -23,13 +24,15 @@ FN Team* team_of(Engine* e, u64 addr) {
     return 0;
 }
 
+// The address of a device's memory behind a multicast address; 0 if the device has bound none.
 FN u64 member_of(Team* team, u64 addr, u32 device) {
     u64 off = addr - team->base;
     u64 base = team->members[(off >> PIECE_SHIFT) * MEMBERS + device];
     return base ? base + (off & (1ull << PIECE_SHIFT) - 1) : 0;
 }
 
-// The value that a poll compares: the word itself, or a hash of all members of a multicast address.
+// The lower half of the value by which a poll finds out whether a word has changed: the word itself or, at a multicast
+// address, a hash of the words of all members.
 FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     Team* team = e->teams->count ? team_of(e, addr) : 0;
     if (!team) return low_of(addr, size);
@@ -41,7 +44,7 @@ FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     return all;
 }
 
-// The reduction of the members' words, for a load.
+// The reduction of `count` words of `bits` bits, for a load. `how` has a Reduce, an Element and an Accumulate.
 FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, accumulate = how >> ACCUMULATE_SHIFT;
     u32 width = width_of(element);
@@ -113,11 +116,11 @@ FAR u32 at_member(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         if (!(flags & A_ATOMIC) && e->probing) note_write(e, addr, size);
     }
     if (e->delay && (write || flags & A_STRONG)) delay_access(t, addr, size, flags, 0);
-    if (e->race && (!e->idle || write)) race_access(t, addr, size, flags, site);
+    if (e->race && (!e->skips_check || write)) race_access(t, addr, size, flags, site);
     return 0;
 }
 
-// Stores the addresses of the members in the order in which they are accessed, and returns their number.
+// Stores the members' addresses in the order in which the access visits them, and returns their number.
 FAR u32 draw_members(Thread* t, Team* team, u64 addr, u64* member) {
     Engine* e = t->launch->engine;
     u32 count = 0;
@@ -154,8 +157,8 @@ API u32 rt_multimem(Thread* t, u64 addr, u32 size, u32 flags, u32 how, u64 low, 
     }
     LOOP for (u32 i = 0; i < count; i++)
         if (at_member(t, member[i], size, flags, site)) return 1;
-    u32 told = flags & A_STRONG && !e->fruitless;
-    if (flags & A_STRONG) e->fruitless = e->idle = 0;
+    u32 told = flags & A_STRONG && !e->repeats_poll;
+    if (flags & A_STRONG) e->repeats_poll = e->skips_check = 0;
     if (told && write) {
         u32 atomic = flags & A_ATOMIC;
         note(l, t->block, t->linear, atomic ? V_ATOMIC : V_STORE, site, addr, atomic ? low_of(member[0], size) : 0, flags);

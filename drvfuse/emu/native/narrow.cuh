@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between fp16, FP8 and float that the reductions and the matrix instructions share.
+// Conversions between fp16, FP8 and fp32, for reductions and matrix instructions. Narrow values are in the low bits.
 #pragma once
 
 #include "common.cuh"

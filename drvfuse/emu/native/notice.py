@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line for the person at a terminal who waits for the native runtime to be compiled."""
+"""The message that the native runtime is being compiled, for a user who waits at a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import threading
 from collections.abc import Iterator
 
 PATIENCE = 2.0
-"""Seconds after which the line is printed."""
+"""Seconds after which the message is printed."""
 _TEXT = "drvfuse: the emulated driver is being compiled for this machine, which takes some ten seconds, once"
 
 
 @contextlib.contextmanager
 def while_compiling() -> Iterator[None]:
-    """Print the line on stderr if the block takes longer than `PATIENCE`, and stderr is a terminal."""
+    """A context manager that prints the message if its block takes longer than `PATIENCE` and stderr is a terminal."""
     stream = sys.stderr
     try:
         shown = stream.isatty()
-    except (AttributeError, ValueError):  # programs replace stderr by objects with fewer methods, or close it
+    except (AttributeError, ValueError):  # a program has closed stderr, or replaced it by an object with fewer methods
         shown = False
     if not shown:
         yield

@@ -5,9 +5,10 @@
 #include "block.cuh"
 
 // Gives each resident block of a launch a turn, then starts blocks in free slots and gives them a turn. Returns the
-// number of resumes plus that of clusters started. `part` stays set if the work limit of the call ends this early.
+// number of resumes plus the number of clusters started. Launch::part stays 1 if the work limit of the call ends this
+// early.
 FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
-    u32 ran = 0, high = l->high;
+    u32 ran = 0, high = l->slots_used;
     u32 start = high && random ? (u32)(random % high) : 0;
     if (!l->part) l->turn = 0;
     l->part = 1;
@@ -25,14 +26,14 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     u32 size = l->cluster_size, begun = ran;
     LOOP while (l->next < l->blocks && l->free_count && ran - begun < TURN) {
         if (l->engine->work > WORK_LIMIT) {
-            l->turn = l->high;
+            l->turn = l->slots_used;
             return ran;
         }
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
-        // The memory of the slots was used before, so the flag may have any value.
-        LOOP for (; l->high < first + size; l->high++) ((Block*)(l->slots + l->high * l->slot_stride))->active = 0;
+        // The memory of slots that were never used may contain anything.
+        LOOP for (; l->slots_used < first + size; l->slots_used++) ((Block*)(l->slots + l->slots_used * l->slot_stride))->active = 0;
         l->engine->progress++;
         l->engine->quiet = l->engine->strain = 0;
         ran++;
@@ -50,6 +51,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     return ran;
 }
 
+// turn_launch with the view of the launch's device in memory, if stores are delayed.
 FN u32 run_launch(Launch* l, u32 force, u64 random) {
     Delay* d = l->engine->delay;
     if (!d) return turn_launch(l, force, random);
@@ -64,8 +66,8 @@ FN u32 run_launch(Launch* l, u32 force, u64 random) {
     return ran;
 }
 
-// One pass over the launches. Returns the number of resumes plus that of clusters started. `pass_open` stays set if the
-// work limit of the call ends the pass early.
+// One pass over the launches. Returns the number of resumes plus the number of clusters started. Engine::pass_open
+// stays 1 if the work limit of the call ends the pass early.
 FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
     if (!e->pass_open) {
         e->pass_open = 1;

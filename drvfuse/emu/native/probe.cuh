@@ -4,20 +4,20 @@
 
 #include "pass.cuh"
 
-// Moves the clock to the time at which the first sleeping thread wakes; while watching, to the last one. 0 if none
-// sleeps.
+// Moves the clock to the time at which the first sleeping thread wakes; while watching, to the time at which the last
+// one does. Returns 0 if no thread sleeps.
 FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
     u64 first = ~0ull, last = 0;
     LOOP for (u32 k = 0; k < n; k++) {
         Launch* l = launches[k];
         if (l->state != RUNNING) continue;
-        LOOP for (u32 slot = 0; slot < l->high; slot++) {
+        LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
             Block* b = (Block*)(l->slots + slot * l->slot_stride);
             if (!b->active) continue;
             LOOP for (u32 w = 0; w < l->warps; w++) {
                 u32 lanes = b->warps[w].sleeping;
                 LOOP while (lanes) {
-                    u64 wake = thread_at(l, b, w * 32 + FFS(lanes) - 1)->wake;
+                    u64 wake = thread_at(l, b, w * 32 + FFS(lanes) - 1)->wake_time;
                     lanes &= lanes - 1;
                     if (wake < first) first = wake;
                     if (wake > last) last = wake;
@@ -31,7 +31,7 @@ FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
     return 1;
 }
 
-// Whether a launch has ended, faulted or triggered in all its blocks since the last call.
+// Whether a launch has ended, has faulted, or has triggered in all its blocks since the last call of this function.
 FAR u32 has_event(Launch** launches, u32 n) {
     u32 event = 0;
     LOOP for (u32 k = 0; k < n; k++) {
@@ -61,12 +61,12 @@ FN u32 repeats(Engine* e) {
 // continue.
 FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
 
-const u32 PROBE_EVENT = 2;
+const u32 PROBE_EVENT = 2;  // a result of `probe`: its progress is an event of a launch
 
 // Lets all threads poll, in up to `rounds` rounds, or fewer if these take more than `limit` resumes. Returns 1 as soon
 // as that makes progress, PROBE_EVENT if the progress is an event of a launch, else 0. In a round, threads that a poll
-// lets continue run until they wait again, since a spin loop may contain a barrier. `probing` stays set if the work
-// limit of the call ends the probe early.
+// lets continue run until they wait again, since a spin loop may contain a barrier. Engine::probing stays 1 if the
+// work limit of the call ends the probe early.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     if (!e->probing) {
         if (e->delay) delay_flush(e);

@@ -1,263 +1,183 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector. Two accesses to the same bytes, at least one of them a write, race unless happens-before orders
-// them, or both are strong with scopes that include each other (morally strong). The detector uses the order that the
-// PTX memory model gives, and not the order in which the schedule made the accesses. So a race is found in every
-// schedule that makes both.
+// The race detector: the rules by which it decides whether two accesses race, and the access that is being checked.
 //
-// What makes order. A thread knows of an access if the access happens before the thread's next access. What a thread
-// knows is a clock (clock.cuh); in this file "published", "learns" and "knows" speak of clocks.
+// A race is a pair of accesses to the same byte, at least one of them a write, that happens-before does not order and
+// that are not morally strong. Two accesses are morally strong if both are strong (volatile, relaxed, acquire, release,
+// atomic), have the same size, and have scopes that include each other's thread. The detector derives happens-before
+// from the PTX memory model, and not from the order in which the schedule made the accesses. So it finds a race in
+// every schedule that makes both accesses.
 //
-//     release -> acquire  A strong write publishes a clock at its location: for its scope what its thread knows, if it
-//                         is a release, and for each scope up to its own what the thread knew at its last fence of at
-//                         least that scope. An atomic keeps what was published there before if the write that it saw
-//                         was morally strong. Any other write removes it, except what its thread released there. A
-//                         strong read learns what is published at its location if the scopes of both sides include each
-//                         other: at once if it is an acquire, else at its thread's next fence of a sufficient scope.
-//                         The read of a reduction learns nothing. A compare-and-swap that fails is only a read.
-//     observation         A strong read sees the last strong write of its location, and the writes that this write
-//                         continued as an atomic. These writes, and no other access of their threads, happen before all
-//                         accesses that the read happens before.
-//     barriers            Barriers of a block (sync and red; a thread at an arrive publishes, but learns nothing), of a
-//                         warp (bar.warp.sync) and of a cluster (race_cluster.cuh). Shuffles and votes order nothing.
-//     operations          A launch knows from its start what the operations know that it waited for, and what the host
-//                         knew when it queued the launch. A programmatic dependent knows the kernel in front of it only
-//                         after griddepcontrol.wait. What a launch knows from its start counts as fenced at system
-//                         scope. The end of a launch is a release, and a fence, by all its threads.
+// Terms
 //
-// Unless `strict`, some order counts that the model does not give but hardware does. A volatile read is an acquire.
-// What a thread has fenced (or has read by relaxed loads) before a barrier counts as fenced (or read) by each thread
-// that passes the barrier. Operations on mbarriers have at least cluster scope. And a relaxed flag of system scope
-// publishes reads: the reads that the thread of the flag made before it, or knows by barriers, happen before the end of
-// each kernel that has seen the flag. All-reduces whose last barrier keeps inputs from being written too early rely on
-// that.
+//     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). A clock is a
+//                 vector clock, so "a thread knows an access" and "the access happens before it" mean the same here.
+//     to learn    To join a clock with another one.
+//     line        16 aligned bytes of memory.
+//     entry       The record of one past access, or of like accesses by lanes of a warp (race_entry.cuh). Each line has
+//                 a list of entries. An access is checked against the entries of its bytes, and then recorded.
+//     location    The state of bytes that a strong write has written: the last strong write, and what is published
+//                 there. It stands in the list of its line.
+//     to publish  To leave a clock at a location, from which strong reads learn it.
+//     fence       fence.acq_rel, fence.sc or membar, of a scope.
 //
-// Async proxy. Bulk copies access memory by the async proxy. If a bulk copy to global memory reads bytes that its block
-// has written by ordinary stores or cp.async, order is not enough: a thread of the block that knew of the write must
-// have executed a fence.proxy.async. Any such thread counts, even if its fence does not happen before the copy, so a
-// few missing fences are not found; a fence that is there is never reported as missing.
+// In FastTrack's terms, an entry holds an epoch, a line's list holds the last writes and reads, a location is a
+// synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has
+// for each scope a clock of its last fence and a clock of its relaxed reads, as detectors for C++ fences have.
 //
-// Multicast. Memory that is bound to a multicast object has two kinds of address: its own, and those of the object. If
-// two conflicting accesses use different kinds, and are not morally strong, order is not enough: a fence.proxy.alias of
-// any thread must come after the first and before the second in that order. Such a fence adds to its thread's clock a
-// copy of all that the thread knows, with the tag ALIASED; tagged items are learnt as other items are. An operation
-// that is known as a whole needs no such fence.
+// Example of an ordered pair. Thread A stores data, then flag with st.release.gpu. Thread B of another block loads flag
+// with ld.acquire.gpu, then loads data.
 //
-// Entries. The accesses to each 16 bytes (a line) are a list of entries, writes first. The head of the list is a cell
-// (a Ref) in an area beside the data. Each entry has a mask of bytes. An entry is dropped when a later access is
-// ordered after it and conflicts with every access with which the entry conflicts; so the first race on a byte is never
-// missed. To keep lists short and most accesses cheap:
+//     A  st data            entry of data: write by A at time 1
+//     A  st.release flag    A publishes at the location of flag, for scope GPU, the clock { A before time 2 };
+//                           A's time becomes 2
+//     B  ld.acquire flag    B learns that clock
+//     B  ld data            B's clock includes "A before 2", and the entry has time 1: ordered
 //
-//     lanes      Plain accesses by lanes of a warp at one time and at one instruction share an entry if they touch the
-//                same bytes, or if each lane touches an element next to the element of the lane before it
-//                (Entry::spread).
-//     repeats    A plain access that finds only writes that its thread knows, and an entry that it can share, needs no
-//                further checks (race_quick.cuh).
-//     counters   Each atomic in a chain of atomics on one word has seen the earlier ones, so whoever knows it knows
-//                them. For each instruction, two entries of a chain are kept: the last atomic of the present block and
-//                the last one of any other block. An access that is not ordered after the chain, or not strong enough,
-//                conflicts with one of them.
+// Example of a race. The same program with ld.relaxed in place of ld.acquire:
 //
-// Equal values. Unless `strict`, plain stores of one block to the same word do not race with one another if the later
-// store does not change the word. That is known only after the store, when the thread next enters the runtime or
-// suspends; until then the pair is a doubt. Loads, and accesses of other blocks, do conflict with each of these stores.
-// So the store may conflict with fewer accesses than an earlier access of its block does, and must not replace the
-// entry of that access (`irreplaceable`).
+//     B  ld.relaxed flag    the published clock goes into B's fence_acquire[GPU], and not into B's clock
+//     B  ld data            B's clock does not include A's access at time 1: a race. The report says that the flag was
+//                           read without an acquire. With a fence.acq_rel.gpu between the two loads, B would have
+//                           learnt fence_acquire[GPU] there, and the pair would be ordered.
+//
+// What orders accesses
+//
+//     Release and acquire. A strong write publishes clocks at its location, each for a scope. A release publishes for
+//     its scope what its thread knows, the thread's own accesses included. Every strong write also publishes, for each
+//     scope up to its own, what its thread knew at its last fence of at least that scope (RaceThread::fence_release).
+//     What was published at the location before stays there if the write is an atomic that read from a morally strong
+//     write. Otherwise it is removed, except a release by the same thread. A strong read learns what is published, if
+//     the scopes of both sides include each other: an acquire learns it at once, a relaxed read at its thread's next
+//     fence of sufficient scope (RaceThread::fence_acquire). The read of a reduction (red) learns nothing. A
+//     compare-and-swap that fails is only a read.
+//
+//     Observation. A strong read observes the last strong write of its location. If that write is an atomic, the read
+//     also observes the write that the atomic read from, and so on along the chain of atomics. The observed writes
+//     happen before everything that the read happens before. That holds for these writes alone, and for no other access
+//     of their threads (race_observe.cuh).
+//
+//     Barriers. bar.sync and bar.red order the accesses of all participating threads before the barrier before their
+//     accesses after it. A thread at bar.arrive publishes what it knows, but learns nothing. bar.warp.sync orders the
+//     accesses of lanes of a warp in the same way, and barrier.cluster those of a cluster (race_cluster.cuh). Shuffles
+//     and votes order nothing.
+//
+//     Operations. A launch knows from its start what the operations know for which it waited, and what the host knew
+//     when it queued the launch. A programmatic dependent learns its primary only at griddepcontrol.wait. What a launch
+//     knows from its start counts as fenced at system scope. The end of a launch is a release, and a fence, by all its
+//     threads.
+//
+// What the profile "hardware" accepts. The profile "strict" (Race::strict) follows the model alone. Without it, five
+// kinds of order count that the model does not give, because hardware gives them and kernels rely on them:
+//
+//     - A volatile read is an acquire.
+//     - What a thread has fenced before a barrier of the block counts as fenced by each thread that passes the barrier.
+//       What a thread has read by relaxed loads before the barrier counts as read by each of them.
+//     - Operations on mbarriers have at least cluster scope.
+//     - A relaxed flag of system scope publishes reads: the reads that its thread made before it, or knows by barriers,
+//       happen before the end of each kernel that has observed the flag. All-reduces rely on that: their last barrier
+//       keeps the next kernel from writing inputs that peers still read.
+//     - Plain stores of one block to the same word do not race with one another if the later store does not change the
+//       word. Only the value decides, so such a pair is a doubt until the store has been made (race_report.cuh). Loads,
+//       and accesses of other blocks, still race with each of the two stores.
+//
+// Where order is not enough
+//
+//     Async proxy. Bulk copies access memory through the async proxy. If a bulk copy to global memory reads bytes that
+//     its block has written through the generic proxy, a thread of the block that knew the write must have executed
+//     fence.proxy.async. Any such thread is accepted, even if its fence does not happen before the copy. So some
+//     missing fences are not found, and no fence that was executed is reported as missing.
+//
+//     Multicast. Memory that is bound to a multicast object has its own address and a multicast address. If two
+//     conflicting accesses use different kinds of address and are not morally strong, a thread must have executed
+//     fence.proxy.alias after the first access and before the second, in happens-before. That fence adds to the clock
+//     of its thread a copy of each item with the tag TAG_ALIASED; tagged items are learnt like others. Accesses of an
+//     operation that is known as a whole need no such fence.
+//
+// The files. race_entry.cuh has the entries, and race_list.cuh their lists. race_check.cuh has the check of an access
+// against the entries, and race_quick.cuh the quick way for simple accesses. race_publish.cuh and race_observe.cuh have
+// the locations. race_access.cuh has accesses and fences of threads. race_alias.cuh, race_barriers.cuh,
+// race_blocks.cuh, race_cluster.cuh and race_copies.cuh have the parts that their names say. race_range.cuh and
+// race_values.cuh have the operations of the host, and race_report.cuh the records of races. In all of them, `r` is the
+// detector, `l` a launch, `b` a block, `t` a thread, `e` an entry, and `v` a location.
 #pragma once
 
-#include "clock.cuh"
+#include "race_entry.cuh"
 
-struct Entry {
-    u32 op, block, time, lanes;
-    unsigned short bytes;
-    u8 warp : 5,
-        size : 3;  // of a strong access: log2 of the bytes of each element; else 0, MADE, OF_MBARRIER or AFTER_READ
-    u8 kind;
-    u32 site;
-    Ref next;
-    union {
-        u32 serial;  // of a strong write: its number among all strong writes
-        u32 spread;  // of a plain access by threads: 0 if each lane accessed all of the bytes, else see spread_of
-    };
+// The access that is being checked, which comments call the current access. A thread, a copy or fill, or a block at its
+// end makes it.
+struct Access {
+    Race* race;
+    Launch* launch;            // null for a copy or fill
+    RaceBlock* block_state;    // null for a copy or fill
+    RaceThread* thread_state;  // null for a copy or fill, and for a block at its end
+    u32 op, block, warp;       // who makes the access: operation, block, warp
+    u32 lane_bit;              // the lane, as a mask with one bit
+    u32 time;                  // the time of the thread
+    u32 site;                  // the instruction; VIA_MULTICAST is set if it uses a multicast address
+    u32 flags;                 // the flags A_ of the access
+    u32 kind;                  // Entry::kind for the access; its scope is the one in which the access is morally strong
+    u32 device;                // the device of the operation
+    u32 acquires, releases;    // 1 if the access is an acquire, or a release
+    u32 scope;                 // the scope in which it acquires, releases and publishes
+    u32 agent;                 // Entry::block for the access: `block`, with AGENT_PENDING or AGENT_BULK for a copy
+    u32 copy_number;           // with AGENT_BULK: the number of the bulk copy in its block
+    u32 repeats_poll;          // 1 for a poll that reads the same value as the last poll of the thread
+    u32 is_plain;              // 1 for a weak access of a thread that is no operation on an mbarrier
+    Ref clock;                 // what is known at the access; its owner is the thread, the operation or the block
+    Ref shared_entry;          // for a copy or fill: its entry for lines that it accesses as a whole, else 0
+    u64 addr;                  // the first byte, for reports
+    u64 event_count;           // the number of events so far, for reports
+    u32 size;                  // bytes of the whole access, for reports
+    u32 thread;                // the number of the thread in its block, for reports
+    u32 variant;               // Entry::variant for the access
 };
 
-// A location that was written by strong writes. It is in the list of its line, but is no access: the members of Entry
-// describe the last strong write.
-struct Location : Entry {
-    Ref published;       // list of Published
-    Ref released;        // the clock that the last writer published here by a release
-    u32 released_scope;  // the scope of that release
-    u32 first;  // serial of the write that began the chain: later writes were atomics, each of which saw the last
-    Ref seen;   // list of Seen
-    Ref reads;  // the clock of the reads that strong writes of system scope have published
-    u32 seens, seens_allowed;  // the length of `seen`, and the length at which it is shortened
-};
-
-// A read or atomic of a location that saw the writes with the serials `first` to `last`, and did not know the last one
-// before.
-struct Seen {
-    u32 op, block, warp, lanes, time, first, last;
-    Ref next;
-};
-
-// What strong writes of one device have published at a location for one scope.
-struct Published {
-    u32 device, scope;
-    Ref clock;
-    u32 op, block;  // the block of the last of these writes
-    Ref last;       // the part of `clock` that this block has published
-    Ref next;
-    u32 old;  // 1 if the last write published only what its launch knew at its start
-};
-
-static_assert(sizeof(Entry) == 32 && sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");
-
-// Entry::kind has the flags N_ and, from bit N_SCOPE on, the scope.
-const u32 N_SCOPE = 4;
-// Bit of Entry::block for a cp.async between its issue and its thread's wait for it: no clock knows such a block, so
-// the access is ordered with no other, not even of the same thread. After the wait, the entry has the flag N_COPIED
-// instead. Neither is merged with other entries.
-const u32 COPYING = 1 << 25;
-// Bits of Entry::block for a bulk copy, which counts as a thread of its own that is known through its mbarrier. The
-// bulk copies of a block are numbered: `warp` and `lanes` are the number modulo BULK_KINDS, `time` is the quotient plus
-// 1. `serial` is the thread that issued the copy.
-const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
-const u32 VIA_MULTICAST = 1u << 31;  // or-ed to the site of an access by a multicast address
-const u32 POLLED = 0x80000000u;      // bit of a cell: accesses to some bytes of the line are not checked
-// Values of Entry::size: mbarrier.init or .inval; any other operation on an mbarrier; a plain write of bytes that its
-// thread has read at the same time.
-const u32 MADE = 6, OF_MBARRIER = 7, AFTER_READ = 1;
-const u32 READERS_LOOKED_AT = 4;  // the number of reads at the front of a list that a read usually checks
-const u32 POOL_CHUNK = 16;        // entries
-
-// The access that is being checked: of a thread, or of a copy or fill (then `rt` is null).
-struct Who {
-    Race* r;
-    Launch* l;
-    RaceBlock* rb;
-    RaceThread* rt;
-    u32 op, block, warp, bit, time, site, flags, kind, device, acquires, releases;
-    u32 scope;   // of acquire and release; the scope in `kind` is that in which the access is morally strong
-    u32 agent;   // its block, with the bits COPYING or BULK where they apply
-    u32 number;  // the number of a bulk copy in its block
-    u32 again;   // 1 for a poll that sees the same value as the last poll
-    u32 plain;   // 1 for a weak access of a thread that is no operation on an mbarrier
-    Ref clock, common;
-    u64 addr, now;          // now: the number of events so far
-    u32 size, thread, log;  // log: the value for Entry::size
-};
-
-// A line with bytes that are not checked (rt_race_polled). Its cell has the bit POLLED and a reference to this
-// structure, or to nothing if no byte of the line is checked.
-struct PolledLine {
-    u32 bytes;  // the bytes that are not checked
-    Ref list;   // entries of the other bytes
-    u32 pad[6];
-};
-
-FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> LINE_SHIFT) * 4); }
-
-// The list of entries of a line. Removes the bytes that are not checked from *mask.
-FN Ref* list_at(Race* r, u64 addr, u32* mask) {
-    Ref* cell = cell_at(r, addr);
-    if (!(*cell & POLLED)) return cell;
-    if (*cell == POLLED) {
-        *mask = 0;
-        return cell;
-    }
-    PolledLine* line = (PolledLine*)at(r, *cell & ~POLLED);
-    *mask &= ~line->bytes;
-    return &line->list;
-}
-
-FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
+// Each slot of a launch has a RaceBlock, which the RaceThreads of its threads follow (abi/structs).
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
 
-// Entry::spread for an access to the bytes `mask` by one lane, where each lane accesses an element of n bytes next to
-// the element of the lane before it: n << 16 | period << 8 | first. The first element of the line is accessed by lane
-// `first` and by the lanes that differ from it by a multiple of the period; with a period below 32, rows of threads
-// share an entry too. 0 if the bytes are no aligned element of 1 to 8 bytes.
-FN u32 spread_of(u32 lane, u32 mask) {
-    u32 n = POPC(mask), at = FFS(mask) - 1;
-    if (n > 8 || n & (n - 1) || at & (n - 1) || mask >> at != (1u << n) - 1) return 0;
-    return n << 16 | 32 << 8 | (lane - at / n & 31);
-}
+// Relations between the current access and an entry -------------------------------------------------------------------
 
-// The lanes of an entry that have accessed any of `bytes`, which are bytes of the entry.
-FN u32 lanes_at(Entry* e, u32 bytes) {
-    if (e->kind & (N_STRONG | N_ASYNC) || !e->spread) return e->lanes;
-    u32 n = e->spread >> 16, period = e->spread >> 8 & 0xFF, lanes = 0;
-    u32 each = period == 32 ? 1 : period == 16 ? 0x10001 : period == 8 ? 0x01010101 : 0x11111111;
-    LOOP while (bytes) {
-        u32 i = (FFS(bytes) - 1) / n, by = (e->spread & 0xFF) + i & 31;
-        lanes |= by ? each << by | each >> 32 - by : each;
-        bytes &= ~(((1u << n) - 1) << i * n);
-    }
-    return lanes & e->lanes;
-}
+FN u32 same_block(Access* access, u32 op, u32 block) { return op == access->op && block == access->block; }
 
-// Adds a plain access to an entry of the same warp, time, kind and site, if one value of `spread` can describe both.
-// Returns 1 then.
-FN u32 shares(Entry* e, u32 bit, u32 mask, u32 spread) {
-    if (e->bytes == mask && (!e->spread || !(e->lanes & (e->lanes - 1)))) {
-        if (e->lanes != bit) e->spread = 0;
-    } else if (e->spread != spread) {
-        u32 n = spread >> 16, period = e->spread >> 8 & 0xFF, apart = e->spread - spread & 0x1F;
-        if (!n || e->spread >> 16 != n) return 0;
-        LOOP while (apart & (period - 1)) period >>= 1;
-        if (period < 4 || period * n < 16) return 0;
-        e->spread = e->spread & ~0xFF00u | period << 8;
-    } else if (!spread) {
-        return 0;
-    }
-    e->lanes |= bit;
-    e->bytes |= (unsigned short)mask;
-    return 1;
-}
-
-FN u32 same_block(Who* w, u32 op, u32 block) { return op == w->op && block == w->block; }
-
-// The number, in its launch, of the cluster of a block.
+// The number of a block's cluster in its launch.
 FAR u32 cluster_of(Launch* l, u32 block) {
     u32 cx = l->cluster & 0xFF, cy = l->cluster >> 8 & 0xFF, cz = l->cluster >> 16 & 0xFF;
     u32 x = block % l->nctaid[0], y = block / l->nctaid[0] % l->nctaid[1], z = block / l->nctaid[0] / l->nctaid[1];
     return x / cx + l->nctaid[0] / cx * (y / cy + l->nctaid[1] / cy * (z / cz));
 }
 
-// Whether another block is in the cluster of the current access. Without clusters, each block is a cluster of one.
-FN u32 same_cluster(Who* w, u32 op, u32 block) {
-    if (op != w->op || !w->l || w->l->cluster_size < 2) return same_block(w, op, block);
-    return cluster_of(w->l, block) == cluster_of(w->l, w->block);
+// Whether a block is in the cluster of the current access. Without clusters, each block is a cluster of its own.
+FN u32 same_cluster(Access* access, u32 op, u32 block) {
+    if (op != access->op || !access->launch || access->launch->cluster_size < 2) return same_block(access, op, block);
+    return cluster_of(access->launch, block) == cluster_of(access->launch, access->block);
 }
 
 // The narrowest scope that includes the thread of the current access and the threads of another block.
-FN u32 scope_needed(Who* w, u32 op, u32 block) {
-    if (same_block(w, op, block)) return SCOPE_CTA;
-    if (same_cluster(w, op, block)) return SCOPE_CLUSTER;
-    return w->r->ops[op].device == w->device ? SCOPE_GPU : SCOPE_SYS;
+FN u32 scope_needed(Access* access, u32 op, u32 block) {
+    if (same_block(access, op, block)) return SCOPE_CTA;
+    if (same_cluster(access, op, block)) return SCOPE_CLUSTER;
+    return access->race->ops[op].device == access->device ? SCOPE_GPU : SCOPE_SYS;
 }
 
-// Whether the current access and that of an entry are morally strong: then they are no race even without an order.
-FN u32 morally_strong(Who* w, Entry* e) {
-    if (!(e->kind & w->kind & N_STRONG) || e->size != w->log) return 0;
-    u32 need = scope_needed(w, e->op, e->block & ~BULK);
-    return (e->kind >> N_SCOPE & 3) >= need && (w->kind >> N_SCOPE & 3) >= need;
+FN u32 scope_of(u32 kind) { return kind >> ENTRY_SCOPE_SHIFT & 3; }
+
+// Whether the current access and that of an entry are morally strong. Then they do not race, even without an order.
+FN u32 morally_strong(Access* access, Entry* e) {
+    if (!(e->kind & access->kind & N_STRONG) || e->variant != access->variant) return 0;
+    u32 needed = scope_needed(access, e->op, e->block & ~AGENT_BULK);
+    return scope_of(e->kind) >= needed && scope_of(access->kind) >= needed;
 }
-
-// Bits or-ed to the block of an item of a clock. The item then does not stand for all accesses of the block, but for
-// its initialisations of mbarriers (INIT, by fence.mbarrier_init), for its reads (READS), or for its accesses that a
-// fence.proxy.alias has followed (ALIASED).
-const u32 INIT = 1 << 24, READS = INIT | 1 << 23, ALIASED = 1 << 23;
-
-FN u32 via_multicast(u32 site) { return site != NO_SITE && site & VIA_MULTICAST; }
-FN u32 plain_site(u32 site) { return site == NO_SITE ? site : site & ~VIA_MULTICAST; }
 
 // Whether the accesses that these lanes made with an entry happen before the current access.
-FN u32 ordered(Who* w, Entry* e, u32 lanes) {
-    if (same_block(w, e->op, e->block)) {
-        if (!w->rt || e->time < w->rb->sync) return 1;
+FN u32 ordered(Access* access, Entry* e, u32 lanes) {
+    if (same_block(access, e->op, e->block)) {
+        if (!access->thread_state || e->time < access->block_state->barrier_time) return 1;
     }
-    if (knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1) return 1;
-    u32 how = !(e->kind & N_WRITE) ? READS : e->size == MADE && w->log == OF_MBARRIER ? INIT : 0;
-    return how && !(e->block & BULK) && knows(w->r, w->clock, e->op, e->block | how, e->warp, lanes, e->time) == 1;
+    if (knows(access->race, access->clock, e->op, e->block, e->warp, lanes, e->time)) return 1;
+    u32 tag = !(e->kind & N_WRITE)                                                         ? TAG_READS
+              : e->variant == VARIANT_MBARRIER_INIT && access->variant == VARIANT_MBARRIER ? TAG_INIT
+                                                                                           : 0;
+    return tag && !(e->block & AGENT_BULK) &&
+           knows(access->race, access->clock, e->op, e->block | tag, e->warp, lanes, e->time);
 }

@@ -1,47 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for fence.proxy.alias, which is needed between accesses by multicast addresses and by the
-// memory's own addresses. race.cuh says where it is needed and how clocks record it.
+// fence.proxy.alias in the race detector. It is needed between accesses by multicast addresses and accesses by the
+// memory's own addresses; race.cuh says where, and how clocks record it (TAG_ALIASED).
 #pragma once
 
-#include "race_touch.cuh"
+#include "race_access.cuh"
 
-// A copy of the items of a clock with the tag ALIASED, as a new reference.
+// A copy of the items of a clock, tagged TAG_ALIASED, as a new reference.
 FAR Ref aliased(Race* r, Ref known) {
-    Clock* all = (Clock*)at(r, known);
-    u32 klass, n = 0;
-    Ref ref = take(r, bytes_of(0u, all->items), &klass);
-    Clock* c = (Clock*)at(r, ref);
+    Clock* all = (Clock*)arena_at(r, known);
+    u32 size_class, n = 0;
+    Ref ref = take_piece(r, bytes_of(0u, all->item_count), &size_class);
+    Clock* c = (Clock*)arena_at(r, ref);
     Item *from = items_of(all), *to = (Item*)(c + 1);
-    LOOP for (u32 i = 0; i < all->items; i++) {
-        if ((u32)(from[i].key >> 6) & (BULK | READS)) continue;
+    LOOP for (u32 i = 0; i < all->item_count; i++) {
+        if ((u32)(from[i].key >> 6) & (AGENT_BULK | TAG_READS)) continue;
         to[n] = from[i];
-        to[n++].key |= (u64)ALIASED << 6;
+        to[n++].key |= (u64)TAG_ALIASED << 6;
     }
-    c->refs = 1;
-    c->klass = klass;
-    c->chains = 0;
-    c->items = n;
+    c->references = 1;
+    c->size_class = size_class;
+    c->chain_count = 0;
+    c->item_count = n;
     return ref;
 }
 
-// fence.proxy.alias by a thread: adds tagged items for what the thread knows of others to its clock. Its own accesses
-// are recorded in `aliased` instead, so that the threads of a block can still share one clock.
+// fence.proxy.alias by a thread: its clock gets tagged items for what it knows of others. Its own accesses so far are
+// recorded by RaceThread::alias_fence_time alone, so that the threads of a block can still share one clock.
 FAR void race_alias_fence(Thread* t) {
-    Who w;
-    who(&w, t);
-    Race* r = w.r;
-    RaceBlock* b = w.rb;
-    if (r->off) return;
-    if (!b->alias_after || b->alias_before != w.clock || b->alias_sync != b->sync) {
-        put(r, &b->alias_before, retain(r, w.clock));
-        put(r, &b->alias_after, with_items(r, w.clock, w.op, w.block | ALIASED, b->sync, 0, 0, 0));
-        b->alias_sync = b->sync;
-        if (w.clock) {
-            Ref tags = aliased(r, w.clock);
-            learn(r, &b->alias_after, tags);
+    Access access;
+    begin_access(&access, t);
+    Race* r = access.race;
+    RaceBlock* b = access.block_state;
+    if (r->exhausted) return;
+    if (!b->alias_clock_after || b->alias_clock_before != access.clock || b->alias_barrier_time != b->barrier_time) {
+        assign(r, &b->alias_clock_before, retain(r, access.clock));
+        assign(r, &b->alias_clock_after, with_items(r, access.clock, access.op, access.block | TAG_ALIASED, b->barrier_time, 0, 0, 0));
+        b->alias_barrier_time = b->barrier_time;
+        if (access.clock) {
+            Ref tags = aliased(r, access.clock);
+            learn(r, &b->alias_clock_after, tags);
             release(r, tags);
         }
     }
-    put(r, &w.rt->clock, retain(r, b->alias_after));
-    w.rt->aliased = ++w.rt->time;
+    assign(r, &access.thread_state->clock, retain(r, b->alias_clock_after));
+    access.thread_state->alias_fence_time = ++access.thread_state->time;
 }

@@ -1,85 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for clusters of blocks.
+// Clusters of blocks in the race detector: their barrier, and the shared memory of other blocks.
 //
-// Barrier of a cluster. An arrival publishes, at cluster scope, what its thread knows; with .relaxed, what the thread
-// knew at its last fence of at least cluster scope. A wait learns what the arrivals of its phase have published. A
-// thread that exits publishes nothing.
+// Barrier of a cluster. An arrival publishes, at cluster scope, what its thread knows; with .relaxed, only what the
+// thread knew at its last fence of at least cluster scope. A wait learns what the arrivals of its phase have published.
+// A thread that exits publishes nothing. The block of rank 0 keeps the clocks of the barrier.
 //
 // Shared memory of another block. A thread may access it only after that block has started and before it has ended. A
-// thread knows that a block has started if it knows of any access of the block, or has passed a barrier of the cluster
-// at which threads of the block arrived, even with .relaxed. At the end of a block, its threads have to know of every
-// access by other blocks.
+// thread knows that a block has started if it knows any access of the block, or has passed a barrier of the cluster at
+// which threads of the block arrived, even with .relaxed. At the end of a block, its threads have to know every access
+// by other blocks to its shared memory.
 //
-// st.async. When it has arrived, its mbarrier publishes the st.async itself, the reads that its thread knew before it
-// issued it, and the copies that had arrived by then; so a buffer may be filled again. It publishes no writes, which it
-// may overtake.
+// mbarriers. Two operations on one mbarrier are never a race, whatever their scopes; the scopes decide only who learns
+// what. fence.mbarrier_init releases the initialisations of mbarriers and nothing else.
 //
-// mbarriers. Two operations on an mbarrier are never a race, whatever their scopes; the scopes only decide who learns
-// what. Unless `strict`, the scope is at least the cluster: hardware has no narrower scope, and kernels rely on that.
-// fence.mbarrier_init releases nothing but the initialisation of mbarriers.
+// st.async. When it has arrived, its mbarrier publishes the st.async itself, the reads that its thread knew before the
+// issue, and the copies that had arrived before the issue. So a buffer may be filled again after its readers. The
+// mbarrier publishes no writes of the thread, since an st.async may overtake them.
 #pragma once
 
 #include "race_blocks.cuh"
 
-// Called when lanes of a warp arrive at the barrier of the cluster, whose state is in `lead`, the block of rank 0.
+// Called when lanes of a warp arrive at the barrier of the cluster. `lead` is the block of rank 0. `releases` is 0 for
+// an arrival with .relaxed, which publishes time 1 of its block, so that others know that the block has started.
 FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 lanes, u32 releases) {
     Race* r = l->engine->race;
     if (releases) {
-        race_arrive(l, b, &lead->cluster_arrived, w, lanes);
+        race_arrive(l, b, &lead->cluster_arrivals, w, lanes);
         return;
     }
-    put(r, &lead->cluster_arrived, with_items(r, lead->cluster_arrived, l->op, b->index, 1, 0, 0, 0));
+    assign(r, &lead->cluster_arrivals, with_items(r, lead->cluster_arrivals, l->op, b->index, 1, 0, 0, 0));
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
-        learn(r, &lead->cluster_arrived, t->fenced[SCOPE_CLUSTER]);
-        if (t->time > b->race->relaxed) b->race->relaxed = t->time;
+        learn(r, &lead->cluster_arrivals, t->fence_release[SCOPE_CLUSTER]);
+        if (t->time > b->race->relaxed_arrival_time) b->race->relaxed_arrival_time = t->time;
         t->time++;
     }
 }
 
+// Called when all threads of the cluster have arrived or exited: the phase is complete.
 FAR void race_cluster_complete(Race* r, RaceBlock* lead) {
-    put(r, &lead->cluster_known, lead->cluster_arrived);
-    lead->cluster_arrived = 0;
+    assign(r, &lead->cluster_phase_clock, lead->cluster_arrivals);
+    lead->cluster_arrivals = 0;
 }
 
+// Called when lanes of a warp pass barrier.cluster.wait: they learn what the arrivals of its phase have published.
 FAR void race_cluster_wait(Race* r, RaceBlock* lead, Block* b, u32 w, u32 lanes) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
-        learn(r, &t->clock, lead->cluster_known);
+        learn(r, &t->clock, lead->cluster_phase_clock);
         t->time++;
     }
 }
 
 // fence.mbarrier_init by a thread.
 FAR void race_init_fence(Thread* t) {
-    Who w;
-    who(&w, t);
-    if (w.r->off) return;
-    Ref all = with_items(w.r, 0, w.op, w.block | INIT, 0, w.warp, w.bit, w.rt->time + 1);
-    LOOP for (u32 k = 0; k <= SCOPE_CLUSTER; k++) learn(w.r, &w.rt->fenced[k], all);
-    release(w.r, all);
-    w.rt->time++;
+    Access access;
+    begin_access(&access, t);
+    if (access.race->exhausted) return;
+    Ref all = with_items(access.race, 0, access.op, access.block | TAG_INIT, 0, access.warp, access.lane_bit, access.thread_state->time + 1);
+    LOOP for (u32 k = 0; k <= SCOPE_CLUSTER; k++) learn(access.race, &access.thread_state->fence_release[k], all);
+    release(access.race, all);
+    access.thread_state->time++;
 }
 
-// Called when a block has ended: reports accesses of other blocks to its shared memory that its threads do not know of.
+// Called when a block has ended: reports accesses of other blocks to its shared memory that its threads do not know.
 FAR void race_end_shared(Launch* l, Block* b) {
-    Who w;
-    Race* r = w.r = l->engine->race;
-    if (r->off || l->cluster_size < 2) return;
-    of_block(&w, l, b);
+    Access access;
+    Race* r = access.race = l->engine->race;
+    if (r->exhausted || l->cluster_size < 2) return;
+    begin_block_access(&access, l, b);
     LOOP for (u64 a = b->shared_base; a < b->shared_base + l->shared_bytes; a += 16) {
         u32 mask = 0xFFFF;
         Ref* cell = list_at(r, a, &mask);
         if (!mask) continue;
         Entry* e;
         LOOP for (Ref ref = *cell; ref; ref = e->next) {
-            e = (Entry*)at(r, ref);
-            u32 own = same_block(&w, e->op, e->block & ~BULK);
-            // Bytes that the block's own copies write are not read any more.
-            if (e->kind & N_LOCATION || (own && (e->block == b->index || e->kind & N_WRITE))) continue;
-            if (knows(r, w.clock, e->op, e->block, e->warp, e->lanes, e->time) == 1 || observed(&w, cell, e)) continue;
-            w.size = POPC(e->bytes);
-            found(&w, e, e->lanes, a + FFS(e->bytes) - 1, X_CLUSTER_END);
+            e = (Entry*)arena_at(r, ref);
+            u32 own_block = same_block(&access, e->op, e->block & ~AGENT_BULK);
+            // A write by a pending copy of the block itself is harmless, since no thread of the block is left to read
+            // it.
+            if (e->kind & N_LOCATION || (own_block && (e->block == b->index || e->kind & N_WRITE))) continue;
+            if (knows(r, access.clock, e->op, e->block, e->warp, e->lanes, e->time) || observed(&access, cell, e)) continue;
+            access.size = POPC(e->bytes);
+            report_race(&access, e, e->lanes, a + FFS(e->bytes) - 1, X_CLUSTER_END);
         }
     }
 }

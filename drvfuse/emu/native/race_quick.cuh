@@ -1,288 +1,219 @@
 // SPDX-License-Identifier: Apache-2.0
-// The race detector's part for entries of a line, and its quick way for simple accesses.
+// The quick way of the race detector, for simple accesses.
 //
-// Nearly all accesses are plain and find only writes that their thread knows, and an entry that they can share. Such an
-// access needs no check, and is recorded by one bit. All other accesses are left to `touch`, which starts again: the
-// changes that the quick way has made by then are those that `touch` would make.
+// Nearly all accesses are plain, find only writes that their thread knows, and find an entry that they can share. Such
+// an access conflicts with nothing, and is recorded by one bit. The quick way handles these accesses and leaves all
+// others to check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by
+// then are changes that check_line would make, too.
 #pragma once
 
-#include "race_flags.cuh"
+#include "race_list.cuh"
 
-// Entries of adjacent lines lie together in chunks, as lists that are spread over memory are slow to walk. A chunk is
-// aligned to its size and begins with this header. It is in the list of chunks of its part of the window while it has a
-// free entry.
-struct PoolChunk {
-    u32 free;  // a bit for each entry
-    Ref next;
-    u32 pad[6];
+const u32 NOT_PLAIN =
+    A_STRONG | A_ATOMIC | A_MBARRIER | A_BULK | A_MULTIMEM | A_VOLATILE | A_LATER | 0xFFu << UNREAD_SHIFT;
+
+// A plain access of a thread inside one line. The members have the meanings of those of Access.
+struct QuickAccess {
+    Race* race;
+    RaceBlock* block_state;
+    RaceThread* thread_state;
+    u32 op, block, warp, lane_bit;
+    u32 mask;    // the bytes of the line that it touches
+    u32 spread;  // Entry::spread for the access
+    u32 site;
+    u32 read_only;  // not 0 for the read-only path, which may miss writes of the kernel itself
 };
 
-static_assert(sizeof(PoolChunk) == sizeof(Entry) && POOL_CHUNK == 16, "");
-
-FAR void new_chunk(Race* r, Ref* pool) {
-    u64 bytes = POOL_CHUNK * sizeof(Entry), first = (r->top + bytes - 1) & ~(bytes - 1);
-    r->top = first + bytes;
-    if (r->top + RESERVE > r->bytes) r->off = 1;
-    *pool = (Ref)(first / 32);
-    PoolChunk* c = (PoolChunk*)at(r, *pool);
-    c->free = (1 << POOL_CHUNK) - 2;
-    c->next = 0;
+FN u32 own_warp(QuickAccess* access, Entry* e) {
+    return e->block == access->block && e->op == access->op && e->warp == access->warp;
 }
 
-FN Ref take_entry(Race* r, Ref* pool) {
-    if (!*pool) new_chunk(r, pool);
-    PoolChunk* c = (PoolChunk*)at(r, *pool);
-    Ref ref = *pool + FFS(c->free) - 1;
-    c->free &= c->free - 1;
-    if (!c->free) *pool = c->next;
-    return ref;
+// Whether a cheap check shows that the thread knows the entry's accesses to the bytes `overlap`.
+FN u32 surely_known(QuickAccess* access, Entry* e, u32 overlap) {
+    KnownOp* c = &access->race->known_ops[e->op % KNOWN_OPS];
+    if (c->clock == access->thread_state->clock && c->op == e->op && c->clock) return 1;
+    if (e->op != access->op || e->block != access->block || access->read_only) return 0;
+    return e->time < access->block_state->barrier_time ||
+           (e->warp == access->warp && lanes_at(e, overlap) == access->lane_bit);
 }
 
-FN void give_entry(Race* r, Ref* pool, Ref ref) {
-    Ref chunk = ref & ~(POOL_CHUNK - 1);
-    PoolChunk* c = (PoolChunk*)at(r, chunk);
-    if (!c->free) {
-        c->next = *pool;
-        *pool = chunk;
-    }
-    c->free |= 1 << (ref & POOL_CHUNK - 1);
+// Adds the access to an entry if the entry can be shared. Returns 1 if it did.
+FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
+    if (e->site != access->site || e->kind != kind || e->time != access->thread_state->time || e->variant != variant ||
+        !own_warp(access, e))
+        return 0;
+    return merge_lane(e, access->lane_bit, access->mask, access->spread);
 }
 
-// Removes an entry or a location from its list.
-FAR void drop(Race* r, Ref* pool, Ref* link) {
-    Ref ref = *link;
-    Entry* e = (Entry*)at(r, ref);
-    *link = e->next;
-    if (e->kind & N_LOCATION) {
-        Location* v = (Location*)e;
-        drop_published(r, v);
-        release(r, v->released);
-        release(r, v->reads);
-    LOOP while (v->seen) {
-            Ref seen = v->seen;
-            v->seen = ((Seen*)at(r, seen))->next;
-            give(r, seen, 0);
-        }
-        give(r, ref, 1);
-    } else if (!(e->kind & N_COMMON)) {
-        give_entry(r, pool, ref);
-    }
-}
+// Entries that a write must keep --------------------------------------------------------------------------------------
 
-// Replaces an entry that many lists share by a copy, which can then be changed.
-FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
-    Ref ref = take_entry(r, pool);
-    Entry* e = (Entry*)at(r, ref);
-    *e = *(Entry*)at(r, *link);
-    e->kind &= ~N_COMMON;
-    *link = ref;
-    return e;
-}
-
-// The bytes from `addr` to `end` that lie in the line of `addr`, as a mask.
-FN u32 line_mask(u64 addr, u64 end) {
-    u64 base = addr & ~15ull;
-    u32 first = (u32)(addr - base), last = end - base >= 16 ? 16 : (u32)(end - base);
-    return (0xFFFFu << first) & (0xFFFFu >> (16 - last)) & 0xFFFF;
-}
-
-const u32 NOT_PLAIN = A_STRONG | A_ATOMIC | A_MBARRIER | A_BULK | A_MULTIMEM | A_VOLATILE | A_LATER | 0xFFu << UNREAD_SHIFT;
-
-// A plain access of a thread inside one line.
-struct Quick {
-    Race* r;
-    RaceBlock* rb;
-    RaceThread* rt;
-    u32 op, block, warp, bit, mask, spread, site;
-    u32 read_only;  // by the read-only path, which may not see what the kernel itself has written
-};
-
-FN u32 own_warp(Quick* q, Entry* e) { return e->block == q->block && e->op == q->op && e->warp == q->warp; }
-
-// Whether a quick check shows that the thread knows the entry's accesses to the bytes `both`.
-FN u32 surely_known(Quick* q, Entry* e, u32 both) {
-    Certain* c = &q->r->certain[e->op % CERTAIN];
-    if (c->clock == q->rt->clock && c->op == e->op && c->clock) return 1;
-    if (e->op != q->op || e->block != q->block || q->read_only) return 0;
-    return e->time < q->rb->sync || (e->warp == q->warp && lanes_at(e, both) == q->bit);
-}
-
-// Adds the access to an entry if it can be shared. Returns 1 then.
-FN u32 joins(Quick* q, Entry* e, u32 kind, u32 size) {
-    if (e->site != q->site || e->kind != kind || e->time != q->rt->time || e->size != size || !own_warp(q, e)) return 0;
-    return shares(e, q->bit, q->mask, q->spread);
-}
-
-// Whether the entry `e` of an earlier access has to stay in the list when the entry of the current plain write is
-// added.
+// Whether the entry `e` has to stay in the list when a plain write of its bytes, by block `block` of operation `op`, is
+// recorded. `barrier_time` is RaceBlock::barrier_time of that block.
 //
-// Unless `strict`, threads of a block may store the same value to a word without an order between them. Such a store,
-// made later, does not race with this write, but it may race with an earlier access of the block since its last
-// barrier. If this write replaced the entry of that access, the race would be missed; so the entry stays.
+// Unless `strict`, a later store of the block that does not change the word does not race with this write, but it may
+// race with an access of the block that was made before this write and since the block's last barrier. If the write
+// replaced the entry of that access, the race would be missed. So the entry stays, with two exceptions:
 //
-// Two exceptions. Strong writes are replaced all the same, since the record of who has seen them is dropped with their
-// location. And a read by the writing thread itself is replaced if both were made at the same time: whoever knows one
-// of them knows the other, and a store that is not ordered after the write is reported as a race with the write.
-FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 sync) {
-    if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->size == AFTER_READ)) return 0;
-    return e->op == op && e->block == block && e->time >= sync;
+//     - Strong writes are replaced, since the observations of them are dropped with their location.
+//     - A read by the writing thread itself is replaced if both were made at the same time (VARIANT_AFTER_READ):
+//     whoever
+//       knows one of them knows the other. A store that is not ordered after the write is reported as a race with it.
+FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
+    if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->variant == VARIANT_AFTER_READ)) return 0;
+    return e->op == op && e->block == block && e->time >= barrier_time;
 }
 
-// Whether there is an entry by which this lane has read all of these bytes, or read and written them, at its present
-// time.
-FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 bit, u32 time, u32 mask) {
-    LOOP for (u32 i = 0; ref && i < 2 * READERS_LOOKED_AT && !r->strict; i++) {
-        Entry* e = (Entry*)at(r, ref);
+// Whether one of the first entries of a list records that this lane has read all bytes of `mask` at its present time.
+FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lane_bit, u32 time, u32 mask) {
+    LOOP for (u32 i = 0; ref && i < 2 * CHECKED_READS && !r->strict; i++) {
+        Entry* e = (Entry*)arena_at(r, ref);
         ref = e->next;
         if (e->op != op || e->block != block || e->warp != warp || e->time != time || mask & ~e->bytes) continue;
-        if (e->kind && (e->kind != N_WRITE || e->size != AFTER_READ)) continue;
+        if (e->kind && (e->kind != N_WRITE || e->variant != VARIANT_AFTER_READ)) continue;
         if (e->spread && POPC(mask) > e->spread >> 16) continue;
-        if (lanes_at(e, mask) & bit) return 1;
+        if (lanes_at(e, mask) & lane_bit) return 1;
     }
     return 0;
 }
 
-FN void add_plain(Quick* q, Ref* pool, Ref* link, u32 kind, u32 size) {
-    Ref ref = take_entry(q->r, pool);
-    Entry* e = (Entry*)at(q->r, ref);
-    e->op = q->op;
-    e->block = q->block;
-    e->time = q->rt->time;
-    e->lanes = q->bit;
-    e->bytes = (unsigned short)q->mask;
-    e->warp = q->warp;
-    e->size = size;
+// Changes of the list -------------------------------------------------------------------------------------------------
+
+// Inserts an entry for the access at a link.
+FN void add_plain(QuickAccess* access, Ref* pool, Ref* link, u32 kind, u32 variant) {
+    Ref ref = take_entry(access->race, pool);
+    Entry* e = (Entry*)arena_at(access->race, ref);
+    e->op = access->op;
+    e->block = access->block;
+    e->time = access->thread_state->time;
+    e->lanes = access->lane_bit;
+    e->bytes = (unsigned short)access->mask;
+    e->warp = access->warp;
+    e->variant = variant;
     e->kind = (u8)kind;
-    e->site = q->site;
+    e->site = access->site;
     e->next = *link;
-    e->spread = q->spread;
+    e->spread = access->spread;
     *link = ref;
 }
 
-// Removes bytes from an entry, or the entry if no byte is left. Returns the link from which to continue in the list.
-FN Ref* forget(Race* r, Ref* pool, Ref* link, u32 bytes) {
-    Entry* e = (Entry*)at(r, *link);
-    if (bytes == e->bytes) {
-        drop(r, pool, link);
-        return link;
-    }
-    if (bytes) {
-        if (e->kind & N_COMMON) e = unshare(r, pool, link);
-        e->lanes = lanes_at(e, e->bytes & ~bytes);
-        e->bytes &= ~bytes;
-    }
-    return &e->next;
+// Whether the thread knows an older read by its own warp: a read of its own lane, or of lanes whose accesses a barrier
+// of the warp has made known.
+FN u32 known_of_warp(QuickAccess* access, Entry* e, u32 overlap) {
+    if (!own_warp(access, e) || e->time >= access->thread_state->time) return 0;
+    u32 others = lanes_at(e, overlap) & ~access->lane_bit;
+    return !others || knows(access->race, access->thread_state->clock, access->op, access->block, access->warp, others, e->time);
 }
 
-// Whether an older read of the thread's warp is known to it: a read of its own lane, or of lanes whose accesses a
-// barrier of the warp has made known.
-FN u32 known_of_warp(Quick* q, Entry* e, u32 both) {
-    if (!own_warp(q, e) || e->time >= q->rt->time) return 0;
-    u32 others = lanes_at(e, both) & ~q->bit;
-    return !others || knows(q->r, q->rt->clock, q->op, q->block, q->warp, others, e->time) == 1;
-}
-
-// Drops the reads after `link` that the current read knows, since its entry replaces theirs. It covers reads of other
-// operations, and the next `own` reads of the present one, which a write may have kept (`irreplaceable`).
-FN void forget_outlived(Quick* q, Ref* pool, Ref* link, u32 own) {
+// Drops the reads after `link` that the current read knows and makes superfluous: reads of other operations, and those
+// among the next `own_count` reads of the present operation, which a write may have kept (irreplaceable).
+FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count) {
     LOOP while (*link) {
-        Entry* e = (Entry*)at(q->r, *link);
+        Entry* e = (Entry*)arena_at(access->race, *link);
         if (e->kind & (N_STRONG | N_LOCATION) || via_multicast(e->site)) return;
-        if (e->op == q->op && !own--) return;
-        u32 both = e->bytes & q->mask;
-        u32 known = both && (surely_known(q, e, both) || known_of_warp(q, e, both));
-        if (both && !known && e->op != q->op) return;
-        link = forget(q->r, pool, link, known ? both : 0);
+        if (e->op == access->op && !own_count--) return;
+        u32 overlap = e->bytes & access->mask;
+        u32 known = overlap && (surely_known(access, e, overlap) || known_of_warp(access, e, overlap));
+        if (overlap && !known && e->op != access->op) return;
+        link = forget_bytes(access->race, pool, link, known ? overlap : 0);
     }
 }
 
-const u32 LOOK = 2;  // a result: the access is left to `touch`, which has to check all reads of the list
+// The quick way -------------------------------------------------------------------------------------------------------
 
-// The quick way for a read. It checks all writes, which come first in the list, and then some reads, to find an entry
-// to share. If there is none among them, it chooses at random, and rarely, to have the whole list checked; a fixed
-// interval could miss some lists for ever.
-FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
+// A result of the quick way: the access is left to check_line, which has to check all reads of the list.
+const u32 CHECK_ALL_READS = 2;
+
+// Draws, with a probability of 1 in 64, that a read checks the whole list. A fixed interval could miss some lists for
+// ever.
+FN u32 draws_whole_list(Race* r) {
+    r->random = r->random * 1664525 + 1013904223;
+    return r->random >> 26 == 0;
+}
+
+// The quick way for a read: checks all writes, which come first in the list, and then looks for an entry to share among
+// the first reads. If there is none, the read gets an entry of its own.
+FN u32 quick_read(QuickAccess* access, Ref* link, Ref* pool) {
     Entry* e = 0;
-    u32 own = 0;
+    u32 own_count = 0;
     LOOP while (*link) {
-        e = (Entry*)at(q->r, *link);
+        e = (Entry*)arena_at(access->race, *link);
         if (~e->kind & N_WRITE) break;
-        if (e->op == q->op && !q->r->strict) own = READERS_LOOKED_AT;
+        if (e->op == access->op && !access->race->strict) own_count = CHECKED_READS;
         if (via_multicast(e->site)) return 0;
-        u32 both = e->bytes & q->mask;
-        if (both && !surely_known(q, e, both)) return 0;
-        if (e->kind & N_COMMON) e = unshare(q->r, pool, link);
+        u32 overlap = e->bytes & access->mask;
+        if (overlap && !surely_known(access, e, overlap)) return 0;
+        if (e->kind & N_COMMON) e = unshare(access->race, pool, link);
         link = &e->next;
     }
     if (!e) return 0;
     Ref first = *link;
-    LOOP for (u32 i = 0; first && i < READERS_LOOKED_AT; i++) {
-        e = (Entry*)at(q->r, first);
+    LOOP for (u32 i = 0; first && i < CHECKED_READS; i++) {
+        e = (Entry*)arena_at(access->race, first);
         if (e->kind & N_LOCATION) return 0;
         u32 bytes = e->bytes;
-        if (joins(q, e, 0, 0)) {
-            if (e->bytes != bytes) forget_outlived(q, pool, &e->next, own);
+        if (merge_access(access, e, 0, 0)) {
+            if (e->bytes != bytes) forget_outlived(access, pool, &e->next, own_count);
             return 1;
         }
-        if (e->op != q->op) break;
+        if (e->op != access->op) break;
         first = e->next;
     }
-    if (*link && ((Entry*)at(q->r, *link))->op == q->op) {
-        q->r->random = q->r->random * 1664525 + 1013904223;
-        if (q->r->random >> 26 == 0) return LOOK;
+    if (*link && ((Entry*)arena_at(access->race, *link))->op == access->op) {
+        if (draws_whole_list(access->race)) return CHECK_ALL_READS;
     }
-    add_plain(q, pool, link, 0, 0);
-    forget_outlived(q, pool, &((Entry*)at(q->r, *link))->next, own);
+    add_plain(access, pool, link, 0, 0);
+    forget_outlived(access, pool, &((Entry*)arena_at(access->race, *link))->next, own_count);
     return 1;
 }
 
-FN u32 quick_write(Quick* q, Ref* cell, Ref* pool) {
-    Entry* joined = 0;
-    u32 n = 0, all = read_by(q->r, *cell, q->op, q->block, q->warp, q->bit, q->rt->time, q->mask);
-    u32 size = all ? AFTER_READ : 0;
+// The quick way for a write: checks all entries and drops those that the write replaces.
+FN u32 quick_write(QuickAccess* access, Ref* cell, Ref* pool) {
+    Entry* shared = 0;
+    u32 entry_count = 0, after_read = read_by(access->race, *cell, access->op, access->block, access->warp, access->lane_bit, access->thread_state->time, access->mask);
+    u32 variant = after_read ? VARIANT_AFTER_READ : 0;
     LOOP for (Ref* link = cell; *link;) {
-        Entry* e = (Entry*)at(q->r, *link);
-        if (e->kind & N_LOCATION || via_multicast(e->site) || n++ == 2 * READERS_LOOKED_AT) return 0;
-        u32 both = e->bytes & q->mask;
-        if (both && !surely_known(q, e, both)) return 0;
-        if (!joined && joins(q, e, N_WRITE, size)) {
-            joined = e;
+        Entry* e = (Entry*)arena_at(access->race, *link);
+        if (e->kind & N_LOCATION || via_multicast(e->site) || entry_count++ == 2 * CHECKED_READS) return 0;
+        u32 overlap = e->bytes & access->mask;
+        if (overlap && !surely_known(access, e, overlap)) return 0;
+        if (!shared && merge_access(access, e, N_WRITE, variant)) {
+            shared = e;
             link = &e->next;
-        } else if (!all && irreplaceable(q->r, e, q->op, q->block, q->rb->sync)) {
+        } else if (!after_read && irreplaceable(access->race, e, access->op, access->block, access->block_state->barrier_time)) {
             link = &e->next;
         } else {
-            link = forget(q->r, pool, link, both);
+            link = forget_bytes(access->race, pool, link, overlap);
         }
     }
-    if (!joined) add_plain(q, pool, cell, N_WRITE, size);
+    if (!shared) add_plain(access, pool, cell, N_WRITE, variant);
     return 1;
 }
 
-// Tries the quick way. Returns 1 if the access is checked and recorded, else 0 or LOOK.
+// Tries the quick way for an access. Returns 1 if the access is checked and recorded, else 0 or CHECK_ALL_READS.
 FN u32 race_quick(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Block* b = t->block;
-    Quick q;
-    q.r = l->engine->race;
-    if (q.r->doubts) settle_doubts(q.r);
-    if (flags & NOT_PLAIN || size > 16 || l->cluster_size > 1 || q.r->off) return 0;
-    Ref *cell = cell_at(q.r, addr), *pool = pool_at(q.r, addr);
-    if (*cell & POLLED) return 0;
+    QuickAccess access;
+    access.race = l->engine->race;
+    if (access.race->doubt_count) settle_doubts(access.race);
+    if (flags & NOT_PLAIN || size > 16 || l->cluster_size > 1 || access.race->exhausted) return 0;
+    Ref *cell = cell_at(access.race, addr), *pool = pool_at(access.race, addr);
+    if (*cell & UNCHECKED) return 0;
     u32 in_line = (u32)addr & 15;
-    q.rb = b->race;
-    q.rt = race_thread(b, t->linear);
-    q.op = l->op;
-    q.block = b->index;
-    q.warp = t->warp;
-    q.bit = 1u << t->lane;
-    q.mask = ((1u << size) - 1) << in_line;
-    q.spread = size > 8 ? 0 : size << 16 | 32 << 8 | (t->lane - in_line / size & 31);
-    q.site = site;
-    q.read_only = flags & A_NC;
+    access.block_state = b->race;
+    access.thread_state = race_thread(b, t->linear);
+    access.op = l->op;
+    access.block = b->index;
+    access.warp = t->warp;
+    access.lane_bit = 1u << t->lane;
+    access.mask = ((1u << size) - 1) << in_line;
+    access.spread = size > 8 ? 0 : size << 16 | 32 << 8 | (t->lane - in_line / size & 31);
+    access.site = site;
+    access.read_only = flags & A_NC;
     if (flags & A_WRITE) {
-        q.r->stamp++;
-        return quick_write(&q, cell, pool);
+        access.race->change_count++;
+        return quick_write(&access, cell, pool);
     }
-    if (q.read_only && q.rt->clock != l->start) return 0;
-    return quick_read(&q, cell, pool);
+    if (access.read_only && access.thread_state->clock != l->start) return 0;
+    return quick_read(&access, cell, pool);
 }

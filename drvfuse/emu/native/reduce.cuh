@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Element-wise reductions of words, as multimem, red.async and cp.reduce.async.bulk compute them.
 //
-// `how` has a Reduce, an Element and, for intermediate sums, an Accumulate, each at its shift. Each result is rounded
-// to the type. A NaN result is the type's canonical NaN, min and max return the number if one operand is a NaN, and -0
-// is less than +0.
+// In all functions, `how` has a Reduce, an Element and, for intermediate sums, an Accumulate, each at its shift. Each
+// result is rounded to the type. A NaN result is the type's canonical NaN, min and max return the number if one operand
+// is a NaN, and -0 is less than +0.
 #pragma once
 
 #include "common.cuh"
@@ -24,6 +24,7 @@ FN u32 to_fp8(float x, u32 is_e4m3) {
     return r & 0xFF;
 }
 
+// The bits of an element.
 FN u32 width_of(u32 element) {
     if (element == ELEMENT_F16 || element == ELEMENT_BF16) return 16;
     if (element >= ELEMENT_E4M3) return 8;
@@ -33,6 +34,7 @@ FN u32 width_of(u32 element) {
 
 FN u32 bytes_of_element(u32 how) { return width_of(how >> ELEMENT_SHIFT & 15) / 8; }
 
+// The value of a floating-point element of at most 32 bits, from its bits.
 FN float real_of(u64 bits, u32 element) {
     if (element == ELEMENT_F32) return __uint_as_float((u32)bits);
     if (element == ELEMENT_F16) return of_half((u32)bits);
@@ -40,6 +42,7 @@ FN float real_of(u64 bits, u32 element) {
     return of_fp8((u32)bits, element == ELEMENT_E4M3);
 }
 
+// The bits of a floating-point element with a value, which is rounded to the nearest.
 FN u64 bits_of_real(float x, u32 element) {
     if (element == ELEMENT_F32) return x != x ? 0x7FFFFFFFu : __float_as_uint(x);
     if (element == ELEMENT_F16) return to_half(x);
@@ -59,6 +62,7 @@ FN float max_of(float x, float y) {
     return r;
 }
 
+// One step of a reduction of integers of 32 or 64 bits, or of bits.
 FN u64 combine_integers(u64 x, u64 y, u32 reduce, u32 element) {
     if (reduce == REDUCE_AND) return x & y;
     if (reduce == REDUCE_OR) return x | y;
@@ -79,13 +83,14 @@ FN float combine_reals(float x, float y, u32 reduce, u32 element, u32 accumulate
     return real_of(bits_of_real(r, element), element);
 }
 
+// One step of a reduction of fp64 elements, which is always a sum.
 FAR u64 combine_doubles(u64 x, u64 y) {
     double r = __longlong_as_double((long long)x) + __longlong_as_double((long long)y);
     return r != r ? 0x7FFFFFFFFFFFFFFFull : (u64)__double_as_longlong(r);
 }
 
-// Each element of a word of `bits` bits of x combined with that of y, in the precision of the type, as a reduction does
-// in memory.
+// Combines each element of a word of `bits` bits of x with the element of y at the same place, in the precision of the
+// type, as a reduction in memory does.
 FN u64 combine_word(u64 x, u64 y, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, width = width_of(element);
     if (element == ELEMENT_F64) return combine_doubles(x, y);

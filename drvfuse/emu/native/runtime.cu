@@ -4,12 +4,12 @@
 // of that PTX (in raw mode: without checks and suspends), so drvfuse needs no C compiler where it runs. Nothing here
 // allocates memory.
 //
-// Layout. The engine (machine/engine.py) gives every launch an array of slots, one for each resident block:
+// Layout. The engine (machine/engine.py) gives each launch an array of slots, one for each resident block:
 //
 //     slot = Block | Warp[warps] | frames[threads]
 //
-// A frame is a Thread and the registers that the kernel has saved. Each thread of each slot also has a Poll, which lies
-// outside of the slot, as few threads use it.
+// A frame is a Thread and the registers that the kernel keeps across suspends. Each thread of each slot also has a
+// Poll, which lies outside of the slot, as few threads use it.
 //
 // Spins. A thread suspends before each strong load and atomic. A thread that comes back to an access (address and
 // instruction) that it has made before is not resumed while no word that it polls has changed: it would see nothing
@@ -25,16 +25,17 @@
 
 #include "probe.cuh"
 
-// Begins a call. With `more` it continues a pass or probe that the last call left unfinished; without, that pass or
+// Begins a call. With `more`, it continues a pass or probe that the last call left unfinished. Without it, that pass or
 // probe is abandoned, which loses no work of any thread.
 FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
     e->work = 0;
     if (more) return;
     e->advancing = e->watching = e->undecided = e->timed = 0;
-    e->pass_open = e->probing = e->writes = e->slept = 0;
+    e->pass_open = e->probing = e->writes = e->wake_count = 0;
     LOOP for (u32 k = 0; k < n; k++) launches[k]->part = launches[k]->turn_warp = 0;
 }
 
+// The time or the number of resumes, in the unit of the budget.
 FN u64 spent(Engine* e) { return e->counted ? e->resumes : rt_now(); }
 
 // Runs the launches together. Returns R_EVENT when a launch has ended, has faulted or has triggered in all its blocks,
@@ -48,7 +49,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
         if (!e->probing) {
             ran = run_pass(e, launches, n, 0);
             if (e->pass_open) return R_MORE;
-            if (e->progress != e->pass_before) e->slept = 0;
+            if (e->progress != e->pass_before) e->wake_count = 0;
             if (has_event(launches, n)) {
                 e->step = 0;
                 return R_EVENT;
@@ -57,15 +58,15 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
         if (!ran || e->quiet > QUIET_LIMIT) {
             if (!e->probing && idle_stores(launches, n)) continue;
             if (e->delay && !e->probing && !ran && delay_idle(e, launches, n)) continue;
-            if (!e->probing && e->slept < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
-                e->slept++;
+            if (!e->probing && e->wake_count < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
+                e->wake_count++;
                 continue;
             }
             u32 moved = probe(e, launches, n, 1, ~0ull);
             if (e->probing) return R_MORE;
             if (!moved) return R_IDLE;
             if (moved == PROBE_EVENT) return R_EVENT;
-            e->slept = 0;
+            e->wake_count = 0;
         }
         if (spent(e) > deadline) return R_BUDGET;
     }

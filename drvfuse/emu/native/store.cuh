@@ -10,12 +10,12 @@
 // thread's first wait for it, with .read or without. It may be written, by a weak access, at any moment between its
 // read and the end of the wait without .read, or of the launch. Only these waits order the read and the write. Here the
 // seed draws both moments for each piece: it is read at its issue or at the wait, and written at once or at the wait
-// without .read. Seed 0 always takes the later moment. So
+// without .read. Seed 0 always takes the later moment. So programs with a missing wait go wrong:
 //
-//   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
-//   a thread that reads the target after a flag which was stored without that wait, or after a wait with .read only, finds
-//     the old bytes (a fault where nothing was written yet), in every run with seed 0;
-//   a target that is still read when the copy is issued is overwritten during the read, with other seeds.
+//   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
+//   - A target that is read after a flag which was stored without that wait, or after a wait with .read only, has the
+//     old bytes (a fault where nothing was written yet), in every run with seed 0.
+//   - A target that is still read when the copy is issued is overwritten during the read, with other seeds.
 //
 // A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A
 // block that has ended keeps its slot and its shared memory until then. So one case does not occur here: that hardware
@@ -27,7 +27,7 @@
 // piece makes two accesses that last until their waits, as for cp.async.
 #pragma once
 
-#include "mbarrier.cuh"
+#include "bulk.cuh"
 
 // Values of Copy::moment for a piece. S_AT_ONCE: it will be written when it is read. S_APART: it will be written some
 // time after it is read. S_READ: it has been read. A piece that has been written has M_MADE.
@@ -35,6 +35,7 @@ enum { S_AT_ONCE, S_APART, S_READ };
 
 static_assert(S_READ < M_MADE, "");
 
+// Writes a piece that has been read. Returns 0, or 1 after recording a fault.
 FAR u32 write_piece(Thread* t, Copy* c) {
     Launch* l = t->launch;
     Engine* e = l->engine;
@@ -43,8 +44,8 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
     u64* to = (u64*)c->target;
     LOOP for (u32 i = 0; c->how && i < 2; i++) c->bits[i] = combine_word(to[i], c->bits[i], c->how, 64);
-    e->progress +=
-        to[0] != c->bits[0] || to[1] != c->bits[1];  // without this, a poll with a copy in its loop would never end
+    // A copy of the same bytes is no progress: otherwise a poll with a copy in its loop would never end.
+    e->progress += to[0] != c->bits[0] || to[1] != c->bits[1];
     LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
     c->moment = M_MADE;
     t->block->stores--;
@@ -53,6 +54,7 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     return 0;
 }
 
+// Reads a piece, and writes it if the seed has drawn that. Returns 0, or 1 after recording a fault.
 FAR u32 read_piece(Thread* t, Copy* c) {
     u32 at_once = c->moment == S_AT_ONCE;
     LOOP for (u32 i = 0; i < 2; i++) c->bits[i] = ((u64*)c->source)[i];
@@ -60,6 +62,7 @@ FAR u32 read_piece(Thread* t, Copy* c) {
     return at_once && write_piece(t, c);
 }
 
+// Issues a piece. Returns 0, or 1 after recording a fault.
 FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 how, u32 site) {
     Engine* e = t->launch->engine;
     Copies* pool = t->launch->copy_pool;
@@ -125,13 +128,13 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     LOOP while (q->unread && pool[q->unread].group < group) {
         Copy* c = &pool[q->unread];
         if (c->moment < S_READ && read_piece(t, c)) return 1;
-        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site, time, ALONE);
+        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site, time, NO_ARRIVAL);
         q->unread = c->next;
     }
     LOOP while (!read && q->first && pool[q->first].group < group) {
         Copy* c = &pool[q->first];
         if (c->moment == S_READ && write_piece(t, c)) return 1;
-        if (l->engine->race) race_copied(t, c->target, 16, N_WRITE, c->site, time, ALONE);
+        if (l->engine->race) race_copied(t, c->target, 16, N_WRITE, c->site, time, NO_ARRIVAL);
         drop_first(l->copy_pool, q);
     }
     return 0;
@@ -151,12 +154,12 @@ FAR u32 write_stores(Launch* l, Block* b) {
     return 1;
 }
 
-// Called when nothing else can run: writes all pending pieces. Returns whether there were any.
+// Called when nothing else can run: writes all pending pieces. Returns 0 if there were none.
 FAR u32 idle_stores(Launch** launches, u32 n) {
     u32 wrote = 0;
     LOOP for (u32 k = 0; k < n; k++) {
         Launch* l = launches[k];
-        LOOP for (u32 slot = 0; l->copies && l->state == RUNNING && slot < l->high; slot++) {
+        LOOP for (u32 slot = 0; l->copies && l->state == RUNNING && slot < l->slots_used; slot++) {
             Block* b = (Block*)(l->slots + slot * l->slot_stride);
             if (b->active && b->stores) wrote += write_stores(l, b);
         }

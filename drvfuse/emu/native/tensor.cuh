@@ -8,24 +8,26 @@
 typedef unsigned short u16;
 typedef long long s64;
 
-const u32 MOST = 512;  // elements of a matrix, or of the four matrices of m8n8k4
+const u32 MOST = 512;  // the most elements of an operand: a matrix, or the four matrices of m8n8k4
 
 // Numbers -------------------------------------------------------------------------------------------------------------
 
+// The bits of a float, with the canonical NaN for any NaN.
 FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 
-// Number: a floating-point number as significand * 2^(exponent - 23), or the class of an infinity or NaN. The
-// significand of a subnormal number is not normalised.
-const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
+const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;  // Number::class_
 const s32 ZERO = -(1 << 14);  // the exponent of a zero; products with a zero are near it, below all other exponents
-const u32 FRACTION = 23;
+const u32 FRACTION = 23;      // the number of fraction bits of Number::significand
 const u32 FACTOR = 10;  // the maximum number of fraction bits of a factor's significand, over all types of factors
 
+// A floating-point number: significand * 2^(exponent - FRACTION). If class_ is not FINITE, only the sign of the
+// significand means something. The significand of a subnormal number is not normalised.
 struct Number {
     s32 significand, exponent;
     u32 class_;
 };
 
+// The number with these bits, in a format of `width` bits of which `fraction` are the fraction.
 FN Number number(u32 bits, u32 width, u32 fraction) {
     u32 exponents = width - 1 - fraction, top = (1u << exponents) - 1;
     u32 e = bits >> fraction & top, f = bits & (1u << fraction) - 1;
@@ -37,6 +39,7 @@ FN Number number(u32 bits, u32 width, u32 fraction) {
     return x;
 }
 
+// The number with these bits, in the format of a MatrixKind.
 FN Number number_of(u32 bits, u32 kind) {
     if (kind == MX_F16) return number(bits, 16, 10);
     if (kind == MX_BF16) return number(bits, 16, 7);
@@ -53,12 +56,14 @@ FN Number number_of(u32 bits, u32 kind) {
 const u32 GUARD = 25;
 const s32 LEAST_TOP = -133;  // lower bound of the greatest exponent: bits below 2^-158 are truncated
 
-struct Side {  // the elements of A by rows, or of B by columns
-    s32 significand[MOST], exponent[MOST];
+// The elements of A by rows, or of B by columns, taken apart.
+struct Side {
+    s32 significand[MOST], exponent[MOST];  // as in Number, with FACTOR fraction bits
     u8 class_[MOST];
-    u8 any[64];  // the classes of each row or column, or-ed
+    u8 any[64];  // for each row or column: the classes of its elements, or-ed
 };
 
+// Takes `count` rows or columns of k elements apart.
 FN void take_apart(const u32* bits, u32 count, u32 k, u32 kind, Side* side) {
     LOOP for (u32 i = 0; i < count; i++) {
         u32 any = 0;
@@ -91,6 +96,7 @@ FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {
     return ((u32)biased << 23) + r;
 }
 
+// magnitude * 2^exponent, which is not 0, rounded to the nearest fp16, ties to even.
 FN u32 fp16_to_nearest(u64 magnitude, s32 exponent) {
     s32 last = exponent + 63 - __clzll(magnitude) - 10;
     if (last < -24) last = -24;
@@ -110,7 +116,7 @@ FN u32 fp16_to_nearest(u64 magnitude, s32 exponent) {
     return bits < 0x7C00 ? bits : 0x7C00;
 }
 
-// The sum if a factor or C is not finite: an infinity, or the canonical NaN.
+// One step if a factor or C is not finite. The sum is an infinity or the canonical NaN.
 FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     u32 positive = 0, negative = 0, nan = c.class_ == NOT_A_NUMBER;
@@ -128,7 +134,8 @@ FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count,
     return negative ? infinity | (half ? 0x8000u : 0x80000000u) : infinity;
 }
 
-// One step: C plus `count` products. With `half`, C and the sum are fp16.
+// One step: C plus `count` products, of the elements of A from `row` on and those of B from `column` on. `any` is not 0
+// if one of them is not finite. With `half`, C and the sum are fp16, otherwise fp32.
 FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 any, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     if (any | c.class_) return not_finite(a, row, b, column, count, c_bits, half);

@@ -5,11 +5,12 @@
 // runnable lanes of each warp in order, completes warp operations and barriers, and ends when all lanes wait.
 #pragma once
 
+#include "calls.cuh"
 #include "race_values.cuh"
 #include "store.cuh"
-#include "wait.cuh"
+#include "warp.cuh"
 
-// Counts as progress each write of the last resume that has changed memory.
+// Called when a thread has suspended, in a probe: counts as progress each of its writes that has changed memory.
 FAR void settle_writes(Engine* e) {
     LOOP for (u32 i = 0; i < e->writes; i++) {
         Write* w = &e->write[i];
@@ -18,6 +19,7 @@ FAR void settle_writes(Engine* e) {
     e->writes = 0;
 }
 
+// Called when a thread has exited, `bit` being its lane. Barriers may be complete without it.
 FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     Engine* e = l->engine;
     if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
@@ -32,7 +34,7 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
         if (b->barrier[i].arrived) try_barrier(l, b, i);
 }
 
-// A hash of all that decides how a thread continues: where it is suspended, and the registers that it has saved.
+// A hash of all that decides how a thread continues: the place where it is suspended, and its saved registers.
 FAR u64 state_of(Launch* l, Thread* t) {
     u64* words = (u64*)(t + 1);
     u64 h = (u64)t + t->resume;
@@ -43,85 +45,82 @@ FAR u64 state_of(Launch* l, Thread* t) {
     return h;
 }
 
-// Runs one thread until it suspends. Returns 1 if it can be run again at once.
-FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
+// The run of a thread -------------------------------------------------------------------------------------------------
+
+// The word of the access before which a thread is suspended, and the value that it had before the thread ran.
+struct Watch {
+    u64 addr, low, high;
+    u32 size;  // bytes; 0: the thread was not suspended before an access
+};
+
+// Begins to watch the word that a thread is about to access, and remembers its value for polls.
+FN Watch begin_watch(Launch* l, Block* b, Thread* t) {
+    Watch w = {0, 0, 0, 0};
+    if (t->status != YIELD || !in_window(l, t->op_addr, t->op_size)) return w;
+    w.addr = t->op_addr;
+    w.size = t->op_size;
+    w.low = polled_low(l->engine, w.addr, w.size);
+    w.high = high_of(w.addr, w.size);
+    remember(l, b, t, w.low, w.high);
+    return w;
+}
+
+// Counts as progress a change of the watched word.
+FN void end_watch(Engine* e, Watch* w) {
+    if (!w->size || (w->low == polled_low(e, w->addr, w->size) && w->high == high_of(w->addr, w->size))) return;
+    e->progress++;
+    e->quiet = 0;
+}
+
+// Counts a resume towards the limit of Engine::strain. Returns 1, after recording a fault, if that is reached.
+FN u32 count_strain(Launch* l, Thread* t, u32 watched) {
     Engine* e = l->engine;
-    u32 bit = 1u << t->lane;
-    u32 watched = 0;
-    u64 addr = 0, low = 0, high = 0;
-    u32 size = 0;
-    if (e->delay) view_block(e->delay, b);
-    e->fruitless = e->idle = 0;
-    if (t->status == GDC_WAIT) {
-        note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
-        if (e->race) race_gdc_wait(t);
+    if (e->advancing) return 0;
+    e->strain += watched ? STRAIN : 1;
+    if (e->strain <= e->loop_limit * STRAIN || t->status == FAULT) return 0;
+    fault(l, t, F_ENDLESS, t->site, ENDLESS_RESUMES, 0, 0, e->loop_limit);
+    e->strain = 0;
+    return 1;
+}
+
+// A lane waits at a warp operation.
+FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
+    if (t->op_kind == ACTIVEMASK) {
+        warp->at_activemask |= bit;
+        return;
     }
-    if (t->status == YIELD && in_window(l, t->op_addr, t->op_size)) {
-        watched = 1;
-        addr = t->op_addr;
-        size = t->op_size;
-        low = polled_low(e, addr, size);
-        high = high_of(addr, size);
-        remember(l, b, t, low, high);
+    if (!warp->warpop) {
+        warp->is_uniform = 1;
+        warp->uniform_mask = t->op_mask;
+        warp->uniform_kind = t->op_kind;
+    } else if (warp->uniform_mask != t->op_mask || warp->uniform_kind != t->op_kind) {
+        warp->is_uniform = 0;
     }
-    b->begun = 1;
-    e->clock++;
-    e->quiet += watched;
-    e->tank = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
-    e->rounds = 0;
-    e->resumes++;
-    l->resumes++;
-    if (e->watching) e->state -= state_of(l, t);
-    u32 mark;
-    e->stack = (u64)&mark;
-    u32 status = rt_call(l->function, t);
-    t->status = status;
-    if (e->race && e->race->doubts) settle_doubts(e->race);
-    if (e->watching) e->state += state_of(l, t);
-    if (!e->advancing) {
-        e->strain += watched ? STRAIN : 1;
-        if (e->strain > e->loop_limit * STRAIN && status != FAULT) {
-            fault(l, t, F_ENDLESS, t->site, ENDLESS_RESUMES, 0, 0, e->loop_limit);
-            e->strain = 0;
-            return 0;
-        }
-    }
-    e->work += RESUME_WORK + e->tank - e->fuel + e->rounds;
-    if (watched) {
-        if (low != polled_low(e, addr, size) || high != high_of(addr, size)) {
-            e->progress++;
-            e->quiet = 0;
-        }
-    }
-    if (e->writes) settle_writes(e);
+    warp->warpop |= bit;
+}
+
+// A lane waits for the other lanes of its warp at a barrier.
+FN void gather(Launch* l, Block* b, Warp* warp, u32 bit) {
+    warp->gathered |= bit;
+    if (warp->gathered == warp->live) arrive(l, b, warp);
+}
+
+// Called when a thread has suspended with a status: enters it in the mask of its warp for what it waits for. Returns 1
+// if it need not wait.
+FN u32 suspended(Launch* l, Block* b, Warp* warp, Thread* t, u32 bit, u32 status) {
+    Engine* e = l->engine;
     if (status == YIELD) {
         look_up(b, t);
         warp->yielded |= bit;
     } else if (status == WARPOP) {
-        if (t->op_kind == ACTIVEMASK) {
-            warp->asking |= bit;
-        } else {
-            if (!warp->warpop) {
-                warp->alike = 1;
-                warp->alike_mask = t->op_mask;
-                warp->alike_kind = t->op_kind;
-            } else if (warp->alike_mask != t->op_mask || warp->alike_kind != t->op_kind) {
-                warp->alike = 0;
-            }
-            warp->warpop |= bit;
-        }
+        wait_for_warp(warp, t, bit);
     } else if (status == BARRIER) {
         warp->barrier |= bit;
-        warp->gathered |= bit;
-        if (warp->gathered == warp->live) arrive(l, b, warp);
+        gather(l, b, warp, bit);
     } else if (status == CLUSTER) {
         warp->cluster |= bit;
-        if (t->op_kind & CB_UNALIGNED) {
-            cluster_barrier(l, b, t->warp, bit);
-        } else {
-            warp->gathered |= bit;
-            if (warp->gathered == warp->live) arrive(l, b, warp);
-        }
+        if (t->op_kind & CB_UNALIGNED) cluster_barrier(l, b, t->warp, bit);
+        else gather(l, b, warp, bit);
     } else if (status == EXIT) {
         exit_thread(l, b, warp, bit);
     } else if (status == GDC_WAIT) {
@@ -129,7 +128,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         warp->gdc |= bit;
         e->progress++;
     } else if (status == SLEEP) {
-        t->wake = e->clock + t->op_a;
+        t->wake_time = e->clock + t->op_a;
         warp->sleeping |= bit;
         if (!(t->polls & POLL_COUNT)) e->progress++;
     } else if (status == TRAP) {
@@ -141,33 +140,67 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     return 0;
 }
 
+// Runs one thread until it suspends. Returns 1 if it can be run again at once.
+FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
+    Engine* e = l->engine;
+    u32 bit = 1u << t->lane;
+    if (e->delay) view_block(e->delay, b);
+    e->repeats_poll = e->skips_check = 0;
+    if (t->status == GDC_WAIT) {
+        note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
+        if (e->race) race_gdc_wait(t);
+    }
+    Watch watch = begin_watch(l, b, t);
+    u32 watched = watch.size != 0;
+    b->has_run = 1;
+    e->clock++;
+    e->quiet += watched;
+    e->fuel_given = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
+    e->rounds = 0;
+    e->resumes++;
+    l->resumes++;
+    if (e->watching) e->state -= state_of(l, t);
+    u32 mark;
+    e->stack = (u64)&mark;
+    u32 status = rt_call(l->function, t);
+    t->status = status;
+    if (e->race && e->race->doubt_count) settle_doubts(e->race);
+    if (e->watching) e->state += state_of(l, t);
+    if (count_strain(l, t, watched)) return 0;
+    e->work += RESUME_WORK + e->fuel_given - e->fuel + e->rounds;
+    end_watch(e, &watch);
+    if (e->writes) settle_writes(e);
+    return suspended(l, b, warp, t, bit, status);
+}
+
+// Turns ---------------------------------------------------------------------------------------------------------------
+
 const u32 TURN = 8192;  // resumes after which a warp's or block's turn ends although it could continue
 
-// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
-// changed. Returns the number of resumes.
-FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
+// The lanes of a warp that can run now. With `force`, that includes lanes whose polled words have not changed.
+FN u32 ready_lanes(Launch* l, Block* b, u32 w, u32 force) {
     Warp* warp = &b->warps[w];
-    u32 ready = warp->ready, ran = 0;
+    u32 ready = warp->ready;
     warp->ready = 0;
     if (warp->gdc && l->gdc_open) {
         ready |= warp->gdc;
         warp->gdc = 0;
     }
-    u32 lanes = warp->yielded;
-    l->engine->work += POPC(lanes) * LOOK_WORK;
-    LOOP while (lanes) {
-        u32 lane = FFS(lanes) - 1;
-        lanes &= lanes - 1;
-        if (!spinning(l, b, thread_at(l, b, w * 32 + lane)) || force) ready |= 1u << lane;
-    }
+    l->engine->work += POPC(warp->yielded) * LOOK_WORK;
+    LOOP for (u32 rest = warp->yielded; rest; rest &= rest - 1)
+        if (!spinning(l, b, thread_at(l, b, w * 32 + FFS(rest) - 1)) || force) ready |= rest & -rest;
     warp->yielded &= ~ready;
-    lanes = warp->sleeping;
-    LOOP while (lanes) {
-        u32 lane = FFS(lanes) - 1;
-        lanes &= lanes - 1;
-        if (thread_at(l, b, w * 32 + lane)->wake <= l->engine->clock) ready |= 1u << lane;
-    }
+    LOOP for (u32 rest = warp->sleeping; rest; rest &= rest - 1)
+        if (thread_at(l, b, w * 32 + FFS(rest) - 1)->wake_time <= l->engine->clock) ready |= rest & -rest;
     warp->sleeping &= ~ready;
+    return ready;
+}
+
+// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
+// changed. Returns the number of resumes.
+FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
+    Warp* warp = &b->warps[w];
+    u32 ready = ready_lanes(l, b, w, force), ran = 0;
     LOOP while (1) {
         LOOP while (ready) {
             u32 lane = FFS(ready) - 1;
@@ -184,7 +217,7 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
             ready |= resolve(l, b, w);
             if (l->state != RUNNING) return ran;
         }
-        if (warp->asking) ready |= resolve_activemask(l, b, w);
+        if (warp->at_activemask) ready |= resolve_activemask(l, b, w);
         ready |= warp->ready;
         warp->ready = 0;
         if (!ready) break;
@@ -196,7 +229,8 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
-// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. None with seed 0.
+// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. With seed 0, the
+// mask is empty.
 FN u32 held_warps(Launch* l, Block* b) {
     Engine* e = l->engine;
     if (!e->seed || e->probing) return 0;
@@ -204,15 +238,15 @@ FN u32 held_warps(Launch* l, Block* b) {
     return (u32)(r & r >> 32);
 }
 
-// One turn of a block. Returns the number of resumes. It begins with the warp that `turn_warp` names; if the work limit
-// of the call ends the turn, `turn_warp` is set to the warp with which the next call continues. Once a barrier has
+// One turn of a block. Returns the number of resumes. It begins with the warp that Launch::turn_warp names. If the work
+// limit of the call ends the turn, turn_warp is set to the warp with which the next call continues. Once a barrier has
 // completed in the turn, warps are held back (held_warps) even if none were before.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
     u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);
     l->turn_warp = 0;
     l->engine->work += l->warps;
-    if (l->engine->delay && l->engine->delay->block != b) view_block(l->engine->delay, 0);
+    if (l->engine->delay && l->engine->delay->shown_block != b) view_block(l->engine->delay, 0);
     LOOP do {
         if (!w) b->woken = 0;
         LOOP for (; w < l->warps; w++) {

@@ -31,7 +31,8 @@ _SITE = str(Path(__file__).with_name("in_children"))
 class Switched:
     """Processes that are started inside the `with` block are switched. After the block, `reports` are their findings.
 
-    `machine` is the default machine of this process. With `share`, or if another process serves it, they use it too.
+    `machine` is the default machine of this process. With `share`, or if another process serves that machine,
+    the processes started inside the block use it too.
     """
 
     def __init__(self, machine: Any, share: bool) -> None:
@@ -55,7 +56,7 @@ class Switched:
 
     def __exit__(self, *exc: object) -> None:
         if os.getpid() != self._pid:
-            return  # this is a process that the program has forked
+            return  # this process was forked by the program
         if self._server is not None:
             self._server.close()
         if self._folder:

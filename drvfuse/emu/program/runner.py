@@ -54,7 +54,7 @@ def run(program: Sequence[str], *, module: bool = False, report: str | None = No
     with children.Switched(machine, share) as started:
         status = _run(program, module)
         if os.getpid() != pid:
-            return status  # this is a process that the program has forked, and the machine belongs to its parent
+            return status  # this process was forked by the program, and the machine belongs to its parent
         _join_threads()
         found.finish(machine)
     reports = [found.as_json(one, pid) for one in machine.reports[known:]] + started.reports
@@ -81,7 +81,7 @@ def _existing(program: Sequence[str], module: bool) -> str:
         raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
     if not sys.flags.safe_path:
         sys.path[0] = "" if module else str(Path(name).resolve().parent)
-    if module and _is_missing(name.partition(".")[0]):  # looking further would import the package before the switch
+    if module and _is_missing(name.partition(".")[0]):  # a search inside the package would import it before the switch
         raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
     return name
 

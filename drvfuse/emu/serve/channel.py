@@ -19,7 +19,7 @@ from ..wire.message import Incoming, Outgoing
 
 _HEAD = struct.Struct("<QHH")  # the header: number of bytes that follow, tag, number of descriptors
 _SMALL = 1 << 16  # up to this size, the parts of a message are joined before they are sent
-_FIRST = 1 << 12  # bytes per read
+_FIRST = 1 << 12  # the number of bytes of a read
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
@@ -98,7 +98,7 @@ def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryvi
     """The content of a message of `nbytes`, the beginning of which has been read already."""
     try:
         whole = memoryview(bytearray(nbytes))
-    except (MemoryError, OverflowError):  # no valid message is so large
+    except (MemoryError, OverflowError):  # the sizes are not those of a valid message
         raise Ended from None
     at = len(begun)
     whole[:at] = begun

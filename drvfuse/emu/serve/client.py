@@ -11,20 +11,19 @@ import pickle
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsInt
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
 from ..machine import interrupts
-from ..machine.work import call_host
-from ..space import mapped
 from ..wire.arguments import Invalid
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing
 from ..wire.parameters import Layout
 from . import address as addresses
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
+from .client_thread import Line, Local, run_host_functions
 from .hello import greeting
 from .host_memory import HostMemory
 from .logs import ErrorLogs
@@ -36,27 +35,9 @@ if TYPE_CHECKING:
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # captured work uses host memory later
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # captured work may use host memory after the call
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
-
-
-class _Line:
-    """A connection to the machine. `number` is its number in the server; `calls` counts the calls sent on it."""
-
-    def __init__(self, connection: socket.socket, number: int) -> None:
-        self.connection, self.number = connection, number
-        self.calls = 0
-
-    def __del__(self) -> None:
-        self.connection.close()  # its thread has ended, or the machine is not used any more
-
-
-class _Local(threading.local):
-    """The state of the calling thread."""
-
-    line: _Line | None = None
-    in_host_function = False
 
 
 class AttachedMachine:
@@ -74,7 +55,7 @@ class AttachedMachine:
         self.pid = os.getpid()
         self.closed = self._left = False
         self._argument = argument
-        self._local = _Local()
+        self._local = Local()
         self._layouts: dict[int, Layout] = {}
         self._logs = ErrorLogs()
         self._lock = threading.Lock()
@@ -134,7 +115,7 @@ class AttachedMachine:
         return f"<{self._machine[1:-1]}, at {self.address}{', closed' if self.closed else ''}>"
 
     def _greet(self, kind: str, **more: Any) -> tuple[socket.socket, Any]:
-        """A new connection, and the machine's answer to its greeting."""
+        """(a new connection, the machine's answer to its greeting)."""
         connection = addresses.connect(self.address, self._argument)
         try:
             send(connection, Tag.HELLO, packed(greeting(kind, **more)))
@@ -148,12 +129,12 @@ class AttachedMachine:
             raise found
         return connection, found
 
-    def _take_line(self) -> _Line:
+    def _take_line(self) -> Line:
         """Take the calling thread's connection, which is put back after the call. A nested call, from a callback, a
         signal handler or a finalizer, makes a connection of its own, so that no call gets the answer of another one.
         """
         found, self._local.line = self._local.line, None
-        return found or _Line(*self._greet("line", session=self._key))
+        return found or Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
         """Called when the machine is gone. Pinned memory stays until `close()`, as there may be views of it."""
@@ -261,7 +242,7 @@ class AttachedMachine:
                 answer.word(ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(function)(argument))
                 send(connection, Tag.RESULT, answer)
 
-    def _interrupt(self, line: _Line) -> None:
+    def _interrupt(self, line: Line) -> None:
         """Called on Ctrl-C: tell the machine to end the wait of the present call, which then returns."""
         out = Outgoing()
         out.word(line.number)
@@ -289,10 +270,11 @@ class AttachedMachine:
             if self._host_line is not None:
                 return
             self._host_line, _ = self._greet("host", session=self._key)
-        reference = weakref.ref(self)
-        target = _run_host_functions
         threading.Thread(
-            target=target, args=(self._host_line, self._local, reference), name="drvfuse-host-functions", daemon=True
+            target=run_host_functions,
+            args=(self._host_line, self._local),
+            name="drvfuse-host-functions",
+            daemon=True,
         ).start()
 
     def _layout(self, function: int) -> Layout | None:
@@ -326,7 +308,7 @@ class AttachedMachine:
         return Summary((record.kernel, record.counters) for record in self.launches)
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work of this process on a device, if a context there is lost."""
+        """The report that ended the work of this process on a device. None if no context on the device is lost."""
         found: Report | None = self._ask("finding", device)
         return found
 
@@ -335,12 +317,12 @@ class AttachedMachine:
         return int(self._ask("clock"))
 
     def held(self) -> dict[str, int]:
-        """`Machine.held`, for the whole machine."""
+        """Returns what `Machine.held` returns, for the whole machine."""
         found: dict[str, int] = self._ask("held")
         return found
 
     def declare_polled(self, memory: Any | SupportsInt, nbytes: int | None = None) -> None:
-        """`Machine.declare_polled`."""
+        """Does what `Machine.declare_polled` does."""
         address = getattr(memory, "ptr", memory)
         try:
             address = int(address)
@@ -349,7 +331,9 @@ class AttachedMachine:
         self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
 
     def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:
-        """`Process.inject`, for calls of this process. `clear_injected` removes all injected failures."""
+        """Does what `Process.inject` does, for calls of this process. `clear_injected` removes all injected
+        failures.
+        """
         self._ask("inject", function, code, device, after, times)
 
     def clear_injected(self) -> None:
@@ -366,33 +350,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _run_host_functions(
-    connection: socket.socket, local: _Local, machine: Callable[[], AttachedMachine | None]
-) -> None:
-    """Run host functions, and copies of host memory, that the machine requests, one after another. They run in a thread
-    that may not call the driver.
-    """
-    local.in_host_function = True
-    try:
-        while True:
-            tag, incoming = receive(connection)
-            out = Outgoing()
-            if tag == Tag.CALLBACK:
-                function, count = incoming.word(), incoming.word()
-                call_host(function, *(incoming.word() for _ in range(count)))
-            elif tag == Tag.READ:
-                content = mapped.copied(incoming.word(), incoming.word())
-                out.word(content is not None)
-                out.data(content)
-            else:
-                address, content = incoming.word(), incoming.data() or b""
-                done = mapped.writable(address, len(content))
-                if done:
-                    ctypes.memmove(address, content, len(content))
-                out.word(done)
-                out.data(None)
-            send(connection, Tag.RESULT, out)
-    except (Ended, OSError):
-        pass  # the machine is gone, or this process has left it

@@ -48,8 +48,8 @@ class HostMemory:
         self._base, self._end = base, base + nbytes
         self._layout = weakref.WeakMethod(layout)  # weak, as it is a method of the owner of this object
         self._registered: dict[int, _Registration] = {}  # registered memory by its address
-        self._pinned: dict[int, int] = {}  # address -> bytes
-        self._images: dict[int, Any] = {}  # link -> its image
+        self._pinned: dict[int, int] = {}  # address -> number of bytes
+        self._images: dict[int, Any] = {}  # handle of a link -> the image of the link
         self._local = _Local()
         self._release = weakref.finalize(self, pages.give_up, base, nbytes)
         self._release.atexit = False
@@ -89,7 +89,9 @@ class HostMemory:
         return bool(self._registered)
 
     def keep_registered(self, known: Sequence[int]) -> None:
-        """Drop all registered memory except `known`. The rest was unregistered with its context."""
+        """Drop all registered memory except `known`. The other memory was unregistered when its context was
+        destroyed.
+        """
         gone = self._registered.keys() - {self.back(address) for address in known}
         for address in gone:
             self._registered.pop(address, None)
@@ -118,7 +120,7 @@ class HostMemory:
         return found
 
     def after(self, name: str, values: Sequence[Any]) -> None:
-        """Called after a call has succeeded: update what is known of host memory."""
+        """Called after a driver call has succeeded: record the host memory that the call has allocated or freed."""
         if name in ("cuMemFreeHost", "cuMemFree"):  # cuMemFree frees managed memory too
             address = values[0]
             span = self._pinned.pop(address, None)

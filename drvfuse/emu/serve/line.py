@@ -96,7 +96,7 @@ class Line:
             done = not code
         finally:
             for descriptor in run.received:
-                incoming.descriptors.append(descriptor)  # it is closed with the other descriptors
+                incoming.descriptors.append(descriptor)  # so that it is closed with the other descriptors
             if not done and run.keep:
                 self.session.kept.append(run.keep)
         out = Outgoing()
@@ -138,7 +138,7 @@ class Line:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The exception itself, or one with its text if it cannot be pickled."""
+    """The exception itself or, if it cannot be pickled, an exception with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

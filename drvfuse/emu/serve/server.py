@@ -106,7 +106,7 @@ class Server:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                if not self._closed:  # an error such as too many open files, which may pass
+                if not self._closed:  # an error that may be temporary, such as too many open files
                     time.sleep(_AGAIN_S)
                 continue
             if not self._start("line", self._greet, connection):
@@ -172,7 +172,7 @@ class Server:
     def _process(self, name: str | None) -> Process:
         """A new process of the machine with the name that the client requests, plus a number if the name is taken."""
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise Ended  # the message is not one of a client
+            raise Ended  # a client does not send this message
         for number in itertools.count(1):
             try:
                 return self.machine.process(f"{name} ({number})" if name and number > 1 else name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("drvfuse.emu")
 
-_KEPT = 1024  # failed calls whose memory is kept, as queued work may still use it
+_KEPT = 1024  # the number of failed calls whose memory is kept, because queued work may still use it
 
 
 class Session:
@@ -129,7 +129,9 @@ class Session:
         self._memory(Tag.WRITE, out, f"writes {len(content)} bytes at 0x{address:x}")
 
     def _memory(self, tag: Tag, out: Outgoing, what: str) -> bytes | None:
-        """Request a read or a write of its memory from the client. Failure if the client has that memory no more."""
+        """Request a read or a write of its memory from the client. Raises Failure if the client no longer has that
+        memory.
+        """
         with self.process.machine.progress.outside(self.process), self._host_turn:
             try:
                 if self._host is None or self.ended:

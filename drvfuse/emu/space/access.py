@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the memory of a window is, and which devices may access it: one word per granule, read by the native runtime."""
+"""The access words of a window: for each granule, what its memory is and which devices may access it. The native
+runtime reads them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ _OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARA
 class AccessTable:
     """The access words of one process; the docstring of `space/window.py` has their format.
 
-    All tables of a window agree on what memory is (owner and kind). Which devices may read and write an address is in
+    All tables of a window agree on the owner and the kind of memory. Which devices may read and write an address is in
     the table of the process that owns the address; in all other tables no device may access it. `name` is the name of
-    the process, for messages.
+    the process, for messages. `address` is the address of the words; the constructor allocates them if it is None.
     """
 
     def __init__(self, base: int, nbytes: int, address: int | None = None, name: str = "") -> None:
@@ -35,7 +37,7 @@ class AccessTable:
         self.address = int(self._all.ctypes.data)
 
     def words(self, address: int, nbytes: int) -> np.ndarray:
-        """The words of the granules that a range touches, to be read or written."""
+        """The words of the granules that a range touches, as a view that can be read and written."""
         first = (address - self._base) >> abi.GRANULE_SHIFT
         last = (address + nbytes - 1 - self._base) >> abi.GRANULE_SHIFT
         return self._all[first : last + 1]
@@ -45,12 +47,14 @@ class AccessTable:
         self.words(address, nbytes)[:] = word
 
     def permit(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
-        """Set the devices that may read and write a range, in place of those that could before."""
+        """Set the devices that may read and write a range, as masks. They replace the masks that were set before."""
         words = self.words(address, nbytes)
         words[:] = (words & ~_MASKS) | np.uint32(read_mask | write_mask << 8)
 
     def take_over(self, other: AccessTable, until: int) -> None:
-        """Copy owner and kind of all memory below the address `until` from another table, with access for no device."""
+        """Copy the owners and kinds of all memory below the address `until` from another table, with access for no
+        device.
+        """
         if until > self._base:
             self.words(self._base, until - self._base)[:] = other.words(self._base, until - self._base) & ~_MASKS
 
@@ -64,18 +68,20 @@ class AccessTables:
         self._all = [self.first]
 
     def open(self, name: str, until: int) -> AccessTable:
-        """A table for one more process, which agrees with the first one on all memory below the address `until`."""
+        """A table for one more process. It takes over the owners and kinds of all memory below the address `until`."""
         table = AccessTable(self._base, self._nbytes, name=name)
         table.take_over(self.first, until)
         self._all.append(table)
         return table
 
     def close(self, table: AccessTable) -> None:
-        """Close a table of `open`. All memory of its process was freed before."""
+        """Close a table of `open`. All memory of its process must have been freed."""
         self._all.remove(table)
 
     def describe(self, address: int, nbytes: int, device: int | None, kind: int) -> None:
-        """Set the owner and the kind of a range in all tables, with access for no device."""
+        """Set the owner and the kind of a range in all tables, with access for no device. `device` is the owner, or
+        None for memory that belongs to no device; `kind` is a `Kind` with flags.
+        """
         if nbytes:
             owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
             for table in self._all:

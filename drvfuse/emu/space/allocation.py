@@ -12,9 +12,10 @@ from .members import Members
 
 @dataclass(frozen=True)
 class Allocation:
-    """A range `[address, address + nbytes)` that is allocated or mapped, or was before it was freed.
+    """A range `[address, address + nbytes)` that is allocated or mapped, or was until it was freed. `device` is the
+    owner, None for memory of the host.
 
-    `lent`: the engine hands the range out in pieces (`Window.scratch`), so it is no allocation of a user. `table` is
+    If `lent`, the engine hands the range out in pieces (`Window.scratch`), so it is no allocation of a user. `table` is
     the access table of the process that owns the address, None for memory that is lent.
     """
 
@@ -38,9 +39,11 @@ class Allocation:
 
 @dataclass
 class Physical:
-    """Physical memory: bytes at `offset` in the files of `PhysicalMemory`, without an address of their own.
+    """Physical memory: `nbytes` bytes from `offset` on in the files of `PhysicalMemory`, without an address of their
+    own.
 
-    Its pages are given back when it was released and its last mapping is gone.
+    `mappings` counts the places where it is mapped. Its pages are given back when it is `released` and no mapping is
+    left.
     """
 
     nbytes: int
@@ -52,7 +55,9 @@ class Physical:
 
 @dataclass
 class Mapping:
-    """What is mapped at a range: physical memory from its byte `offset` on, or a multicast object (`members`)."""
+    """What is mapped at a range of `nbytes` addresses: physical memory from its byte `offset` on, or a multicast object
+    (`members`). `table` is the access table of the process that mapped it.
+    """
 
     nbytes: int
     physical: Physical | None
@@ -61,16 +66,16 @@ class Mapping:
     members: Members | None = None
 
     def at(self, address: int) -> Allocation:
-        """The range of the mapping, which begins at `address`."""
+        """The mapping as a range of addresses that begins at `address`."""
         device = None if self.physical is None else self.physical.device
         kind = Kind.MULTICAST if self.physical is None else Kind.MAPPED
         return Allocation(address, self.nbytes, device, kind, table=self.table)
 
 
 def nearby(address: int, start: int, nbytes: int) -> str:
-    """Where an address lies relative to a range, in words that go before the name of the range."""
+    """Where an address lies relative to a range, in words to which the name of the range is appended."""
     if address < start:
-        return f"{start - address} bytes in front of"
+        return f"{start - address} bytes before"
     if address < start + nbytes:
         return f"{address - start} bytes into"
-    return f"{address - start - nbytes} bytes behind the end of"
+    return f"{address - start - nbytes} bytes past the end of"

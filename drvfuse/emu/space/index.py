@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which allocation or mapping of a window lies at an address, and which one lay there before it was freed."""
+"""From an address of a window to the allocation or mapping that lies there, or that lay there until it was freed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from ..abi import Kind
 from .allocation import Allocation, Mapping, nearby
 
-_REMEMBERED = 4096  # freed allocations that are remembered for messages about faults
-_NEAR_NULL = 1 << 16
+_REMEMBERED = 4096  # the most freed allocations that are remembered for messages about faults
+_NEAR_NULL = 1 << 16  # addresses below this one count as null pointers with an offset
 
 
 class Index:
-    """The live allocations and mappings of a window that spans `[base, end)`, and the last freed ones."""
+    """The live allocations and mappings of a window that spans `[base, end)`, and those that were freed last."""
 
     def __init__(self, base: int, end: int) -> None:
         self._base, self._end = base, end
@@ -29,17 +29,19 @@ class Index:
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def add(self, allocation: Allocation) -> None:
+        """Add an allocation, at addresses where there is none."""
         self._live[allocation.address] = allocation
         bisect.insort(self._starts, allocation.address)
 
     def remove(self, address: int) -> Allocation | None:
-        """Remove the allocation that begins at an address, and return it. None where there is none."""
+        """Remove the allocation that begins at an address, and return it; None if there is none."""
         allocation = self._live.pop(address, None)
         if allocation is not None:
             self._starts.pop(bisect.bisect_left(self._starts, address))
         return allocation
 
     def add_mapping(self, address: int, mapping: Mapping) -> None:
+        """Add a mapping, at addresses where there is none."""
         self._mappings[address] = mapping
         bisect.insort(self._mapping_starts, address)
 
@@ -50,10 +52,11 @@ class Index:
         self.remember(mapping.at(address))
 
     def add_alias(self, alias: Allocation) -> None:
-        """Add memory that is bound to a multicast object. It is only named in messages; no method else finds it."""
+        """Add an address of memory that is bound to a multicast object. Only `nearest` finds it."""
         self._aliases[alias.address] = alias
 
     def remove_alias(self, address: int) -> None:
+        """Remove what `add_alias` added."""
         del self._aliases[address]
 
     def remember(self, allocation: Allocation) -> None:
@@ -66,7 +69,7 @@ class Index:
     # Questions -------------------------------------------------------------------------------------------------------
 
     def find(self, address: int) -> Allocation | None:
-        """The allocation or mapping that holds an address."""
+        """The live allocation or mapping that holds an address, or None."""
         i = bisect.bisect_right(self._starts, address) - 1
         if i >= 0 and (allocation := self._live[self._starts[i]]).holds(address):
             return allocation
@@ -74,7 +77,9 @@ class Index:
         return found[1].at(found[0]) if found else None
 
     def freed(self, address: int) -> Allocation | None:
-        """The freed allocation or mapping that held an address, if it is still remembered."""
+        """The allocation or mapping that held an address and was freed, or None if it is not remembered any more, or if
+        the address is in use again.
+        """
         if self.find(address) is None:
             for gone in reversed(self._freed.values()):
                 if gone.holds(address):
@@ -96,21 +101,21 @@ class Index:
                 yield start, mapping
 
     def same(self, address: int) -> list[int]:
-        """All addresses at which the byte at an address is mapped, beginning with that address."""
+        """All addresses at which the byte at an address is mapped. The first one is that address."""
         found = next(self.mapped(address, 1), None)
         if found is None or found[1].physical is None:
             return [address]
         start, mapping = found
-        at = mapping.offset + address - start
+        offset = mapping.offset + address - start  # in the physical memory
         places = [
-            other + at - m.offset
+            other + offset - m.offset
             for other, m in self._mappings.items()
-            if m.physical is mapping.physical and 0 <= at - m.offset < m.nbytes
+            if m.physical is mapping.physical and 0 <= offset - m.offset < m.nbytes
         ]
         return [address, *(place for place in places if place != address)]
 
     def covers(self, address: int, nbytes: int) -> bool:
-        """True if every byte of a range is allocated or mapped memory, which may be several adjacent mappings."""
+        """Whether every byte of a range is allocated or mapped. Several adjacent mappings may make up the range."""
         end = address + nbytes
         while address < end:
             allocation = self.find(address)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether memory of this process can be read, written or called, without a crash if it cannot.
+"""Checks whether memory of this process can be read, written or called. A check never crashes.
 
-A call of the emulated driver reads and writes the addresses that it is given in the caller's process, as the real
-driver does. If nothing is mapped there, the real driver crashes the process. The emulated driver checks each address
-that it got as a number first. `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in, and fails if a read or a write
-would be a fault; it takes some microseconds. Where madvise gives no answer (Linux before 5.14, memory of a device), the
-list of mappings does. The checks do not protect against another thread that unmaps the memory at the same time.
+A call of the emulated driver reads and writes addresses in the caller's process, as the real driver does. If nothing is
+mapped there, the real driver crashes the process. The emulated driver first checks each address that it gets as a
+number. `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in, and fails if a read or a write would be a fault; it
+takes some microseconds. Where madvise gives no answer (Linux before 5.14, memory of a device), the list of mappings
+does. The checks do not protect against another thread that unmaps the memory at the same time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _PAGE = mmap.PAGESIZE
 _END = 1 << 64
-_PIECES = 256  # pieces per system call; Linux allows up to 1024
-_STRING = 256
+_PIECES = 256  # the most pieces per system call; Linux allows up to 1024
+_STRING = 256  # bytes of a string that are read first
 _PIECE = struct.Struct("QQ")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,7 @@ _libc.process_vm_readv.argtypes = (
     *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),
 )
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
-_called: set[int] = set()  # pages that are known to be executable
+_called: set[int] = set()  # addresses that are known to be executable
 
 
 def readable(address: int, nbytes: int) -> bool:
@@ -49,7 +49,7 @@ def usable(address: int, nbytes: int, write: bool) -> bool:
 
 
 def present(address: int, nbytes: int) -> bool:
-    """True if the `nbytes` bytes at an address can be read. No page is mapped in for this check."""
+    """True if the `nbytes` bytes at an address can be read. This check maps no page in."""
     return nbytes <= 0 or (0 < address <= _END - nbytes and _listed(address, nbytes, "r"))
 
 
@@ -72,7 +72,7 @@ def _populated(address: int, nbytes: int, advice: int, permission: str) -> bool:
 
 
 def _listed(address: int, nbytes: int, permission: str) -> bool:
-    """Whether the list of mappings covers a range without a gap, and gives it a permission."""
+    """Whether the system's list of mappings covers a range without a gap, with a permission ("r", "w" or "x")."""
     with open("/proc/self/maps") as mappings:
         for line in mappings:
             span, permissions = line.split(" ", 2)[:2]
@@ -90,8 +90,8 @@ def _listed(address: int, nbytes: int, permission: str) -> bool:
 def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
     """The bytes of all pieces (address, size), concatenated. None if one of the pieces cannot be read."""
     found = b""
-    for at in range(0, len(pieces), _PIECES):
-        part = _gathered(pieces[at : at + _PIECES])
+    for first in range(0, len(pieces), _PIECES):
+        part = _gathered(pieces[first : first + _PIECES])
         if part is None:
             return None
         found += part
@@ -99,21 +99,22 @@ def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
 
 
 def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
-    total, there = 0, b""
+    """The same for at most _PIECES pieces."""
+    total, sources = 0, b""
     for address, size in pieces:
         if size:
             if not 0 < address <= _END - size:
                 return None
             total += size
-            there += _PIECE.pack(address, size)
+            sources += _PIECE.pack(address, size)
     if not total:
         return b""
     memory = (ctypes.c_char * total)()
-    here = _PIECE.pack(ctypes.addressof(memory), total)
-    copied = _libc.process_vm_readv(os.getpid(), here, 1, there, len(there) // _PIECE.size, 0)
-    if copied == total:
+    target = _PIECE.pack(ctypes.addressof(memory), total)
+    copied_bytes = _libc.process_vm_readv(os.getpid(), target, 1, sources, len(sources) // _PIECE.size, 0)
+    if copied_bytes == total:
         return memory.raw
-    forbidden = copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # a sandbox may forbid the call
+    forbidden = copied_bytes < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # a sandbox may forbid the call
     if not forbidden or not all(readable(address, size) for address, size in pieces):
         return None
     return b"".join(ctypes.string_at(address, size) for address, size in pieces)

@@ -14,10 +14,11 @@ from .physical import PhysicalMemory
 
 
 class Mappings:
-    """The reservations of a window with all that is mapped. `physical` is the memory, `teams` the multicast addresses.
+    """The reservations of a window, and what is mapped in them. `physical` is the physical memory, `teams` are the
+    multicast addresses.
 
-    `addresses` are those of the window, `tables` and `index` describe what lies there; the window has them too. No
-    device may access a mapping before `Window.set_access`.
+    The window shares its free `addresses`, its access `tables` and its `index` with this object. No device may access a
+    mapping before `Window.set_access`.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Mappings:
         self._bits = KIND_FULL if check_initialised else KIND_FULL | KIND_INITIALISED
 
     def reserve(self, nbytes: int, alignment: int = 0) -> int:
-        """The first of `nbytes` addresses (a multiple of the granule) with nothing behind them."""
+        """Reserve `nbytes` addresses, a multiple of the granule, and return the first. Nothing is mapped there."""
         if nbytes <= 0 or nbytes % GRANULE:
             raise ArgumentError("nbytes", nbytes, f"a positive multiple of {GRANULE}")
         address = self._addresses.take(nbytes + GRANULE, max(alignment, GRANULE), nbytes)
@@ -49,7 +50,9 @@ class Mappings:
     def map(
         self, address: int, nbytes: int, physical: Physical, offset: int = 0, table: AccessTable | None = None
     ) -> None:
-        """Map part of a physical allocation inside a reservation, for the process of `table` (None: the first one)."""
+        """Map part of a physical allocation inside a reservation, for the process of `table`; None for the first
+        process.
+        """
         if nbytes <= 0 or nbytes % GRANULE or offset % GRANULE or offset + nbytes > physical.nbytes:
             raise ArgumentError(
                 "nbytes, offset", (nbytes, offset), f"multiples of {GRANULE} inside the physical allocation"
@@ -59,9 +62,9 @@ class Mappings:
         self._index.add_mapping(address, Mapping(nbytes, physical, table or self._tables.first, offset))
 
     def map_multicast(self, address: int, nbytes: int, members: Members, table: AccessTable | None = None) -> None:
-        """Map the first bytes of a multicast object inside a reservation.
+        """Map the first `nbytes` of a multicast object inside a reservation.
 
-        There is no memory at these addresses: an access to them is made to the memory of the members.
+        There is no memory at these addresses: the native runtime makes an access to the memory of each member.
         """
         self._require_vacant(address, nbytes)
         self._index.add_mapping(address, Mapping(nbytes, None, table or self._tables.first, members=members))
@@ -82,8 +85,8 @@ class Mappings:
             self._index.remove_mapping(start)
 
     def alias(self, nbytes: int, physical: Physical, offset: int) -> int:
-        """An address of part of a physical allocation for the native runtime, which reaches the members of a multicast
-        object by such addresses. No user has it, and no device may access it.
+        """Map part of a physical allocation for the native runtime, and return its address. The runtime reaches the
+        members of a multicast object by such addresses. No user knows the address, and no device may access it.
         """
         address = self._addresses.take(nbytes + GRANULE, GRANULE, nbytes)
         self._map(address, nbytes, physical, offset)
@@ -102,6 +105,7 @@ class Mappings:
         self._tables.describe(address, nbytes, physical.device, Kind.MAPPED | self._bits)
 
     def _require_vacant(self, address: int, nbytes: int) -> None:
+        """ArgumentError unless a range lies in one reservation and nothing is mapped there."""
         if not any(a <= address and address + nbytes <= a + n for a, n in self._reservations.items()):
             raise ArgumentError("address", f"0x{address:x}", "inside one reservation, with all of its bytes")
         if next(self._index.mapped(address, nbytes), None):

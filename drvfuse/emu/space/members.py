@@ -19,7 +19,9 @@ PIECE = 1 << abi.PIECE_SHIFT
 
 
 class Members:
-    """The bound memory of a multicast object of `nbytes`, a multiple of PIECE. `devices` are those of its team."""
+    """The memory that is bound to a multicast object of `nbytes`, a multiple of PIECE. `devices` are the devices of its
+    team.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.devices: list[int] = []
@@ -27,32 +29,38 @@ class Members:
 
     @property
     def address(self) -> int:
+        """The address of the table, for `abi.structs.Team.members`."""
         return int(self._addresses.ctypes.data)
 
     def bind(self, device: int, offset: int, nbytes: int, address: int) -> None:
-        """Bind a device's memory at `address` to part of the object."""
+        """Bind a device's memory at `address` to `nbytes` of the object, from its byte `offset` on."""
         first, count = offset // PIECE, nbytes // PIECE
         self._addresses[first : first + count, device] = address + np.arange(count, dtype=np.uint64) * np.uint64(PIECE)
 
     def unbind(self, device: int, offset: int, nbytes: int) -> None:
+        """Undo `bind` for part of the object."""
         self._addresses[offset // PIECE : (offset + nbytes) // PIECE, device] = 0
 
     def unbound(self, offset: int) -> list[int]:
-        """The devices of the team that have bound nothing there."""
+        """The devices of the team that have bound nothing at an offset of the object."""
         return [device for device in self.devices if not self._addresses[offset // PIECE, device]]
 
     def offset_of(self, address: int) -> tuple[int, int] | None:
-        """(offset in the object, device) of bound memory, by its address as it was given to `bind`. None for others."""
-        at = np.uint64(address) - self._addresses
-        found = np.argwhere((self._addresses != 0) & (self._addresses <= address) & (at < PIECE))
+        """(offset in the object, device) of bound memory, from its address as it was given to `bind`. None for other
+        memory.
+        """
+        inside = np.uint64(address) - self._addresses
+        found = np.argwhere((self._addresses != 0) & (self._addresses <= address) & (inside < PIECE))
         if not len(found):
             return None
         piece, device = map(int, found[0])
-        return piece * PIECE + int(at[piece, device]), device
+        return piece * PIECE + int(inside[piece, device]), device
 
 
 class Teams:
-    """The multicast addresses of a machine. `address` is that of a `structs.Teams`, and never changes."""
+    """All multicast addresses of a machine, as the native runtime reads them. `address` is the address of an
+    `abi.structs.Teams`, and never changes.
+    """
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[int, Members]] = {}
@@ -64,10 +72,12 @@ class Teams:
         return ctypes.addressof(self._header)
 
     def add(self, address: int, nbytes: int, members: Members) -> None:
+        """Add a mapping of the first `nbytes` of a multicast object at an address."""
         self._mapped[address] = nbytes, members
         self._write()
 
     def remove(self, address: int) -> None:
+        """Remove the mapping that begins at an address."""
         del self._mapped[address]
         self._write()
 
@@ -79,8 +89,8 @@ class Teams:
         return None
 
     def behind(self, address: int) -> tuple[int, int] | None:
-        """(multicast address, device) of bound memory, by its address as it was given to `Members.bind`. None for other
-        memory.
+        """(multicast address, device) of bound memory, from its address as it was given to `Members.bind`. None for
+        other memory.
         """
         for start, (nbytes, members) in self._mapped.items():
             found = members.offset_of(address)
@@ -89,6 +99,7 @@ class Teams:
         return None
 
     def _write(self) -> None:
+        """Write the table that the native runtime reads."""
         found = [
             structs.Team(start, nbytes, members.address, sum(1 << device for device in members.devices))
             for start, (nbytes, members) in self._mapped.items()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address space of this process: the areas of a window are reserved, files are mapped into them, and ranges of them
-are handed out.
+"""Memory of this process, by system calls: areas of a window are reserved, files are mapped into them; and the hand-out
+of ranges.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ class WindowError(DrvfuseError):
 
 @dataclass
 class Ranges:
-    """Address or file space `[start, end)` that is handed out from the front. Space that was given back is handed out
-    again only when the rest is used up. `name` stands in the message of an error.
+    """Addresses, or offsets of a file, `[start, end)` that are handed out from the front. What was given back is handed
+    out again only when the rest is used up. `name` names the space in the message of an error.
     """
 
     start: int
     end: int
     name: str
-    next: int = field(init=False)
+    next: int = field(init=False)  # everything from here on was never handed out
     free: list[tuple[int, int]] = field(default_factory=list)  # (start, end) of what was given back, sorted and merged
 
     def __post_init__(self) -> None:
         self.next = self.start
 
     def take(self, nbytes: int, alignment: int, asked: int | None = None) -> int:
-        """The start of `nbytes` of free space. WindowError if there is no room; its message has `asked`, if given."""
+        """Take `nbytes` of free space and return its start. WindowError if there is no room; its message names `asked`
+        bytes if that is given, else `nbytes`.
+        """
         start = -(-self.next // alignment) * alignment
         if start + nbytes <= self.end:
             if start > self.next:
@@ -94,6 +96,7 @@ def _map_at(
 
 
 def access_address(address: int) -> int:
+    """The address of the access word for an address of a window."""
     return abi.ACCESS_BASE + ((address - abi.WINDOW_BASE) >> abi.GRANULE_SHIFT) * 4
 
 
@@ -113,7 +116,7 @@ def keep_free(address: int, nbytes: int) -> None:
 
 
 def keep_free_again(address: int, nbytes: int) -> None:
-    """Unmap all that was mapped in a range of `keep_free`, and keep the range reserved."""
+    """Unmap everything in a range of `keep_free`, and keep the range reserved."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED, protection=_NO_ACCESS)
 
 
@@ -133,25 +136,27 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
 
 
 def round_up(nbytes: int, alignment: int) -> int:
+    """The least multiple of `alignment` that is at least `nbytes`."""
     return -(-nbytes // alignment) * alignment
 
 
 def cell_address(address: int) -> int:
+    """The address of the race detector's cell for an address of a window."""
     return abi.CELL_BASE + ((address - abi.WINDOW_BASE) >> abi.LINE_SHIFT) * 4
 
 
 def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
-    """The areas of a window at `base`: data, shadow, access words, cells."""
+    """The areas of a window at `base`, as (address, bytes): data, shadow, access words and, with `cells`, cells."""
     words = round_up((nbytes >> abi.GRANULE_SHIFT) * 4, mmap.PAGESIZE)
     found = (base, nbytes), (base + abi.SHADOW_OFFSET, nbytes), (access_address(base), words)
     return (*found, (cell_address(base), nbytes >> abi.LINE_SHIFT << 2)) if cells else found
 
 
 def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
-    """Reserve a window and return (base, size). It is at the first place, or with `last` the last one, where no memory
-    is in the way, and as large as the process may reserve, up to `asked`.
+    """Reserve a window and return (base, bytes). The window lies at the first place without other memory, or with
+    `last` at the last one. It is as large as the process may reserve, up to `asked` bytes.
 
-    Before a smaller window is taken, the garbage collector releases windows of dropped machines.
+    Before a smaller window is taken, the garbage collector runs, since it releases windows of dropped machines.
     """
     # `refusal` is a text, as the traceback of an exception would keep the window alive.
     refusal, taken, collected = "", False, False
@@ -182,11 +187,12 @@ def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
 
 
 def arena(nbytes: int) -> mmap.mmap:
-    """Zeroed memory. Only pages that are touched take real memory."""
+    """New zeroed memory. Only pages that are touched take real memory."""
     return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
 
 
 def unmap(base: int, nbytes: int, cells: bool, *files: int) -> None:
+    """Release a window of `reserve`, and close files."""
     for address, size in areas(base, nbytes, cells):
         _libc.munmap(address, size)
     for file in files:

@@ -16,11 +16,11 @@ from . import pages
 from .allocation import Physical
 from .pages import GRANULE, Ranges
 
-_LARGEST = 1 << 42  # bytes of a file
+_LARGEST = 1 << 42  # the most bytes of a file
 
 
 class PhysicalMemory:
-    """The physical memory of one window. The owner of this object closes `files`, which are its file descriptors."""
+    """The physical memory of one window. `files` are its file descriptors, which the owner of this object closes."""
 
     def __init__(self, cells: bool) -> None:
         names = ("data", "shadow", "cells")[: 3 if cells else 2]
@@ -29,7 +29,7 @@ class PhysicalMemory:
         self._size = 0
 
     def create(self, nbytes: int, device: int | None) -> Physical:
-        """Zeroed memory of `nbytes`, a multiple of the granule, which `Mappings.map` gives addresses."""
+        """New zeroed memory of `nbytes`, a multiple of the granule. `Mappings.map` gives it addresses."""
         if nbytes <= 0 or nbytes % GRANULE:
             raise ArgumentError("nbytes", nbytes, f"a positive multiple of {GRANULE}")
         offset = self._space.take(nbytes, GRANULE)
@@ -40,7 +40,7 @@ class PhysicalMemory:
         return Physical(nbytes, device, offset)
 
     def release(self, physical: Physical) -> None:
-        """Drop the handle; the memory stays while it is mapped."""
+        """Release the handle of an allocation. The memory stays while it is mapped."""
         if physical.released:
             raise ArgumentError("physical", "released already", "a live physical allocation")
         physical.released = True
@@ -65,12 +65,13 @@ class PhysicalMemory:
         return (address, address + abi.SHADOW_OFFSET, pages.cell_address(address))[: len(self.files)]
 
     def _parts(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]:
-        """For a range of the data: (file, offset, bytes) of its part in each of the files."""
+        """The parts of the files that belong to a range of the data, as (file, offset, bytes)."""
         cells = offset >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
         ranges = ((offset, nbytes), (offset, nbytes), cells)[: len(self.files)]
         return [(file, *part) for file, part in zip(self.files, ranges, strict=True)]
 
     def _drop(self, physical: Physical) -> None:
+        """Give the pages of an allocation back, if it is released and not mapped."""
         if physical.released and physical.mappings == 0:
             for file, at, size in self._parts(physical.offset, physical.nbytes):
                 pages.punch(file, at, size)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of an emulated machine: reserved addresses of this process, so that a device pointer is a host pointer.
 
-A window has four parallel areas, all reserved without memory behind them (only pages that are touched cost anything):
+A window has four parallel areas. They are only reserved: a page takes memory when it is touched first.
 
     data     WINDOW_BASE ...                what kernels and copies read and write
-    shadow   data address + SHADOW_OFFSET   one byte for each byte of data: is it addressable, is it initialised
+    shadow   data address + SHADOW_OFFSET   one byte for each byte of data: whether it is addressable, and initialised
     access   one u32 per 64 KiB granule     devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
     cells    one u32 per line of 16 bytes   state of the race detector; only with a race detector
 
-Further processes have access words of their own (`access.py`), elsewhere: an address belongs to one process, and no
-device may access it on behalf of another process.
+Further processes have access words of their own at other addresses (`access.py`). An address belongs to one process,
+and no device may access it for another process.
 
-Plain allocations (`alloc`, `host_alloc`, `scratch`) are anonymous memory. Each has granules of its own with a gap
-behind them, and exactly the bytes that were asked for are addressable. Physical allocations (`mappings`,
+Plain allocations (`alloc`, `host_alloc`, `scratch`) are anonymous memory. Each has granules of its own, with an
+unused gap after them, and exactly the bytes that were asked for are addressable. Physical allocations (`mappings`,
 `physical.py`) can be mapped at several addresses.
 
 A freed address faults, and is given out again only when no fresh addresses are left. Nothing here is thread-safe: the
@@ -41,29 +41,29 @@ from .mappings import Mappings
 from .pages import GRANULE, Ranges, round_up
 from .physical import PhysicalMemory
 
-_LARGEST_GAP = 16 << 20
-_ALIGNMENT = 256
+_LARGEST_GAP = 16 << 20  # bytes
+_ALIGNMENT = 256  # bytes
 
 log = logging.getLogger("drvfuse")
 
 
 def _with_gap(nbytes: int) -> int:
-    """How many addresses a plain allocation takes: its granules, and an unused gap behind them."""
+    """The number of addresses that a plain allocation takes: its granules, and an unused gap after them."""
     span = round_up(nbytes, GRANULE)
     return span + min(max(GRANULE, span), _LARGEST_GAP)
 
 
 class Window:
-    """`gib` GiB of reserved addresses, `[base, end)`, and the areas that describe them.
+    """`gib` GiB of reserved addresses, `[base, end)`, and what lies there.
 
     Where the process may not reserve so much (`ulimit -v`, strict overcommit), the window has half the size, or half of
     that, down to 256 MiB, and a warning is logged. Raises WindowError where even that fails. Several windows can be
     open in one process. A window that is dropped without `close` is unmapped when no view of it is left.
 
-    Without `check_initialised` all memory counts as initialised from the start. With `cells`, the race detector sets
-    `forget(address, nbytes)`, which is called for memory that is freed. With `shares_host`, each piece of pinned memory
-    is a file in memory, which other processes can map at the same addresses; a window with it takes the last free
-    addresses, which those processes are least likely to use themselves.
+    Without `check_initialised` all memory counts as initialised from the start. With `cells`, there are cells for a
+    race detector, which sets `forget(address, nbytes)`; the window calls that for memory that is freed. With
+    `shares_host`, each piece of pinned memory is a file in memory, which other processes can map at the same addresses.
+    Such a window takes the last free addresses, which those processes are least likely to use themselves.
 
     `mappings` has the reserved addresses and what is mapped there, `index` says what lies at an address.
     """
@@ -126,7 +126,7 @@ class Window:
         return table
 
     def close_table(self, table: AccessTable) -> None:
-        """Close a table of `open_table`. All memory of its process was freed before."""
+        """Close a table of `open_table`. All memory of its process must have been freed."""
         self._tables.close(table)
 
     def set_access(
@@ -134,13 +134,13 @@ class Window:
     ) -> None:
         """Set the devices that may read and write the granules of a range, which is mapped or allocated.
 
-        The masks have one bit per device and replace those set before. They hold for the process of `table`, which is
-        the first process where `table` is None.
+        The masks have one bit per device, and replace those that were set before. They hold for the process of `table`;
+        None is the first process.
         """
         (table or self.table).permit(address, nbytes, read_mask, write_mask)
 
     def access(self, address: int, table: AccessTable | None = None) -> tuple[int, int]:
-        """(read mask, write mask) at an address; (0, 0) where nothing is allocated or mapped."""
+        """The masks of the devices that may read and write an address; (0, 0) if there is no memory."""
         if not self.contains(address):
             return 0, 0
         word = int((table or self.table).words(address, 1)[0])
@@ -160,16 +160,16 @@ class Window:
         initialised: bool = False,
         table: AccessTable | None = None,
     ) -> int:
-        """The address of zeroed memory with exactly `nbytes` addressable bytes, which count as uninitialised unless
-        `initialised`. Masks and `table` are those of `set_access`.
+        """Allocate zeroed memory with exactly `nbytes` addressable bytes, and return its address. The bytes count as
+        uninitialised unless `initialised`. The masks and `table` are those of `set_access`.
         """
         address = self.hold(nbytes, alignment)
         self.occupy(address, nbytes, device, read_mask, write_mask, kind=kind, initialised=initialised, table=table)
         return address
 
     def hold(self, nbytes: int, alignment: int = _ALIGNMENT) -> int:
-        """Take addresses for a plain allocation, without memory. `occupy` and `vacate` put an allocation there and
-        remove it; `give_back` gives the addresses back.
+        """Take addresses for a plain allocation of `nbytes`, and return the first. `occupy` puts an allocation there,
+        `vacate` removes it, and `give_back` gives the addresses back.
         """
         if nbytes <= 0:
             raise ArgumentError("nbytes", nbytes, "positive")
@@ -187,14 +187,16 @@ class Window:
         initialised: bool = False,
         table: AccessTable | None = None,
     ) -> None:
-        """Put an allocation, with the arguments of `alloc`, at an address of `hold` where there is none now."""
+        """Put an allocation, with the arguments of `alloc`, at an address of `hold`. No allocation may be there at
+        present.
+        """
         table = table or self.table
         self._place(Allocation(address, nbytes, device, kind, table=table), initialised)
         table.permit(address, round_up(nbytes, GRANULE), read_mask, write_mask)
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
-        """Memory that the engine hands out in pieces (shared, local, parameters) to kernels of all processes. All of it
-        is addressable.
+        """Allocate memory that the engine hands out in pieces (shared, local, parameters) to kernels of all processes,
+        and return its address. All of it is addressable.
         """
         size = round_up(nbytes, GRANULE)
         address = self.hold(size)
@@ -203,11 +205,11 @@ class Window:
         return address
 
     def free(self, address: int) -> None:
-        """Free what `alloc`, `host_alloc` or `scratch` returned. Its pages are given back, and accesses fault."""
+        """Free what `alloc`, `host_alloc` or `scratch` returned. From now on, accesses to it are faults."""
         self.give_back(address, self.vacate(address))
 
     def vacate(self, address: int) -> int:
-        """Free an allocation and return its size, but keep its addresses: `occupy` may put an allocation there."""
+        """Free an allocation and return its bytes, but keep its addresses: `occupy` may put another one there."""
         allocation = self.index.remove(address)
         if allocation is None:
             raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")
@@ -227,11 +229,11 @@ class Window:
         return allocation.nbytes
 
     def give_back(self, address: int, nbytes: int) -> None:
-        """Give back the addresses that `hold` took for `nbytes`. No allocation is there now."""
+        """Give back the addresses that `hold` took for `nbytes`. No allocation may be there at present."""
         self._addresses.give(address, _with_gap(nbytes))
 
     def _place(self, allocation: Allocation, initialised: bool) -> None:
-        """Describe a plain allocation, with access for no device."""
+        """Enter a plain allocation in the access words, the shadow and the index, with access for no device."""
         address, nbytes = allocation.address, allocation.nbytes
         kind = allocation.kind | (KIND_INITIALISED if initialised or not self._check_initialised else 0)
         whole = nbytes & ~(GRANULE - 1)
@@ -244,7 +246,9 @@ class Window:
     # Memory of the host ----------------------------------------------------------------------------------------------
 
     def host_alloc(self, nbytes: int, table: AccessTable | None = None) -> int:
-        """Pinned host memory that every device of its process may access; it counts as initialised."""
+        """Allocate pinned host memory, and return its address. Every device of its process may access it, and it counts
+        as initialised.
+        """
         address = self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True, table=table)
         if self.shares_host:
             self._host_files[address] = file = os.memfd_create("drvfuse-pinned", os.MFD_CLOEXEC)
@@ -258,8 +262,8 @@ class Window:
         return self._host_files[address]
 
     def map_host(self, nbytes: int, file: int, offset: int, table: AccessTable | None = None) -> int:
-        """Map part of an open file that the host has mapped too, and return its address: pinned memory that every
-        device of its process may access, and that counts as initialised.
+        """Map `nbytes` of an open file, from its byte `offset` on, and return the address. The host has mapped the
+        file, too. Every device of the process may access the memory, which counts as initialised.
         """
         inset = offset % mmap.PAGESIZE
         span = round_up(inset + nbytes, GRANULE)
@@ -270,9 +274,12 @@ class Window:
         first, last = round_up(address, GRANULE), end & ~(GRANULE - 1)
         if first < last:
             self._tables.describe(first, last - first, None, Kind.HOST | KIND_INITIALISED | KIND_FULL)
-        for at, until in ((address, min(first, end)), (max(last, first), end)):
-            if at < until:
-                ctypes.memset(at + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, until - at)
+        for low, high in (
+            (address, min(first, end)),
+            (max(last, first), end),
+        ):  # granules of which only a part is mapped
+            if low < high:
+                ctypes.memset(low + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, high - low)
         table = table or self.table
         table.permit(start, span, 0xFF, 0xFF)
         self.index.add(Allocation(address, nbytes, None, Kind.HOST, table=table))
@@ -294,17 +301,19 @@ class Window:
     # Contents --------------------------------------------------------------------------------------------------------
 
     def view(self, address: int, nbytes: int) -> np.ndarray:
-        """The bytes themselves, as a writable uint8 array. Writing through it does not mark them initialised."""
+        """The bytes of a range as a writable uint8 array, which keeps the window open. Writes to it do not mark the
+        bytes as initialised.
+        """
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         memory.window = self  # type: ignore[attr-defined]
         return np.ctypeslib.as_array(memory)
 
     def mark_initialised(self, address: int, nbytes: int) -> None:
-        """Mark an allocated range as initialised, which the host has written."""
+        """Mark the bytes of an allocated range as initialised, after the host has written them."""
         ctypes.memset(address + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE | abi.SHADOW_INITIALISED, nbytes)
 
     def uninitialised(self, address: int, nbytes: int) -> int | None:
-        """The address of the first byte of the range that was never written, or None."""
+        """The address of the first byte of a range that was never written; None if all were."""
         if (self.table.words(address, nbytes) >> np.uint32(24) & np.uint32(KIND_INITIALISED)).all():
             return None
         missing = self.view(address + abi.SHADOW_OFFSET, nbytes) & abi.SHADOW_INITIALISED == 0
@@ -312,7 +321,8 @@ class Window:
         return address + first if missing[first] else None
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """memmove of device or host memory. A byte that was initialised at the source is so at the destination.
+        """Copy device or host memory, as memmove does. A byte of the destination is then initialised if it was at the
+        source.
 
         The caller has checked both ranges (`Index.covers`). An address outside the window is ordinary host memory.
         """

@@ -21,8 +21,8 @@ class Param:
 class Site:
     """The place in the code of an access or a suspend.
 
-    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the operand
-    that names the memory, as the PTX has it, or "". `function` is the kernel or function with the instruction.
+    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the text of
+    the memory operand in the PTX, or "". `function` is the kernel or function that contains the instruction.
     """
 
     opcode: str
@@ -38,11 +38,14 @@ class Site:
 class KernelCode:
     """A translated kernel. The function `symbol` runs one thread, whose frame has `frame_bytes`.
 
-    `sites` are those of the whole module, indexed by site number. Dynamic shared memory begins at `shared_static`.
-    `max_threads` is from .maxntid or .reqntid, or 0; `reqncta` from .reqnctapercluster; `max_cluster`, the most blocks
-    of a cluster, from .maxclusterrank, or 0; with `needs_cluster`, a launch must have clusters (.explicitcluster).
-    `refused` is (reason, file, line) of a kernel without code: it, or a function that it calls, uses an instruction
-    that is refused by name.
+    shared_static   the offset of dynamic shared memory in the shared memory of a block
+    max_threads     the most threads of a block (.maxntid or .reqntid); 0 without a limit
+    sites           the sites of the whole module, by site number
+    reqncta         the required shape of clusters (.reqnctapercluster)
+    max_cluster     the most blocks of a cluster (.maxclusterrank); 0 without a limit
+    needs_cluster   whether a launch must have clusters (.explicitcluster)
+    refused         (reason, file, line) if the kernel has no code, because the kernel or a function that it calls uses
+                    an instruction that is refused by name
     """
 
     name: str
@@ -68,8 +71,9 @@ class KernelCode:
 class GlobalVar:
     """A `.global` or `.const` variable, at `offset` in the memory block of the module's variables.
 
-    `init` are its first bytes; the others are zero. `relocations` are (offset in the variable, offset in the block): at
-    the first, the variable holds the address of the second as a u64. With `managed`, the host may use the variable too.
+    `init` are its first bytes; the others are zero. `relocations` are pairs (offset in the variable, offset in the
+    block): the u64 at the first offset is the address of the byte at the second. With `managed`, the host may use the
+    variable too.
     """
 
     name: str

@@ -15,8 +15,8 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Conversions:
-    """The helper functions in IR, and the declarations, that a module uses. Each method returns the name of a function,
-    with its signature in the method's docstring.
+    """The functions in IR, and the declarations, that a module uses. A method adds a function and returns its name; the
+    docstring of the method gives the signature of the function.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Conversions:
             body = "  %w = zext i16 %h to i32\n  %b = shl i32 %w, 16\n  %r = bitcast i32 %b to float\n  ret float %r\n}"
         else:
             magnitude = (1 << (f.width - 1)) - 1
-            scale = (127 - f.bias + 1023) << 52  # the scale as a double, which LLVM needs
+            scale = (127 - f.bias + 1023) << 52  # written as a double, as LLVM IR writes float constants
             body = f"""  %mag = and {t} %h, {magnitude}
   %neg = icmp slt {t} %h, 0
   %w = zext {t} %mag to i32
@@ -149,8 +149,8 @@ class Conversions:
         return f"@{name}"
 
     def flush(self, kind: str) -> str:
-        """`float @flush_f32(float)`: a subnormal number becomes a zero of its sign (`.ftz`). For "f16" it takes
-        bits.
+        """`float @flush_f32(float)`: a subnormal number becomes a zero of the same sign (`.ftz`). For other
+        formats than fp32, the function takes and returns bits.
         """
         name = f"flush_{kind}"
         if name not in self.functions:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emission of one function as LLVM IR: blocks, suspends, checked accesses, addresses."""
+"""Emission of one function as LLVM IR: blocks, suspends, checked accesses."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
+from ...ptx.ir import SINK, Addr, Function, Instruction, Reg
 from .. import abi
-from ..abi import structs
 from . import raw
 from .flow import Block, Graph, Traits, uses_defs
 from .helpers import Helpers
-from .opcode import RefusedError, decode, width
-from .registers import Registers, signed, storage
-from .special import special
+from .opcode import RefusedError, decode
+from .operands import Operands
+from .registers import storage
 
 if TYPE_CHECKING:
     from .module import Unit
 
-EXITED = -1  # status of a device function whose thread has exited
-_HEADERS = {"t": structs.Thread, "block": structs.Block, "launch": structs.Launch}
+EXITED = -1  # the status that a device function returns if its thread has exited
 
 
-class Emitter(Registers):
+class Emitter(Operands):
     """Emits the function `fn` in one of three modes.
 
     "kernel" is a function that can suspend and be resumed, "device" is called by kernels and cannot suspend, "raw" is a
@@ -32,51 +30,11 @@ class Emitter(Registers):
     """
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
-        super().__init__(fn, helpers)
-        self.unit, self.mode = unit, mode
+        super().__init__(unit, fn, mode, helpers)
         self.fault_used = False
-        self.param_pointers: dict[int, str] = {}
-        self.allocas: list[str] = []
-        self.local_bytes = 0
-        self.local_offset: dict[int, int] = {}
         self.waits = self.triggers = self.copies = False
         self.closing: set[tuple[int, int]] = set()
         self._exchange: int | None = None
-
-    def runtime(self, name: str, *args: str) -> str | None:
-        result, types = abi.RUNTIME_FUNCTIONS[name]
-        if self.mode == "raw":
-            raise RefusedError("not available in a raw module")
-        self.helpers.declare(name, result, *types)
-        text = f"call {result} @{name}({', '.join(f'{t} {a}' for t, a in zip(types, args, strict=True))})"
-        if result == "void":
-            self.do(text)
-            return None
-        return self.op(text)
-
-    def word(self, operand: Any, n: int) -> str:
-        """The value of an operand as an `i<n>`. The value of a symbol is its address in its state space."""
-        if isinstance(operand, Sym):
-            value, w = self.symbol_value(operand), 64
-        elif isinstance(operand, Special):
-            value, w = special(self, operand.name)
-        else:
-            return super().word(operand, n)
-        return value if w == n else self.op(f"{'trunc' if w > n else 'zext'} i{w} {value} to i{n}")
-
-    def pred(self, operand: Any) -> str:
-        """The value of an operand, which may be a special register, as an i1."""
-        if isinstance(operand, Special):
-            value, n = special(self, operand.name)
-            return self.op(f"icmp ne i{n} {value}, 0")
-        return super().pred(operand)
-
-    def header(self, base: str, member: str, index: int = 0) -> str:
-        """Emit the load of a 32-bit member, or element of a member, of the structure `base`: "t" (the thread), "block"
-        or "launch". The member does not change while the kernel runs.
-        """
-        pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {structs.offset(_HEADERS[base], member, index)}")
-        return self.op(f"load i32, ptr {pointer}, !invariant.load !0")
 
     # Checks ---------------------------------------------------------------------------------------------------------
     def site(self, ins: Instruction) -> int:
@@ -88,7 +46,7 @@ class Emitter(Registers):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # keeps the space, as the runtime must refuse accesses to another block's memory
+            plain = flags  # with the space, as the runtime must refuse accesses to another block's shared memory
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -106,7 +64,8 @@ class Emitter(Registers):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a vector load whose registers are never read, as bits. Compilers load more than they need."""
+        """The elements of a vector load whose registers are never read, as a bit set by position. Compilers load
+        more than they need."""
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)
 
@@ -160,88 +119,6 @@ class Emitter(Registers):
         refused = self.runtime(name, "%t", *args)
         if refused is not None:
             self.leave_if(refused)
-
-    # Addresses ------------------------------------------------------------------------------------------------------
-    def _variable(self, var: Var, offset: int) -> str:
-        """The address (i64) of a variable in its own state space."""
-        if var.space in ("global", "const"):
-            return self.unit.global_address(self, var, offset)
-        if var.space == "shared":
-            if self.mode == "raw":
-                raise RefusedError("shared memory in a raw module")
-            return self._shift(self.op("sub i64 %shared, %window"), self.unit.shared_offset(var, self.fn) + offset)
-        if var.space == "local":
-            if self.mode == "raw":
-                return self._shift(self.op(f"ptrtoint ptr {self.stack_variable(var)} to i64"), offset)
-            return str(self._local(var) + offset)
-        if id(var) in self.param_pointers:
-            return self._shift(self.op(f"ptrtoint ptr {self.param_pointers[id(var)]} to i64"), offset)
-        return self._shift("%params", self.unit.param_offset(self.fn, var) + offset)
-
-    def _local(self, var: Var) -> int:
-        """The offset of a local variable in the thread's local memory, which is its address in the space .local."""
-        if id(var) not in self.local_offset:
-            raise RefusedError(f"{var.name} is not a variable of this function")
-        return self.local_offset[id(var)]
-
-    def stack_variable(self, var: Var) -> str:
-        pointer = self.param_pointers.get(id(var))
-        if pointer is None:
-            pointer = f"%v{len(self.allocas)}"
-            if id(var) in self.fn.persistent:
-                self.allocas.append(f"{pointer} = getelementptr i8, ptr %t, i64 {self.slots}")
-                self.slots += -(-var.size // 16) * 16
-            else:
-                self.allocas.append(f"{pointer} = alloca [{max(var.size, 1)} x i8], align {max(var.align, 8)}")
-            self.param_pointers[id(var)] = pointer
-        return pointer
-
-    def _shift(self, base: str, offset: int) -> str:
-        return base if offset == 0 else self.op(f"add i64 {base}, {offset}")
-
-    def symbol_value(self, sym: Sym) -> str:
-        """The result of a `mov` of a symbol: its address in its state space."""
-        if sym.var is None:
-            return self.unit.function_address(self, sym)
-        return self._variable(sym.var, sym.offset)
-
-    def address(self, operand: Any, space: str) -> str:
-        """The host address (i64) of the memory operand `[operand]` in a state space."""
-        if not isinstance(operand, Addr):
-            raise RefusedError("an address is expected")
-        base, offset = operand.base, operand.offset
-        if isinstance(base, Sym):
-            if base.var is None:
-                raise RefusedError(f"{base.name} is not defined")
-            if base.var.space == "shared":
-                return self._shift("%shared", self.unit.shared_offset(base.var, self.fn) + base.offset + offset)
-            if base.var.space == "local" and self.mode != "raw":
-                return self._shift("%local", self._local(base.var) + base.offset + offset)
-            return self._variable(base.var, base.offset + offset)
-        if isinstance(base, Imm):
-            value = str(signed(base.value + offset, 64))
-        elif width(base.type) == 64:
-            value = self._shift(self.word(base, 64), offset)
-        else:
-            # A 32-bit address plus an offset wraps around in 32 bits.
-            narrow = self.word(base, 32)
-            if offset:
-                narrow = self.op(f"add i32 {narrow}, {offset}")
-            value = self.op(f"zext i32 {narrow} to i64")
-        if space.startswith("shared"):
-            value = self.op(f"add i64 {'%shared' if isinstance(base, Imm) else '%window'}, {value}")
-        elif space == "local" and self.mode != "raw":
-            value = self.op(f"add i64 %local, {value}")
-        return value
-
-    def parameter(self, operand: Any) -> str | None:
-        """A pointer to the `.param` variable on the stack that an operand names, or None if it names none."""
-        base = operand.base if isinstance(operand, Addr) else None
-        if isinstance(base, Sym) and base.var is not None and id(base.var) in self.param_pointers:
-            offset = base.offset + operand.offset
-            pointer = self.param_pointers[id(base.var)]
-            return pointer if offset == 0 else self.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
-        return None
 
     # The whole function ---------------------------------------------------------------------------------------------
     def classify(self, ins: Instruction) -> Traits:

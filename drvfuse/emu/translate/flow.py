@@ -40,7 +40,9 @@ class Block:
 
 @dataclass(slots=True)
 class Traits:
-    """Whether an instruction suspends, reads its sources after the suspend, and may run with a false guard."""
+    """Whether an instruction suspends, whether it reads its sources after the suspend (`rereads`), and whether it may
+    run with a false guard (`pure`).
+    """
 
     suspends: bool
     rereads: bool

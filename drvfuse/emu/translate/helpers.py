@@ -31,8 +31,8 @@ class Helpers(Conversions):
         return "@odd"
 
     def add_odd(self, down: bool = False) -> str:
-        """`i64 @f(double a, double b)`: a + b rounded to odd. With `down`, an exact zero has the sign of rounding
-        rm.
+        """`i64 @f(double a, double b)`: a + b rounded to odd. With `down`, a sum that is exactly zero has the sign
+        that the rounding rm gives it.
         """
         name = "add_odd_rm" if down else "add_odd"
         if name not in self.functions:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses of functions, and indirect calls.
 
-The address of a function is no address of memory. It consists of `BASE`, a number of the module, and the function's
+The address of a function is not an address in memory. It consists of `BASE`, a number of the module, and the function's
 index among the functions of the module whose address is taken by an instruction or an initial value. An indirect call
 becomes a comparison with the address of each function that has parameters and results of the same number and sizes, and
 a direct call of the function that matches. So an indirectly called function may do all that a directly called one may,
@@ -91,8 +91,8 @@ def _calls(module: Module, fn: Function, call: Instruction, taken: dict[str, int
 
 
 def _described(fn: Function, call: Instruction) -> tuple[Tuple | None, Callable[[Function], bool]]:
-    """(arguments of an indirect call, whether it may call a given function). Its prototype or its list of targets says
-    that.
+    """(the arguments of an indirect call, a function that tells whether the call may reach a given function). Both
+    follow from the prototype of the call or from its list of targets.
     """
     rest = list(_arguments(call))
     arguments = rest.pop(0) if rest and isinstance(rest[0], Tuple) else None

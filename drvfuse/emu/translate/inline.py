@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inlining of the bodies of `.func` functions, in PTX.
 
-Functions are inlined if they suspend, or if they have local or shared memory, since an LLVM call can have neither.
+Functions are inlined if they suspend, or if they have local or shared memory, because a
+function that is called in LLVM IR can neither suspend nor have memory of these kinds.
 """
 
 from __future__ import annotations

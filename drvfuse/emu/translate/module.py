@@ -11,7 +11,7 @@ import re
 
 from ...ptx.ir import Function, Instruction, Location, Module, NotEmulated, PtxError, Sym, Var
 from ...ptx.parser import parse
-from ..abi import structs
+from ..abi import layout, structs
 from . import indirect, stack
 from .code import GlobalVar, KernelCode, Param, Site, Translated
 from .emitter import EXITED, Emitter
@@ -38,6 +38,7 @@ from .opcodes import (
     select,
     video,
 )
+from .operands import Operands
 from .raw import emit_module, symbol
 
 OPCODE_MODULES = (
@@ -63,24 +64,19 @@ def _shape(fn: Function, directive: str) -> tuple[int, int, int] | None:
 
 
 def _prologue() -> list[str]:
-    """The entry of a kernel, or of a function that kernels call: loads of addresses that never change."""
+    """The lines at the entry of a kernel or a device function, which load the addresses that never change."""
     lines = []
     for name, type_, base, structure, member in (
         ("block", "ptr", "t", structs.Thread, "block"),
         ("launch", "ptr", "t", structs.Thread, "launch"),
         ("shared", "i64", "block", structs.Block, "shared_base"),
-        (
-            "window",
-            "i64",
-            "block",
-            structs.Block,
-            "cluster_shared_base",
-        ),  # the base of 32-bit addresses in shared memory
+        # 32-bit addresses in shared memory are relative to %window.
+        ("window", "i64", "block", structs.Block, "cluster_shared_base"),
         ("params", "i64", "launch", structs.Launch, "params"),
         ("globals", "i64", "launch", structs.Launch, "globals"),
         ("local", "i64", "t", structs.Thread, "local_base"),
     ):
-        lines.append(f"%{name}.p = getelementptr i8, ptr %{base}, i64 {structs.offset(structure, member)}")
+        lines.append(f"%{name}.p = getelementptr i8, ptr %{base}, i64 {layout.offset(structure, member)}")
         lines.append(f"%{name} = load {type_}, ptr %{name}.p, !invariant.load !0")
     return lines
 
@@ -90,7 +86,7 @@ class Unit:
 
     def __init__(self, module: Module, raw: bool, prefix: str, functions: dict[str, int]):
         self.module, self.raw, self.prefix = module, raw, prefix
-        self.functions = functions  # functions whose address is taken -> that address
+        self.functions = functions  # the addresses of the functions whose address is taken, by name
         self.helpers = Helpers()
         self.sites: list[Site] = []
         self._emitted = ""  # the function that is being emitted
@@ -186,7 +182,7 @@ class Unit:
     def param_bytes(self, fn: Function) -> int:
         return _params(fn)[1]
 
-    def global_address(self, g: Emitter, var: Var, offset: int) -> str:
+    def global_address(self, g: Operands, var: Var, offset: int) -> str:
         if var.extern:
             raise RefusedError(f"{var.name} is external")
         if self.raw:
@@ -194,7 +190,7 @@ class Unit:
         total = self.globals[var.name].offset + offset
         return g.op(f"add i64 %globals, {total}") if total else "%globals"
 
-    def function_address(self, g: Emitter, sym: Sym) -> str:
+    def function_address(self, g: Operands, sym: Sym) -> str:
         if sym.name not in self.module.functions:
             raise RefusedError(f"{sym.name} is not defined")
         return f'ptrtoint (ptr @"{symbol(self, sym.name)}" to i64)' if self.raw else str(self.functions[sym.name])

@@ -28,7 +28,7 @@ class Action:
 
     `before` emits the part before a suspend and returns the status to suspend with; it is None for an instruction that
     does not suspend. `after` emits the part after the suspend, or the whole instruction. `rereads`: `after` reads the
-    source operands again. `pure`: the instruction may run with a false guard, as its result is then dropped.
+    source operands again. `pure`: the instruction may run even if its guard is false, and its result is then dropped.
     """
 
     after: Emit
@@ -99,7 +99,7 @@ def opcode(*bases: str) -> Callable[[Handler], Handler]:
 
 
 def width(type_: str) -> int:
-    """The width of a PTX type in bits. It is 1 for pred."""
+    """The width of a PTX type in bits. The width of pred is 1."""
     return 1 if type_ == "pred" else TYPE_BYTES[type_] * 8
 
 
@@ -115,8 +115,8 @@ def integer_type(op: Opcode, *allowed: str) -> str:
     return t
 
 
-_cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> how to emit it, the most operands that it takes
-# Opcodes by the most operands that they take. A cache policy is one more operand.
+_cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> (how to emit it, the most operands that it takes)
+# The most operands that an opcode takes: the index of its row. A cache policy is one more operand.
 _OPERANDS = {
     name: count
     for count, names in enumerate(

@@ -32,7 +32,7 @@ OPERANDS: dict[str, str] = {
 
 
 def refusal(opcode: str) -> str | None:
-    """Why an opcode is refused by name, or None if it is not."""
+    """The reason why an opcode is refused by its name, or None if it is not refused."""
     for name, reason in FAMILIES.items():
         if opcode == name or opcode.startswith(name + "."):
             return reason

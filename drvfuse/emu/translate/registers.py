@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ptx.ir import SINK, Function, Imm, Not, Reg
-from ..abi import structs
+from ..abi import layout, structs
 from .flow import bits
 from .helpers import Helpers
 from .opcode import RefusedError, width
@@ -34,7 +34,7 @@ class _Value:
 
 @functools.cache
 def storage(type_: str) -> str:
-    """The LLVM type of a register's stack slot."""
+    """The LLVM type of a register's place in memory."""
     return {"pred": "i1", "f32": "float", "f64": "double"}.get(type_) or f"i{width(type_)}"
 
 
@@ -243,7 +243,7 @@ class Registers:
             self.set_int(dst, self.word(src, n), n)
 
     def _stored(self, reg: Reg) -> tuple[str, str]:
-        """(LLVM type, value) of a register, as its place in memory holds it."""
+        """(LLVM type, value) of a register in the form that is stored in memory."""
         t = storage(reg.type)
         value = self._entry(reg)
         if t == "float" or t == "double":
@@ -275,18 +275,18 @@ class Registers:
         return self.op(f"load {type_}, ptr {self._in_frame(place)}")
 
     def _in_frame(self, place: str | int) -> str:
-        offset = structs.offset(structs.Thread, place) if isinstance(place, str) else place
+        offset = layout.offset(structs.Thread, place) if isinstance(place, str) else place
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
     def place(self, together: Iterable[int]) -> None:
         """Give registers places in the frame. Each element of `together` is a set of registers, as bits, that hold
         values at the same time and so need different places.
         """
-        sets: dict[int, int] = {}  # register -> the numbers of the sets that contain it, as bits
+        sets: dict[int, int] = {}  # register -> numbers of the sets that contain the register, as bits
         for number, registers in enumerate(together):
             for index in bits(registers):
                 sets[index] = sets.get(index, 0) | 1 << number
-        places: list[tuple[int, int]] = []  # (offset, the numbers of the sets with a register in this place)
+        places: list[tuple[int, int]] = []  # (offset of a place, numbers of the sets that have a register there)
         # The widest registers come first, so that a later register fits into the place of any earlier one.
         for index in sorted(sets, key=lambda i: (-width(self.fn.registers[i].type), i)):
             free = (k for k, (_, taken) in enumerate(places) if not taken & sets[index])

@@ -9,7 +9,7 @@ from .. import abi
 from .opcode import RefusedError
 
 if TYPE_CHECKING:
-    from .emitter import Emitter
+    from .operands import Operands
 
 _HEADER = {
     "%laneid": ("t", "lane"),
@@ -25,7 +25,7 @@ _INDICES = {"%tid": "t", "%ntid": "launch", "%ctaid": "block", "%nctaid": "launc
 _AXES = ("x", "y", "z")
 
 
-def special(g: Emitter, name: str) -> tuple[str, int]:
+def special(g: Operands, name: str) -> tuple[str, int]:
     """(value, bits) of a special register."""
     if g.mode == "raw":
         raise RefusedError(f"special register {name} in a raw module")
@@ -66,7 +66,7 @@ def special(g: Emitter, name: str) -> tuple[str, int]:
     return _cluster(g, name), 32
 
 
-def _cluster(g: Emitter, name: str) -> str:
+def _cluster(g: Operands, name: str) -> str:
     packed = g.header("launch", "cluster")
     if name == "%is_explicit_cluster":
         return g.op(f"zext i1 {g.op(f'icmp ne i32 {packed}, 0')} to i32")

@@ -108,7 +108,9 @@ class Run:
         return ctypes.addressof(made)
 
     def lend(self, nbytes: int) -> int:
-        """The address of memory that is sent back to the caller. It has one byte more, so that it is never empty."""
+        """The address of memory of `nbytes`, which is sent back to the caller. One more byte is allocated, so that the
+        memory is never empty.
+        """
         made = (ctypes.c_char * (nbytes + 1))()
         self.keep.append(made)
         self.lent.append(made)

@@ -51,7 +51,7 @@ class Lent(HostMemory):
     def complete(self, value: Any, others: Sequence[Any]) -> Any:
         nbytes = others[self.places[self.parameter.extent or ""]]
         if type(value) is Address and nbytes > value.keep.nbytes:
-            raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call is about {nbytes}")
+            raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call needs {nbytes}")
         return value
 
 
@@ -96,7 +96,9 @@ def take_bytes(incoming: Incoming, run: Run) -> int:
 
 
 def _brought(here: int, there: int) -> Address:
-    """The memory at `here` that came with a call; `there` is its address in the caller's process."""
+    """The memory at the address `here`, whose bytes came with a call; `there` is its address in the caller's
+    process.
+    """
     made = Address(here)
     made.origin = there
     return made

@@ -27,7 +27,7 @@ _FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
-    """The base class of all kinds of arguments, which is also the kind of plain numbers."""
+    """An argument of any kind. This base class is also the kind of arguments that are plain numbers."""
 
     dependent = False
     """True for a kind whose value depends on other arguments. `complete` is called only for these kinds."""
@@ -129,7 +129,7 @@ class Array(List):
             found = items(value, lambda item: isinstance(item, kind), expected, self.name)
         else:
             found = items(list(value), lambda item: isinstance(item, int), "int", self.name)
-            len(value)  # as the bindings, raise if it has no length
+            len(value)  # raises the error of the bindings for a value without a length
         return [self.scalar.read(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:

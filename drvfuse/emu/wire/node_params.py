@@ -108,7 +108,9 @@ class _Copy:
 
 
 class _Array:
-    """An array of structures `c`, by the names of the fields with its address and its length."""
+    """A pointer to an array of structures `c`. `field` and `count` are the names of the fields that hold the address
+    and the length of the array.
+    """
 
     def __init__(self, c: str, field: str, count: str) -> None:
         self._kind, self._field, self._count = Structure(c), field, count
@@ -217,7 +219,7 @@ class FilledParams(NodeParams):
         return value
 
     def _store(self, value: Any, content: Any) -> None:
-        """Copy the fields that the call has written, but no pointers, which are addresses of the other process."""
+        """Copy the fields that the call has written, except pointers, as these are addresses of the other process."""
         kind = STRUCTS[self.kind.c]
         written, own = kind.from_buffer_copy(content), kind.from_address(int(value.getPtr()))
         if self.kind.c == "CUDA_GRAPH_INSTANTIATE_PARAMS":

@@ -18,7 +18,7 @@ from .structs import Structure
 
 
 class Output:
-    """The base class of all kinds of results, which is also the kind of plain numbers."""
+    """A result of any kind. This base class is also the kind of results that are plain numbers."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter

@@ -102,7 +102,7 @@ class Signature:
 
     @property
     def _left_out(self) -> list[str]:
-        """The parameters that calls may leave out, which count the wanted elements of a result."""
+        """The parameters that a call may leave out: those that give the number of elements wanted in a result."""
         last = itertools.takewhile(lambda p: p.mode == "inout" and p.type == "size_t", reversed(self.given))
         return [p.name for p in last]
 

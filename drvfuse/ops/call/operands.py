@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, DriverUnavailable, any_of, kind_of
+from ...errors import ArgumentError, DriverUnavailable, any_of, counted, kind_of
 from ...runtime import interop
 from ...runtime.array import Array
 from ...runtime.device import Device
@@ -131,13 +131,11 @@ def one_device(operands: Iterable[Operand]) -> Device:
 
 def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
     """`value` as a list with an entry per local rank. With one local rank `value` need not be in a list."""
-    if isinstance(value, (list, tuple)):
-        if len(value) != len(group.ranks):
-            raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one per local rank")
-        return list(value)
-    if len(group.ranks) != 1:
-        raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one per local rank")
-    return [value]
+    several = isinstance(value, (list, tuple))
+    if (len(value) if several else 1) == len(group.ranks):
+        return list(value) if several else [value]
+    got = f"a list of {counted(len(value), 'array')}" if several else kind_of(value)
+    raise ArgumentError(argument, got, f"a list of {counted(len(group), 'array')}, one per local rank")
 
 
 def is_bare(group: Group, value: Any) -> bool:

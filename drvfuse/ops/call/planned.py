@@ -12,8 +12,8 @@ import functools
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from ...plans.limits import Limits
 from ...runtime.device import Device
@@ -63,6 +63,17 @@ def limits(device: Device) -> Limits:
     return Limits(device.sm_count, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), device.capability)
 
 
+class Pointed(Protocol):
+    """Memory of the host that holds addresses of arrays: `pointers` has them by their offset in bytes in `parameters`.
+    A repeated call writes other addresses there."""
+
+    @property
+    def parameters(self) -> Any: ...
+
+    @property
+    def pointers(self) -> Mapping[int, int]: ...
+
+
 class Ready:
     """A launch and its parameters; the plan has written everything that does not differ between calls.
 
@@ -81,12 +92,18 @@ class Ready:
 
         Every address of an array must be written by this method: a repeated call replaces `pointers` and nothing else.
         """
-        kind: Any = type(self.parameters)
-        offset = _offset(kind, field)
-        struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
+        offset = self.fix(field, *addresses)
         for address in addresses:
             self.pointers[offset] = address
             offset += POINTER_BYTES
+
+    def fix(self, field: str, *addresses: int) -> int:
+        """Write addresses that no call changes, such as those of workspaces, as `point` writes those of arrays. Returns
+        the offset of the field."""
+        kind: Any = type(self.parameters)
+        offset = _offset(kind, field)
+        struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
+        return offset
 
     def adapt(self, alone: bool, wide: bool) -> None:
         """Change a collective's launch for a group that is alone on its devices, or for a group beside others.

@@ -16,7 +16,7 @@ from ...runtime.graph import capturing
 from ...runtime.lifetime import enter_launches, leave_launches
 from .operands import Operand, no_overlap
 from .order import ReplayOrder, Route
-from .planned import Ready
+from .planned import Pointed, Ready
 from .tracing import CallTrace
 from .turns import Turns
 
@@ -48,10 +48,11 @@ class Schedule(Protocol):
 class Direct:
     """One kernel per rank. The kernels wait for one another on the devices, so they may be launched in any order.
 
-    `repeatable`: only the parameters of the launches hold addresses of the call's arrays (`repeat`).
+    A schedule with `pointed` can be repeated: the addresses of the call's arrays are in the parameters of its launches
+    and in `pointed`, and nowhere else (`repeat`).
     """
 
-    repeatable = True
+    pointed: Sequence[Pointed] = ()
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = [[launch] for launch in launches]

@@ -27,7 +27,7 @@ from ...runtime.stream import Stream
 from .faults import planted
 from .options import PDLLevel
 from .order import Route
-from .planned import POINTER_BYTES, PlanCache, Ready
+from .planned import POINTER_BYTES, PlanCache, Pointed
 from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
@@ -133,9 +133,10 @@ class Repeat:
     no group."""
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
-        """See `of`. Raises LookupError if the schedule is not `repeatable`, or if the parameters of the launches lack
-        the address of an array."""
-        if not getattr(prepared._schedule, "repeatable", False):
+        """See `of`. Raises LookupError if the schedule has no `pointed`, or if no parameter has the address of an
+        array."""
+        more: Sequence[Pointed] | None = getattr(prepared._schedule, "pointed", None)
+        if more is None:
             raise LookupError(f"{prepared!r} has steps with addresses of their own")
         self.note, self._schedule = prepared.note, prepared._schedule
         self._ready = prepared._ready  # keeps the launches alive, to which the group holds only weak references
@@ -155,8 +156,9 @@ class Repeat:
         self._used = [_picker([index[id(operand.array)] for operand in of_rank]) for of_rank in operands]
         self._positions = range(len(self._used))
         self._result = _maker(prepared._result, index)
-        self._runs = [run for ready in prepared._ready for run in _runs(ready, every)]
-        pointed = {address for ready in prepared._ready for address in ready.pointers.values()}
+        holders = [*prepared._ready, *more]
+        self._runs = [run for holder in holders for run in _runs(holder, every)]
+        pointed = {address for holder in holders for address in holder.pointers.values()}
         if any(array.size and array.ptr not in pointed for array in every):
             raise LookupError(f"{prepared!r} does not point to all arrays")
 
@@ -185,18 +187,18 @@ class Repeat:
         return self._result(arrays)
 
 
-def _runs(ready: Ready, arrays: Sequence[Array]) -> list[_Run]:
-    """The writes that fill in all addresses of a launch: one for each run of adjacent pointers."""
+def _runs(holder: Pointed, arrays: Sequence[Array]) -> list[_Run]:
+    """The writes that fill in all addresses: one for each run of adjacent pointers."""
     numbers = {array.ptr: number for number, array in enumerate(arrays) if array.size}
     runs: list[tuple[int, list[int]]] = []
     end = -1
-    for offset, address in sorted(ready.pointers.items()):
+    for offset, address in sorted(holder.pointers.items()):
         if address:
             if offset != end:
                 runs.append((offset, []))
             runs[-1][1].append(numbers[address])
             end = offset + POINTER_BYTES
-    return [(struct.Struct(f"{len(of)}Q").pack_into, ready.parameters, offset, _picker(of)) for offset, of in runs]
+    return [(struct.Struct(f"{len(of)}Q").pack_into, holder.parameters, offset, _picker(of)) for offset, of in runs]
 
 
 def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

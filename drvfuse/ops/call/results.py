@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, CaptureError, kind_of
+from ...errors import ArgumentError, CaptureError, counted, kind_of
 from . import operands
 from .operands import Operand
 
@@ -62,7 +62,7 @@ def outputs(device: Device, stream: Stream, wanted: Sequence[Wanted], given: Any
         names = [f"outputs.{name}" for name, _, _ in wanted]
         return [operands.made(name, array) for name, array in zip(names, arrays, strict=True)], arrays
     if not isinstance(given, (list, tuple)) or len(given) != len(wanted):
-        shown = f"{len(given)} arrays" if isinstance(given, (list, tuple)) else kind_of(given)
+        shown = counted(len(given), "array") if isinstance(given, (list, tuple)) else kind_of(given)
         names_of = ", ".join(name for name, _, _ in wanted)
         raise ArgumentError("outputs", shown, f"a tuple or list of {len(wanted)}: ({names_of})")
     found = []

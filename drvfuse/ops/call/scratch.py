@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ... import config
-from ...errors import ArgumentError, CaptureError, GridTimeout, require_kind
+from ...errors import ArgumentError, CaptureError, GridTimeout, counted, require_kind
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.driver import Driver
@@ -186,7 +186,9 @@ def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Ope
     operand = whole("workspace", value, driver, ("uint8",), writable=True)
     array = operand.array
     if array.nbytes < nbytes:
-        raise ArgumentError("workspace", f"of {array.nbytes} bytes", f"of at least {nbytes} bytes")
+        raise ArgumentError(
+            "workspace", f"of {counted(array.nbytes, 'byte')}", f"of at least {counted(nbytes, 'byte')}"
+        )
     if array.ptr % _ALIGNMENT:
         raise ArgumentError("workspace", f"at address {array.ptr:#x}", f"aligned to {_ALIGNMENT} bytes")
     if array.device is not device:

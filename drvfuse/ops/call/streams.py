@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, counted
 from ...runtime.stream import Stream, StreamLike
 
 if TYPE_CHECKING:
@@ -47,13 +47,11 @@ def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> li
         if streams != "current":
             raise ArgumentError("streams", repr(streams), 'None, "current", or a list of streams, one per local rank')
         return [_current(operand, "streams") for operand in inputs]
-    if not isinstance(streams, (list, tuple)):
-        if len(group) != 1:
-            raise ArgumentError("streams", repr(streams), f"a list of {len(group)} streams, one per local rank")
-        streams = [streams]
-    if len(streams) != len(group):
-        raise ArgumentError("streams", f"{len(streams)} streams", f"{len(group)} streams, one per local rank")
+    several = isinstance(streams, (list, tuple))
+    if (len(streams) if several else 1) != len(group):
+        got = f"a list of {counted(len(streams), 'stream')}" if several else repr(streams)
+        raise ArgumentError("streams", got, f"a list of {counted(len(group), 'stream')}, one per local rank")
     return [
         rank.wrap(stream, f"streams[{position}]")
-        for position, (rank, stream) in enumerate(zip(group.ranks, streams, strict=True))
+        for position, (rank, stream) in enumerate(zip(group.ranks, streams if several else [streams], strict=True))
     ]

@@ -94,7 +94,7 @@ def fp8_division(
 def _divide(
     op: str, given: Options, names: tuple[str, ...], x: Any, QB: Any, fp8type: Any, s_y: Any, stochastic: Any
 ) -> Prepared[tuple[Array, ...]]:
-    """The call of `op`, which returns the results with these names, in this order."""
+    """The prepared call of `op`. It returns the results `names`, such as "y" and "s_y", in that order."""
     if stochastic:
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common parts of the forward passes of RMSNorm and LayerNorm: parameters of their kernels, a launch by a plan."""
+"""What the forward passes of RMSNorm and LayerNorm share: the parameters of their kernels, and a launch by a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from ..call.planned import Planned
 from ..call.scratch import ScratchParams
 from .fp8_call import Fp8Call, Fp8Params
 
-_SHARES = ("groups", "longer", "part_columns", "resident_columns", "chunk_rows")  # parameters that the plan decides
+_SHARES = (
+    "groups",
+    "longer",
+    "part_columns",
+    "resident_columns",
+    "chunk_rows",
+)  # the parameters that are attributes of the plan
 _ARRAYS = ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")
 
 
@@ -31,8 +37,8 @@ class ForwardParams(Fp8Params):
 def planned_forward(
     call: Fp8Call, plan: HeldRows | HeldTiles | FewRows | ManyRows, kinds: Defines, batch_rows: int, address: int
 ) -> Planned:
-    """The launch that `plan` describes. `kinds` are the definitions for types and numerics. qy_t lies `address` bytes
-    behind a multiple of 16, and consists of batches of `batch_rows` rows."""
+    """The launch that `plan` describes. `kinds` are the definitions for types and numerics. qy_t consists of batches of
+    `batch_rows` rows, and its address modulo 16 is `address`."""
     shares = {name: getattr(plan, name) for name in _SHARES}
     template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
     every = kinds + plan.defines(call.aligned("x", "qy", "weight", "bias"))

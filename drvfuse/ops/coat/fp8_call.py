@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of every FP8 op after the check of its inputs: results, workspace, plan, parameters and launch."""
+"""The steps of every FP8 op after its inputs were checked: results, workspace, plan, parameters and launch."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _STRIDES = {"x": "x_stride", "scales": "scale_stride", "a": "a_stride", "b": "b_
 
 
 class Fp8Params(ctypes.Structure):
-    """The parameters of a kernel. The field with an array's name has its address, and `_STRIDES` names the fields that
-    have strides of rows."""
+    """The parameters of a kernel. The field with an array's name has the array's address. `_STRIDES` maps arrays to the
+    fields that have their strides of rows."""
 
     def bind(self, space: Workspace) -> None:
-        """Write the address of the workspace."""
+        """Write the workspace's parameters, such as its address, to the field `scratch`."""
         self.scratch = space.params
 
 
 class Options(NamedTuple):
-    """The keyword options of the ops."""
+    """The options of a call, as the caller has given them."""
 
     outputs: Any
     stream: Any
@@ -44,16 +44,17 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, outputs: Any, stream: Any, pdl_level: Any, workspace: Any = None) -> Options:
-        """Raises ArgumentError for a wrong `pdl_level`. The other options are checked with the arrays of the call."""
+        """The options, of which `pdl_level` is checked: it raises ArgumentError. `Fp8Call` checks the others."""
         return cls(outputs, stream, options.pdl_level(pdl_level), workspace)
 
 
 class Fp8Call:
-    """A call of the op `name` for a matrix of `rows` and `columns`. Its arrays are keyed by fields of the parameters.
+    """A call of the op `name` for a matrix of `rows` and `columns`. The keys of its arrays are the fields of the
+    kernel's parameters that get their addresses.
 
     `read` are inputs, the matrix first; `others` are inputs whose addresses the op itself writes to the parameters.
-    `wanted` describes the results, and `values` are the arrays that the caller gets. `own` is the workspace that the
-    caller has passed.
+    `wanted` describes the results, and `values` are the arrays that the call returns. `own` is the workspace that the
+    caller has passed, if any.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class Fp8Call:
         self.arrays = {**read, **dict(zip(wanted, self._written, strict=True))}
 
     def aligned(self, *fields: str) -> bool:
-        """Whether the rows of those of these arrays that the call has all begin and end at multiples of 16 bytes."""
+        """Whether all rows of the arrays `fields`, as far as the call has them, begin and end at multiples of 16
+        bytes."""
         return self.columns % 16 == 0 and all(self.arrays[one].rows_aligned for one in fields if one in self.arrays)
 
     def planned(
@@ -94,7 +96,8 @@ class Fp8Call:
         waits: bool = False,
         cluster: int = 1,
     ) -> Planned:
-        """The `Planned` for the kernel of that name, whose parameters have the columns and the early trigger."""
+        """A planned launch of a kernel. `template` are its parameters, in which the columns and the early trigger are
+        set here; `defines`, `grid`, `threads` and the rest describe the launch."""
         template.columns = self.columns
         template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
         spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)
@@ -103,7 +106,8 @@ class Fp8Call:
         )
 
     def ready(self, key: tuple[Hashable, ...], plan: Callable[[], Planned]) -> Ready:
-        """A launch of the plan for `key` and the size of the matrix, with the addresses and strides of the arrays."""
+        """A launch with the addresses and strides of this call's arrays. `plan()` makes its plan, unless a plan for
+        `key` and the size of the matrix was made before."""
         key = (*key, self.rows, self.columns, self.level, planted())
         ready = self.device.part(PlanCache).get(key, plan).take()
         for field, operand in self.arrays.items():
@@ -113,7 +117,8 @@ class Fp8Call:
         return ready
 
     def prepared(self, ready: Ready, result: R, *, workspace: bool) -> Prepared[R]:
-        """The prepared call of the launch `ready`. With `workspace` it uses the caller's workspace or the stream's."""
+        """The prepared call that launches `ready` and returns `result`. With `workspace` the launch uses the caller's
+        workspace or, if there is none, the stream's."""
         turns = DeviceTurns(self.device)
         if workspace:
             own = self.own[0].array if self.own else None

@@ -167,7 +167,7 @@ def _groups(shape: tuple[int, ...], QB: int) -> tuple[int, ...]:
 
 
 def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
-    """The results of the residual add, by the parameters that have their addresses."""
+    """The results of the residual addition. The keys are the kernel parameters that get their addresses."""
     bf16 = dtypes.get("bfloat16")
     return {"sum": ("sum", shape, bf16), "x": ("x", shape, target), "scales": ("s_x", _groups(shape, QB), bf16)}
 
@@ -183,9 +183,9 @@ def _call(name: str, given: Options, read: dict[str, Operand], wanted: dict[str,
 
 
 def _prepared(call: Fp8Call, QB: int, fp8: DType, epsilon: float, result: Callable[..., R]) -> Prepared[R]:
-    """The call with its launch, which returns `result` of its outputs."""
+    """The prepared call, which returns `result` of its outputs."""
     add, norm, weight = "a" in call.arrays, "weight" in call.arrays, weight_type(call.arrays)
-    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # scales and rstd are accessed element by element
+    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # scales and rstd are accessed by single elements
 
     def plan() -> Planned:
         plan = RowPlan.of(limits(call.device), call.rows, call.columns, 1 if add else 2)

@@ -185,7 +185,7 @@ def _forward(
     transpose_output_2d: Any,
     result: Callable[..., R],
 ) -> Prepared[R]:
-    """The call of the op `name`, which returns `result` of its outputs. `affine` has w and b, or is empty."""
+    """The prepared call of the op `name`, which returns `result` of its outputs. `affine` has w and b, or is empty."""
     driver = operands.driver_of(x=x, s_x=s_x, **affine)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     require_columns(xs, MAX_COLUMNS)
@@ -195,7 +195,7 @@ def _forward(
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "mean", "rstd")
     call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, max(GRID_BYTES, WORDS_BYTES))
     rows, columns, aligned = call.rows, call.columns, call.aligned("x", "qy", "weight", "bias")
-    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # runs of stores are multiples of it
+    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # the number of bytes of a store divides 16
 
     def plan() -> Planned:
         kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)

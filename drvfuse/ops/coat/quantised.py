@@ -22,7 +22,7 @@ Outputs = Sequence[ArrayLike] | None
 """The arrays that a call writes, in the order in which its docstring names them; None allocates them."""
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
-COAT_WARPS = 8  # COAT's functions return this number
+COAT_WARPS = 8  # the num_warps that the functions of COAT return
 
 
 def group_size(QB: Any) -> int:
@@ -48,13 +48,13 @@ def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, 
     scales = operands.rows("s_x", s_x, driver, ["bfloat16"])
     wanted = (*shape[:-1], -(-shape[-1] // QB))
     if scales.shape != wanted:
-        raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales a row")
+        raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales per row")
     return xs, scales, shape
 
 
 def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> dict[str, Operand]:
-    """The arrays w and b that are given, by the parameters that have their addresses. Both have one dtype and an
-    element for each column."""
+    """The operands of those of w and b that are given. The keys are the kernel parameters that get their addresses.
+    Both must have the same dtype and an element for each column."""
     fields = {"w": "weight", "b": "bias"}
     found = {fields[name]: operands.whole(name, value, driver, WEIGHTS) for name, value in given.items()}
     for operand in found.values():
@@ -65,12 +65,12 @@ def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> di
 
 
 def weight_type(read: Mapping[str, Operand]) -> DType:
-    """The dtype of the weights. Without weights it is the dtype with which kernels are compiled that have none."""
+    """The dtype of the weights, for which a kernel is compiled: bfloat16 if there are no weights."""
     return read["weight"].dtype if "weight" in read else dtypes.get("bfloat16")
 
 
 def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[tuple[int, ...], int]:
-    """The shape of qy_t for x of `shape`, and the rows of each of its batches."""
+    """(The shape of qy_t for x of `shape`, the number of rows of a batch.)"""
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
     count, columns = math.prod(shape[:-1]), shape[-1]
@@ -80,12 +80,13 @@ def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[
 
 
 def quantised_outputs(shape: tuple[int, ...], fp8: DType, turned: tuple[int, ...]) -> dict[str, Wanted]:
-    """A quantised tensor, its scale and its transpose. The keys are the kernel parameters that get their addresses."""
+    """Descriptions of qy, its scale and its transpose, which has the shape `turned`. The keys are the kernel parameters
+    that get their addresses."""
     return {"qy": ("qy", shape, fp8), "scale": ("s_y", (), dtypes.get("bfloat16")), "qy_t": ("qy_t", turned, fp8)}
 
 
 def row_outputs(shape: tuple[int, ...], *names: str) -> dict[str, Wanted]:
-    """Results with a float32 number for each row, one under each of these names."""
+    """Descriptions of results with a float32 number for each row of x. The keys and names are `names`."""
     rows = (math.prod(shape[:-1]),)
     return {name: (name, rows, dtypes.get("float32")) for name in names}
 

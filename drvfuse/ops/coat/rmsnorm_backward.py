@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ... import dtypes
-from ...errors import ArgumentError, require_integer
+from ...errors import ArgumentError, counted, require_integer
 from ...plans.coat_backward import MAX_COLUMNS, MAX_GRADIENTS, BackwardPlan, few_rows, workspace_bytes
 from ...plans.definitions import defines
 from ...plans.scratch import SUMS_AT
@@ -108,7 +108,7 @@ def gradient(
     saved: Mapping[str, Any],
     result: Callable[..., R],
 ) -> Prepared[R]:
-    """The call of the op `name`, which returns `result` of dx and of the gradients of `affine`.
+    """The prepared call of the op `name`, which returns `result` of dx and of the gradients of `affine`.
 
     `affine` has w for RMSNorm, w and b for LayerNorm, or nothing. `saved` are the values that the forward pass has
     saved for each row: v, the rstd, and for LayerNorm m, the mean.
@@ -118,7 +118,7 @@ def gradient(
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     require_columns(xs, MAX_COLUMNS)
     weights = column_weights(driver, shape[-1], affine)
-    weights.pop("bias", None)  # no gradient depends on it
+    weights.pop("bias", None)  # no gradient depends on b
     gradients = _gradients(driver, summed, shape)
     read = {"x": xs, "scales": scales, **weights, **_row_values(driver, saved, shape)}
     weight, sums, centred = weight_type(read), len(affine), "m" in saved
@@ -161,7 +161,7 @@ def gradient(
 
 
 def _named(g: Any) -> dict[str, Any]:
-    """The array g, or the arrays whose sum is g, by their names in messages."""
+    """The arrays whose sum is g. The keys are their names in messages: "g", or "g[0]", "g[1]", ..."""
     if not isinstance(g, (list, tuple)) or len(g) == 1:
         return {"g": g[0] if isinstance(g, (list, tuple)) else g}
     return {f"g[{i}]": array for i, array in enumerate(g)}
@@ -169,7 +169,7 @@ def _named(g: Any) -> dict[str, Any]:
 
 def _gradients(driver: Driver, values: Mapping[str, Any], shape: tuple[int, ...]) -> list[Operand]:
     if not 1 <= len(values) <= MAX_GRADIENTS:
-        raise ArgumentError("g", f"{len(values)} arrays", f"1 to {MAX_GRADIENTS} arrays")
+        raise ArgumentError("g", counted(len(values), "array"), f"1 to {MAX_GRADIENTS} arrays")
     found = [operands.rows(name, value, driver, ["bfloat16"]) for name, value in values.items()]
     for operand in found:
         operands.require_shape(operand, shape, "that of x")
@@ -177,7 +177,8 @@ def _gradients(driver: Driver, values: Mapping[str, Any], shape: tuple[int, ...]
 
 
 def _row_values(driver: Driver, saved: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Operand]:
-    """The values that the forward pass has saved for each row, by the parameters that have their addresses."""
+    """The operands of rstd and mean, which the forward pass has saved. The keys are the kernel parameters that get
+    their addresses."""
     fields = {"m": "mean", "v": "rstd"}
     found = {fields[name]: operands.whole(name, value, driver, ["float32"]) for name, value in saved.items()}
     for operand in found.values():

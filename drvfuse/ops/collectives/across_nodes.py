@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
+Failure. A rank whose kernel gives up takes part in the exchanges behind it all the same: they must match on all nodes,
+and the host may have queued them long before. So every exchange also carries whether the sums or bytes are defined: the
+status of sums (cu/collectives/nodes.cuh), or the abort word of the sender (cu/collectives/exchange_ended.cu). The first
+kernel behind the exchange reads that, reports, and aborts the ranks of its node, which raise NodeFailed.
+
 The stages follow one another on each rank's stream. With dependent launch the first kernel is a dependent of the kernel
 in front of the call, and the kernel behind the call is a dependent of the last kernel. The engine's work is no
 dependent launch: the kernel in front of it triggers at its end.
@@ -9,27 +14,33 @@ dependent launch: the kernel in front of it triggers at its end.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ...comm import workspace
+from ...comm.workspace import ABORT_OFFSET, NODES_OFFSET
 from ...errors import ArgumentError, Unsupported
 from ...nodes.exchange import Part, Piece, Pieces
 from ...nodes.link import PROGRESS_FIELDS
 from ...plans import moves
 from ...runtime.graph import capturing
 from ..call.options import PDLLevel
-from ..call.planned import PlanCache, Planned, Ready
+from ..call.planned import POINTER_BYTES, PlanCache, Planned, Pointed, Ready
 from ..call.prepared import require_one_side
 from ..call.specialisation import Specialisation
 from . import plan
 from .call_options import CallOptions
 from .move_kernels import MoveKernel, MoveParams
+from .params import Call
 
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...nodes.link import NodeLink
     from ...runtime.launch import Launch
     from ...runtime.stream import Stream
+
+_WORD = 8  # bytes of an abort word, and of a word of Progress
 
 
 def link(group: Group) -> NodeLink:
@@ -91,12 +102,18 @@ class Stage(Protocol):
     @property
     def launches(self) -> Sequence[Launch]: ...
 
+    @property
+    def pointed(self) -> Sequence[Pointed]:
+        """What holds addresses of the call's arrays besides the parameters of `launches`."""
+
     def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
         """Queue the work on the stream of each local rank."""
 
 
 class Kernels:
     """A stage with one kernel per local rank."""
+
+    pointed: Sequence[Pointed] = ()
 
     def __init__(self, ready: Sequence[Ready]) -> None:
         self.launches = [one.launch for one in ready]
@@ -110,6 +127,8 @@ class Sums:
     """An exchange of partial sums between the ranks with equal numbers inside their nodes, each of which gets all sums.
     `memory` has the address and the count of the float32 numbers of each local rank."""
 
+    pointed: Sequence[Pointed] = ()
+
     def __init__(self, memory: Sequence[tuple[int, int]]) -> None:
         self.launches: Sequence[Launch] = []
         self._memory = memory
@@ -119,53 +138,127 @@ class Sums:
         link.exchange([Part(member, address, count, stream) for member, (address, count), stream in each])
 
 
-class Bytes:
-    """An exchange of bytes: the pieces that each local rank sends and receives. Where the engine's waits are not
-    bounded, `counters` are kernels in front of it and behind it that tell the host whether the exchange has ended."""
+class ExchangeAddresses:
+    """The addresses of the memory from which an exchange of bytes sends, or in which it receives."""
 
-    def __init__(self, group: Group, sent: Sequence[Sequence[Piece]], received: Sequence[Sequence[Piece]]) -> None:
+    def __init__(self) -> None:
+        self.parameters = bytearray()
+        self.pointers: dict[int, int] = {}
+
+    def fixed(self, address: int) -> int:
+        """The number of an address that no call changes, such as that of a workspace."""
+        self.parameters += struct.pack("Q", address)
+        return len(self.parameters) // POINTER_BYTES - 1
+
+    def of_array(self, address: int) -> int:
+        """The number of the address of an array."""
+        self.pointers[len(self.parameters)] = address
+        return self.fixed(address)
+
+    @property
+    def values(self) -> Sequence[int]:
+        """The addresses by their numbers."""
+        return struct.unpack(f"{len(self.parameters) // POINTER_BYTES}Q", self.parameters)
+
+
+class Span(NamedTuple):
+    """A `Piece`, `offset` bytes behind the address with the number `base`."""
+
+    node: int
+    base: int
+    offset: int
+    nbytes: int
+
+
+class Bytes:
+    """An exchange of bytes: the spans of `addresses` that each local rank sends and receives, and after them, for each
+    peer, the abort word of the sender. A kernel after the exchange checks these words. If the engine's waits are not
+    bounded, that kernel and one before the exchange also tell the host whether the exchange has ended."""
+
+    def __init__(
+        self,
+        group: Group,
+        addresses: ExchangeAddresses,
+        sent: Sequence[Sequence[Span]],
+        received: Sequence[Sequence[Span]],
+    ) -> None:
         self.launches: Sequence[Launch] = []
-        self._pieces = list(zip(sent, received, strict=True))
-        self._before, self._behind = _counters(group) if link(group).engine.watched else ([], [])
+        self.pointed: Sequence[Pointed] = [addresses]
+        self._addresses = addresses
+        self._spans: list[tuple[list[Span], list[Span]]] = []
+        for rank, to, of in zip(group, sent, received, strict=True):
+            base = addresses.fixed(group.workspace.pointers[rank.index])
+            words = [Span(node, base, ABORT_OFFSET, _WORD) for node in _nodes_of(to)]
+            heard = [Span(node, base, NODES_OFFSET + _WORD * node, _WORD) for node in _nodes_of(of)]
+            self._spans.append(([*to, *words], [*of, *heard]))
+        self._before, self._behind = _around(group, link(group).engine.watched)
 
     def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
         for launch, stream in zip(self._before, streams, strict=False):
             launch(stream)
-        each = zip(link.members, self._pieces, streams, strict=True)
-        link.move([Pieces(member, sent, received, stream) for member, (sent, received), stream in each])
-        for launch, stream in zip(self._behind, streams, strict=False):
+        values = self._addresses.values
+
+        def pieces(spans: Sequence[Span]) -> list[Piece]:
+            return [Piece(node, values[base] + offset, nbytes) for node, base, offset, nbytes in spans]
+
+        each = zip(link.members, self._spans, streams, strict=True)
+        link.move([Pieces(member, pieces(to), pieces(of), stream) for member, (to, of), stream in each])
+        for launch, stream in zip(self._behind, streams, strict=True):
             launch(stream)
 
 
-class _CountParams(ctypes.Structure):
+def _nodes_of(spans: Sequence[Span]) -> list[int]:
+    """The nodes to which spans go, or from which they come."""
+    return sorted({span.node for span in spans})
+
+
+class CountParams(ctypes.Structure):
     """`struct CountParams` of cu/collectives/count_exchange.cu."""
 
     _fields_ = (("word", ctypes.c_uint64),)
 
 
-def _counters(group: Group) -> tuple[list[Launch], list[Launch]]:
-    """Launches on every local rank: those that add one to `Progress.sending`, and those that add one to
-    `Progress.received`."""
+class ExchangeEndedParams(ctypes.Structure):
+    """`struct ExchangeEndedParams` of cu/collectives/exchange_ended.cu."""
 
-    def counting(field: str) -> list[Launch]:
+    _fields_ = (("call", Call), ("received", ctypes.c_uint64), ("nodes", ctypes.c_int64))
+
+
+def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
+    """Launches on every local rank in front of an exchange of bytes and behind it. In front there are launches only if
+    the exchange is `watched`."""
+
+    def word(position: int, field: str) -> int:
+        return link(group).progress[position] + _WORD * PROGRESS_FIELDS.index(field) if watched else 0
+
+    def before() -> list[Launch]:
         spec, found = Specialisation("collectives", "count_exchange", ()), []
-        for rank, progress in zip(group, link(group).progress, strict=True):
-            word = progress + 8 * PROGRESS_FIELDS.index(field)
-            found.append(Planned(rank.device, spec, 1, 1, _CountParams(word=word)).take().launch)
+        for position, rank in enumerate(group):
+            parameters = CountParams(word=word(position, "sending"))
+            found.append(Planned(rank.device, spec, 1, 1, parameters).take().launch)
+        return found
+
+    def behind() -> list[Launch]:
+        defines = workspace.defines() | {"DRVFUSE_RANKS": group.layout.inside}
+        spec, found = Specialisation("collectives", "exchange_ended", tuple(defines.items())), []
+        for position, rank in enumerate(group):
+            call = plan.call_of_rank(group, position)
+            parameters = ExchangeEndedParams(call, word(position, "received"), group.nodes)
+            found.append(Planned(rank.device, spec, 1, 32, parameters).take().launch)
         return found
 
     made: tuple[list[Launch], list[Launch]] = group.part(PlanCache).get(
-        ("count_exchange",), lambda: (counting("sending"), counting("received"))
+        ("around_exchange", watched), lambda: (before() if watched else [], behind())
     )
     return made
 
 
 class AcrossNodes:
-    """The schedule of a call: its stages. `repeatable`: no exchange has addresses of the call's arrays."""
+    """The schedule of a call: its stages."""
 
-    def __init__(self, group: Group, stages: Sequence[Stage], repeatable: bool = True) -> None:
+    def __init__(self, group: Group, stages: Sequence[Stage]) -> None:
         self._link, self._stages = link(group), stages  # holds no group, as the group keeps repeated calls
-        self.repeatable = repeatable
+        self.pointed = [holder for stage in stages for holder in stage.pointed]
         kernels = [stage.launches for stage in stages if stage.launches]
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack, overload
 
 from ... import dtypes
-from ...errors import ArgumentError, Unsupported, kind_of
+from ...errors import ArgumentError, kind_of
 from ...plans import moves, node_moves
+from ...plans.arranged_scales import Arrangement
 from ...plans.node_moves import NodeRanks
 from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
@@ -144,8 +145,9 @@ def all_gather(
     tiles.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace`, bare arrays of one rank, the order of the streams and the errors
-    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and "naive" is refused,
-    as are scales by column or in tiles. `drvfuse.reference.all_gather` is the same in numpy.
+    are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and "naive" is refused.
+    Scales by column or in tiles that come from other nodes pass through the workspaces there, by "pull" whatever `algo`
+    is. `drvfuse.reference.all_gather` is the same in numpy.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if scales is None and gathered_scales is not None:
@@ -164,23 +166,20 @@ def all_gather(
             _check_scales(quantisation, factors, sources)
         found.append(_rows(group, "gathered_scales", gathered_scales, counts, factors, queues))
     elif scales is not None and quantisation is not None:
-        if group.link is not None:
-            raise Unsupported(
-                f"all_gather of scales of the layout {quantisation.layout!r} over several nodes: use the layout 'row', "
-                "or gather inside the groups that group.split(group.node) makes"
-            )
         found.append(_arranged(group, scales, gathered_scales, counts, sources[0], quantisation, queues))
     parts = [part for part, _ in found]
     read = [operand for part in parts for operand in _apart(group, part)]
     operands.no_overlap(read, [target for part in parts for target in part.targets])
-    text = " and ".join(f"{part.sources[0].shape[1:]} {part.sources[0].dtype}" for part in parts)
+    text = " and ".join(f"{part.targets[0].shape[1:]} {part.targets[0].dtype}" for part in parts)  # equal on all ranks
     text += "" if quantisation is None else f", {quantisation}"
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
     result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
     described = f"of rows of shape {text}, splits {list(counts)}"
     if group.link is not None:
-        steps = node_moves.all_gather([part.table for part in parts], NodeRanks(group.layout.of))
+        tables, arrangement = [part.table for part in parts], parts[-1].arrangement
+        ranks, payload_bytes = NodeRanks(group.layout.of), group.workspace.payload_bytes
+        steps = node_moves.all_gather(tables, ranks, arrangement, payload_bytes)
         return node_moving.prepare(common, described, parts, steps, queues, result)
     return moving.prepare(common, described, parts, queues, result, same=True)
 
@@ -247,10 +246,10 @@ def _arranged(
     why = f"for {quantisation}"
     sources = operands.of_ranks(group, "scales", scales, shapes, dtype, why, alignment=alignment)
     rows = [count * math.prod(each[:-1]) for count in counts]
-    table, arrangement = moves.arranged_scales(quantisation, rows, _columns(quantisation, codes.shape))
+    arrangement = Arrangement.of(quantisation, rows, _columns(quantisation, codes.shape))
     shape = _scales_shape(quantisation, (sum(counts), *each))
     targets, values = moving.outputs(group, "gathered_scales", gathered, shape, dtype, queues, why, alignment)
-    return MovePart(sources, targets, table, arrangement), values
+    return MovePart(sources, targets, moves.all_gather_scales(arrangement), arrangement), values
 
 
 def _apart(group: Group, part: MovePart) -> list[Operand]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, kind_of
+from ...errors import ArgumentError, counted, kind_of
 from ...plans import moves, node_moves
 from ...plans.node_moves import NodeRanks
 from ...runtime.array import Array
@@ -90,5 +90,6 @@ def _table(splits: Any, ranks: int) -> tuple[tuple[int, ...], ...]:
     if not isinstance(splits, (list, tuple)):
         raise ArgumentError("splits", kind_of(splits), f"a table of {ranks} x {ranks} numbers of rows")
     if len(splits) != ranks:
-        raise ArgumentError("splits", f"{len(splits)} rows", f"{ranks} rows, one for each rank of the group")
+        got, expected = (f"a table of {counted(count, 'row')}" for count in (len(splits), ranks))
+        raise ArgumentError("splits", got, f"{expected}, one for each rank of the group")
     return tuple(moving.lengths(f"splits[{i}]", row, ranks) for i, row in enumerate(splits))

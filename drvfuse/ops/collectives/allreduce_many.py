@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, kind_of
+from ...errors import ArgumentError, counted, kind_of
 from ...plans import collectives as plans
 from ...plans import push, traffic, tuning
 from ...plans.limits import ceil_div
@@ -85,7 +85,9 @@ def allreduce_many(
     if outputs is not None:
         given = _by_tensor(group, "outputs", outputs, bare)
         if len(given) != len(sources):
-            raise ArgumentError("outputs", f"{len(given)} arrays per rank", f"{len(sources)} arrays per rank")
+            raise ArgumentError(
+                "outputs", f"{counted(len(given), 'array')} per rank", f"{counted(len(sources), 'array')} per rank"
+            )
         targets = [
             operands.of_ranks(
                 group, "outputs", of_tensor, shape, first.dtype, "that of tensors", suffix=f"[{t}]", writable=True
@@ -132,9 +134,12 @@ def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]
         if not isinstance(arrays, (list, tuple)):
             raise ArgumentError(name, kind_of(arrays), "a list of arrays")
         if not 1 <= len(arrays) <= MOST_TENSORS:
-            raise ArgumentError(name, f"{len(arrays)} arrays", f"1 to {MOST_TENSORS} arrays")
+            raise ArgumentError(
+                name, f"a list of {counted(len(arrays), 'array')}", f"a list of 1 to {MOST_TENSORS} arrays"
+            )
         if len(arrays) != len(of_ranks[0]):
-            raise ArgumentError(name, f"{len(arrays)} arrays", f"{len(of_ranks[0])}, as {argument}[0]")
+            got, expected = (f"a list of {counted(len(of_rank), 'array')}" for of_rank in (arrays, of_ranks[0]))
+            raise ArgumentError(name, got, f"{expected}, as {argument}[0] is")
     return list(value) if bare else [list(of_tensor) for of_tensor in zip(*of_ranks, strict=True)]
 
 

@@ -97,7 +97,7 @@ class ArrangedCopies:
             distance=(position - peer) % self._group.size,
             clears=int(peer == position),
         )
-        parameters.arrangement.tailor(arrangement, position)
+        parameters.arrangement.tailor(arrangement, range(self._group.size), position)
         device = self._group.ranks[position].device
         kernel = load(device, Specialisation("collectives", "place_scales", tuple(workspace.defines().items())))
         blocks = max(1, min(ceil_div(nbytes, PACK_BYTES * _THREADS), self._group.max_blocks))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...comm import workspace
-from ...plans import moves
+from ...plans import arranged_scales, moves
 from ...trace import layout
 from ..call import faults
 from ..call.specialisation import Specialisation
@@ -25,7 +25,7 @@ class MoveKernel:
     """What a kernel is compiled for.
 
     `algo` is one of `ALGOS` or `RELAY`. `same`: a rank sends the same bytes to all ranks. `staged`: bytes go through
-    the workspaces (put and pull only). `arranged`: scales are rearranged as `plans.moves.Arrangement` says (not with
+    the workspaces (put and pull only). `arranged`: scales are rearranged as `plans.arranged_scales` says (not with
     relay, and with put only if bytes are staged). `compares`, `traced` and `fault` are as in `CollectiveKernel`."""
 
     algo: str
@@ -119,14 +119,13 @@ class Arrangement(ctypes.Structure):
         ("count", ctypes.c_int32 * workspace.MAX_RANKS),
     )
 
-    def tailor(self, arrangement: moves.Arrangement, rank: int) -> None:
-        """Write the first row and the number of rows of all ranks, by distance."""
-        ranks = len(arrangement.rows)
-        self.rows, self.groups = sum(arrangement.rows), arrangement.groups
-        self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.layout == "tiles")
-        for distance in range(ranks):
-            self.first[distance] = sum(arrangement.rows[: (rank - distance) % ranks])
-            self.count[distance] = arrangement.rows[rank - distance]
+    def tailor(self, arrangement: arranged_scales.Arrangement, ranks: Sequence[int], place: int) -> None:
+        """Write the first row and the number of rows of the ranks `ranks`, by distance from rank `ranks[place]`."""
+        self.rows, self.groups = arrangement.total, arrangement.groups
+        self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.tiles)
+        for distance in range(len(ranks)):
+            self.first[distance] = arrangement.first[ranks[place - distance]]
+            self.count[distance] = arrangement.rows[ranks[place - distance]]
 
 
 class MoveParams(ctypes.Structure):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import ArgumentError, kind_of
+from ...errors import ArgumentError, counted, kind_of
 from ...plans import moves
+from ...plans.arranged_scales import Arrangement
 from ...plans.traffic import Traffic
 from ..call import operands, results
 from ..call.operands import Operand
@@ -39,8 +40,9 @@ class MovePart:
     sources: Sequence[Operand]
     targets: Sequence[Operand]
     table: moves.Moves
-    arrangement: moves.Arrangement | None = None
+    arrangement: Arrangement | None = None
     """The layout of scales that are rearranged when they arrive; None for bytes that arrive as they are."""
+    from_payloads, to_payloads = False, False  # whether the sources or the targets are payloads of workspaces
 
     def reachable(self, group: Group, targets: bool) -> bool:
         """Whether the kernels of a rank's peers can access its target where it lies or, without `targets`, its
@@ -84,7 +86,8 @@ def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise ArgumentError(argument, kind_of(value), f"a list of {ranks} numbers of rows, one for each rank")
     if len(value) != ranks:
-        raise ArgumentError(argument, f"{len(value)} entries", f"{ranks} entries, one for each rank of the group")
+        got, expected = (f"a list of {counted(count, 'entry', 'entries')}" for count in (len(value), ranks))
+        raise ArgumentError(argument, got, f"{expected}, one for each rank of the group")
     for position, rows in enumerate(value):
         if isinstance(rows, bool) or not hasattr(rows, "__index__") or rows < 0:
             raise ArgumentError(f"{argument}[{position}]", repr(rows), "an integer of at least 0: a number of rows")
@@ -222,10 +225,13 @@ class MoveCall:
     def _point(self, ready: Sequence[Ready], field: str, part: MovePart) -> None:
         group = self.common.group
         for one, rank, source, target in zip(ready, group, part.sources, part.targets, strict=True):
-            one.point(f"{field}.input", source.ptr)
-            one.point(f"{field}.output", target.ptr)
+            to_input = one.fix if part.from_payloads else one.point
+            to_output = one.fix if part.to_payloads else one.point
+            to_input(f"{field}.input", source.ptr)
+            to_output(f"{field}.output", target.ptr)
             if self.algo not in moves.PUSH and not self.staged:
-                one.point(f"{field}.far", 0, *part.far(group, rank.index, self.algo == "put"))
+                puts = self.algo == "put"
+                (to_output if puts else to_input)(f"{field}.far", 0, *part.far(group, rank.index, puts))
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
@@ -241,7 +247,7 @@ class MoveCall:
             if kernel.pushes:
                 parameters.offsets = parameters.rows.offsets | parameters.scales.offsets
             if arrangement is not None:
-                parameters.arrangement.tailor(arrangement, rank)
+                parameters.arrangement.tailor(arrangement, peers, place)
 
         if kernel.pushes:
             pushed = moves.push_shape(work, group.workspace.payload_bytes)

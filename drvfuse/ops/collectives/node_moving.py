@@ -12,6 +12,12 @@ kernel has begun (move.cu, move_push.cu). So a payload is written again only aft
 Peers may still read a payload as staging when the kernel that staged there has ended: on one node the next call stages
 in the other half. So a kernel that stores to a payload comes after a barrier of the node's ranks: "put" begins with
 one, and "push", which has none, follows a kernel that only passes barriers.
+
+Scales by column or in tiles are received in payloads, since those of a rank do not stay together in an output. The
+exchange that stores them there follows a kernel of the call that begins with a barrier and stages nothing, or else a
+kernel that only passes barriers. The kernels that rearrange the scales pull them from the payloads directly, and end
+with a barrier: then no peer reads the payload any more, and the next chunk may be received. The kernels of the rows,
+which may stage in the payloads, come last.
 """
 
 from __future__ import annotations
@@ -22,7 +28,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...comm.workspace import PAYLOAD_OFFSET
 from ...errors import ArgumentError
-from ...nodes.exchange import Piece
 from ...plans import moves, node_moves
 from ...plans.node_moves import Crossing, Inside, NodeRanks, Place
 from ...plans.traffic import NONE, Traffic
@@ -31,7 +36,7 @@ from ..call import operands
 from ..call.planned import Ready
 from ..call.prepared import Prepared, Schedule
 from . import collective_call
-from .across_nodes import AcrossNodes, Bytes, Kernels, Stage, barrier, level_inside
+from .across_nodes import AcrossNodes, Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside
 from .call_options import CallOptions
 from .move_kernels import RELAY
 from .moving import MoveCall, MovePart
@@ -45,16 +50,41 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class PayloadPart(MovePart):
+class ToPayloads(MovePart):
     """The part of a step whose targets are payloads, which all ranks of a node can access."""
+
+    to_payloads = True
 
     def reachable(self, group: Group, targets: bool) -> bool:
         return targets
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
-        behind = [peers[(place + distance) % len(peers)] for distance in range(1, len(peers))]
-        return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in behind]
+        return _far_payloads(group, rank, 1)
+
+
+class FromPayloads(MovePart):
+    """The part of a step whose sources are payloads, which all ranks of a node can access."""
+
+    from_payloads = True
+
+    def reachable(self, group: Group, targets: bool) -> bool:
+        return not targets
+
+    def far(self, group: Group, rank: int, targets: bool) -> list[int]:
+        return _far_payloads(group, rank, -1)
+
+
+class _NoRows(FromPayloads):
+    """The part of the rows in a step that moves scales alone."""
+
+    to_payloads = True
+
+
+def _far_payloads(group: Group, rank: int, direction: int) -> list[int]:
+    """The payloads of the peers of a rank, by distance from 1 on."""
+    peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
+    others = [peers[(place + direction * distance) % len(peers)] for distance in range(1, len(peers))]
+    return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in others]
 
 
 def prepare(
@@ -120,6 +150,7 @@ class NodeMoveCall:
         stages: list[Stage] = []
         every: list[Ready] = []
         last = max(number for number, step in enumerate(self.steps) if isinstance(step, Inside))
+        payloads_free = self.ranks.inside == 1  # whether no peer can still read this rank's payload
         for number, step in enumerate(self.steps):
             if isinstance(step, Inside):
                 kernel = self._kernel(step)
@@ -132,18 +163,25 @@ class NodeMoveCall:
                 ready = kernel.ready()
                 stages.append(Kernels(ready))
                 every += ready
+                payloads_free |= kernel.algo not in moves.PUSH and not kernel.staged
             else:
+                if not payloads_free and any(crossing.target is Place.PAYLOAD for crossing in step):
+                    met = barrier(self.common)
+                    stages.append(Kernels(met))
+                    every += met
                 stages.append(self._exchange(step))
-        return AcrossNodes(self.common.group, stages, repeatable=False), every
+        return AcrossNodes(self.common.group, stages), every
 
     def _kernel(self, step: Inside) -> MoveCall:
         """The kernel of a step, by an algorithm for which the workspace is large enough."""
         group = self.common.group
+        if step.source is Place.PAYLOAD:
+            return self._rearranging(step)
         found: list[MovePart] = []
-        for table, part in zip(step.tables, self.parts, strict=True):
+        for table, part in zip(step.tables, self.parts, strict=False):
             sources = part.sources if step.source is Place.INPUT else part.targets
             if step.target is Place.PAYLOAD:
-                found.append(PayloadPart(sources, _payloads(group), table))
+                found.append(ToPayloads(sources, _payloads(group), table))
             else:
                 found.append(MovePart(sources, part.targets, table))
         hazard = self.in_place_hazard and step.target is Place.OUTPUT
@@ -160,6 +198,21 @@ class NodeMoveCall:
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
         return replace(call, algo="put" if puts else "push")  # a staged "put" would use the payload itself
 
+    def _rearranging(self, step: Inside) -> MoveCall:
+        """The kernel that rearranges scales from payloads. It is "pull", which needs no room in the workspace."""
+        scales, payloads = self.parts[-1], _payloads(self.common.group)
+        targets = [
+            operands.made(
+                "gathered_scales",
+                view(target.ptr + step.begin, target.array.nbytes - step.begin, "uint8", target.device),
+            )
+            for target in scales.targets
+        ]
+        rows = _NoRows(payloads, payloads, self.ranks.table({}))
+        found = [rows, FromPayloads(payloads, targets, step.tables[-1])]
+        work = node_moves.work_of(replace(step, tables=(rows.table, step.tables[-1])), self.ranks)
+        return MoveCall(self.text, self.common, found, work, False, "pull", False)
+
     def _has_slots(self, call: MoveCall) -> bool:
         """Whether the slots of the workspace are large enough for the algorithm "push"."""
         try:
@@ -173,24 +226,24 @@ class NodeMoveCall:
         return step.target is Place.PAYLOAD and kernel.algo == "push" and self.ranks.inside > 1
 
     def _exchange(self, crossings: Sequence[Crossing]) -> Bytes:
-        group = self.common.group
+        group, addresses = self.common.group, ExchangeAddresses()
         memory = {
-            Place.INPUT: [[source.ptr for source in part.sources] for part in self.parts],
-            Place.OUTPUT: [[target.ptr for target in part.targets] for part in self.parts],
-            Place.PAYLOAD: [[group.workspace.pointers[rank.index] + PAYLOAD_OFFSET for rank in group]],
+            Place.INPUT: [[addresses.of_array(source.ptr) for source in part.sources] for part in self.parts],
+            Place.OUTPUT: [[addresses.of_array(target.ptr) for target in part.targets] for part in self.parts],
+            Place.PAYLOAD: [[addresses.fixed(payload.ptr) for payload in _payloads(group)]] * len(self.parts),
         }
         position = {rank.index: number for number, rank in enumerate(group)}
-        sent: list[list[Piece]] = [[] for _ in position]
-        received: list[list[Piece]] = [[] for _ in position]
+        sent: list[list[Span]] = [[] for _ in position]
+        received: list[list[Span]] = [[] for _ in position]
         for one in crossings:
             sender, receiver = position.get(one.sender), position.get(one.receiver)
             if sender is not None:
-                at = memory[one.source][one.part][sender] + one.source_offset
-                sent[sender].append(Piece(group.layout.of[one.receiver], at, one.nbytes))
+                at = memory[one.source][one.part][sender]
+                sent[sender].append(Span(group.layout.of[one.receiver], at, one.source_offset, one.nbytes))
             if receiver is not None:
-                to = memory[Place.OUTPUT][one.part][receiver] + one.target_offset
-                received[receiver].append(Piece(group.layout.of[one.sender], to, one.nbytes))
-        return Bytes(group, sent, received)
+                to = memory[one.target][one.part][receiver]
+                received[receiver].append(Span(group.layout.of[one.sender], to, one.target_offset, one.nbytes))
+        return Bytes(group, addresses, sent, received)
 
 
 def _payloads(group: Group) -> list[Operand]:

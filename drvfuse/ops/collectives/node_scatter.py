@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from ... import dtypes
 from ...comm.workspace import PAYLOAD_OFFSET
-from ...nodes.exchange import Piece
 from ...plans import collectives as plans
 from ...plans import push, scatter
 from ...plans.node_moves import NodeRanks
 from ...plans.node_scatter import ScatterChunk
 from ..call.planned import Ready
 from . import plan
-from .across_nodes import Bytes, Kernels, Stage, barrier, level_inside, sources_inside
+from .across_nodes import Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside, sources_inside
 from .call_options import CallOptions
 from .kernels import PUSH
 from .scatter_kernels import ScatterKernel, ScatterParams, ScatterPushParams
@@ -83,21 +82,22 @@ class PartialSums:
             ready = self._ready(chunk, ranks, step, inputs)
             found.append(Kernels(ready))
             every += ready
+        addresses = ExchangeAddresses()
         sent, received = [], []
         for rank in group:
-            base, others = payload(group, rank.index), range(1, ranks.count)
+            base, others = addresses.fixed(payload(group, rank.index)), range(1, ranks.count)
             owners = [(ranks.peer(rank.index, step), step) for step in others]
             sent.append(
                 [
-                    Piece(ranks.of[owner], base + chunk.sent(at) + chunk.skew(owner), chunk.sum_bytes(owner))
+                    Span(ranks.of[owner], base, chunk.sent(at) + chunk.skew(owner), chunk.sum_bytes(owner))
                     for owner, at in owners
                     if chunk.sum_bytes(owner)
                 ]
             )
-            own, base = chunk.sum_bytes(rank.index), base + chunk.skew(rank.index)
+            own, skew = chunk.sum_bytes(rank.index), chunk.skew(rank.index)
             nodes = [ranks.of[owner] for owner, _ in owners] if own else []
-            received.append([Piece(node, base + chunk.received(node), own) for node in nodes])
-        found.append(Bytes(group, sent, received))
+            received.append([Span(node, base, chunk.received(node) + skew, own) for node in nodes])
+        found.append(Bytes(group, addresses, sent, received))
         return found, every
 
     def _ready(self, chunk: ScatterChunk, ranks: NodeRanks, step: int, inputs: Sequence[int]) -> list[Ready]:

@@ -113,7 +113,7 @@ def _of_fp8(driver: Driver, argument: str, given: Any, scaled: Operand) -> Opera
 
 
 def gamma(driver: Driver, given: Any, n_normed: int) -> Operand | None:
-    """The weights of the norm."""
+    """The operand gamma, the weights of the norm. It may be None if no column is normed."""
     if given is None and not n_normed:
         return None
     g = operands.whole("gamma", given, driver, FLOATS)

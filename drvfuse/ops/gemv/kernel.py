@@ -22,7 +22,7 @@ from ..call.specialisation import FP8_CAPABILITY, Specialisation, load
 from ..call.tracing import CallTrace
 from .arguments import FLOATS, Inputs
 
-TRACE_WRITERS = 2  # the second one writes in the last block only
+TRACE_WRITERS = 2  # threads that write a trace; the second one writes in the last block only
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -58,7 +58,7 @@ def _access(weight: Operand) -> int:
 
 
 class Call:
-    """The facts on which the kernel and its launch depend: shapes, types, and the alignment of addresses."""
+    """Everything on which the kernel and its launch depend: shapes, types, and the alignment of addresses."""
 
     def __init__(
         self,
@@ -97,7 +97,8 @@ class Call:
         self.key = ("gemv", shapes, types, alignment, scaled, then, level.value, planted())
 
     def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
-        """The plan of the work, and its launch. If `trace` is given, room in it is reserved."""
+        """The plan for these facts, and a planned launch. With `trace`, a section of the trace is reserved for the
+        launch."""
         bounds, size = limits(self.device), self.dtypes[1].itemsize
         plan = Plan.of(bounds, self.m, self.n, self.k, size, self.n_normed, self.access)
         traced: dict[str, int] = {}

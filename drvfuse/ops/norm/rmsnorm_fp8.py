@@ -155,7 +155,7 @@ _Wanted = tuple[str, Any, tuple[int, ...], DType, int]
 
 
 def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of the rows or heads of the inputs, and the number of their columns."""
+    """(The shape of all rows, or heads, without their columns; the number of columns of a row or head.)"""
     shape = x.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs", f"of shape {shape}", "of shape [..., columns] with at least one column")
@@ -171,7 +171,7 @@ def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
 
 
 def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand:
-    """The operand of an input that must have that shape, and the dtype of `x` or float32."""
+    """The operand of an input. It must have that shape, and the dtype of `x` or float32."""
     kinds = (x.dtype.name,) if x.dtype.name == "float32" else (x.dtype.name, "float32")
     found = operands.whole(name, value, x.device.driver, kinds)
     operands.require_shape(found, shape, "as the inputs require")
@@ -206,7 +206,7 @@ def _results(
 
 
 class _Call:
-    """Everything that the kernel and its launch depend on. `arrays` are named as the fields of the parameters."""
+    """Everything on which the kernel and its launch depend. The keys of `arrays` are the fields of the parameters."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class _Call:
         self.ragged = columns * self.dtype.itemsize % VECTOR != 0 or any(each.ptr % VECTOR for each in vectors)
 
     def ready(self, trace: CallTrace | None) -> Ready:
-        """A launch with the arrays' addresses. With a trace it reserves a section of the trace."""
+        """A launch with the arrays' addresses. With `trace`, a section of the trace is reserved for it."""
         if trace is None:
             kinds = tuple((name, operand.dtype.name) for name, operand in self.arrays.items())
             compiled = self.quantisation.definitions(self.dtype)

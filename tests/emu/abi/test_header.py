@@ -14,12 +14,12 @@ from cuda.bindings import nvrtc
 from engine_harness import Rig
 
 from drvfuse.emu import abi
-from drvfuse.emu.abi import structs
+from drvfuse.emu.abi import layout, race_structs, structs
 from drvfuse.emu.abi.header import CONSTANTS, ENUMS, header
 from drvfuse.emu.machine.engine_launch import EngineLaunch
 from drvfuse.emu.native import loader
 
-STRUCTURES = {name: getattr(structs, name) for name in structs.DECLARATIONS}
+STRUCTURES = {name: getattr(structs, name, None) or getattr(race_structs, name) for name in layout.DECLARATIONS}
 
 
 def values_in_cpp(expressions: list[str]) -> list[int]:
@@ -74,14 +74,14 @@ def test_every_enum_but_clock_is_in_the_header_of_the_native_runtime() -> None:
 
 
 def test_elements_of_arrays_have_offsets() -> None:
-    assert structs.offset(structs.Thread, "tid", 2) == structs.Thread.tid.offset + 8  # type: ignore[attr-defined]
-    assert structs.offset(structs.Block, "barrier", 3) == structs.offset(structs.Block, "barrier") + 3 * 40
+    assert layout.offset(structs.Thread, "tid", 2) == structs.Thread.tid.offset + 8  # type: ignore[attr-defined]
+    assert layout.offset(structs.Block, "barrier", 3) == layout.offset(structs.Block, "barrier") + 3 * 40
     with pytest.raises(AttributeError):
-        structs.offset(structs.Thread, "no_such_member")
+        layout.offset(structs.Thread, "no_such_member")
 
 
 def test_the_runtime_is_compiled_with_the_header_and_has_no_layout_of_its_own() -> None:
     """No structure of the table is defined a second time by hand."""
     for path in loader._HERE.glob("*.cu*"):
-        for name in structs.DECLARATIONS:
+        for name in layout.DECLARATIONS:
             assert f"struct {name} {{" not in path.read_text(), f"{path.name} defines {name}"

@@ -60,7 +60,7 @@ def test_a_buffer_that_is_shorter_than_the_copy_is_reported(machine: Machine, cu
     assert code(cuda.cuMemcpyDtoH(short, pointer, 41)) == INVALID
     (report,) = machine.reports
     assert report.kind == "out_of_bounds"
-    assert report.message == "cuMemcpyDtoH: 'dstHost' is a buffer of 40 bytes, and the call is about 41"
+    assert report.message == "cuMemcpyDtoH: 'dstHost' is a buffer of 40 bytes, and the call needs 41"
     ok(cuda.cuMemcpyDtoH(short, pointer, 40))
 
 

@@ -157,7 +157,7 @@ def _other(g: Graphs, name: str) -> tuple[Any, str]:
     function = cuda.cuGraphAddDependencies_v2 if MAJOR == 12 else cuda.cuGraphAddDependencies
     ok(function(graph, [first], [second], [data], 1))
     if name == "another edge":
-        return graph, "TOPOLOGY_CHANGED: a node waits for another one than in the executable"
+        return graph, "TOPOLOGY_CHANGED: a node and its counterpart in the executable have different dependencies"
     value = T.CUkernelNodeAttrValue()
     value.cooperative = 1
     ok(cuda.cuGraphKernelNodeSetAttribute(second, T.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))

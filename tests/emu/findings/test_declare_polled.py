@@ -72,7 +72,7 @@ def test_memory_that_is_not_allocated_is_refused_with_a_specific_message(device:
         ((pointer, 0), "nbytes is 0; it must be an integer of at least 1"),
         ((pointer, 1.5), "nbytes is 1.5"),
         ((array, 21), r"memory is 21 bytes at 0x\w+ \(0 bytes into 20 bytes at"),
-        ((pointer + 20, 4), "0 bytes behind the end of"),
+        ((pointer + 20, 4), "0 bytes past the end of"),
         ((0x12345678, 4), "outside of device memory"),
         (("flags", 4), "memory is 'flags'; it must be an array or an address"),
     ):

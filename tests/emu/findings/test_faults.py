@@ -62,7 +62,7 @@ def described(window: Memory, kind: FaultKind, **fields: int) -> faults.Fault:
 
 
 SENTENCES = [
-    ("OUT_OF_BOUNDS", {"size": 4, "addr": AT + 104}, f"read of 4 {HERE}068: 4 bytes behind the end of {THERE}"),
+    ("OUT_OF_BOUNDS", {"size": 4, "addr": AT + 104}, f"read of 4 {HERE}068: 4 bytes past the end of {THERE}"),
     (
         "MISALIGNED",
         {"size": 4, "addr": AT + 2},

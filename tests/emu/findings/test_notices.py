@@ -199,7 +199,7 @@ def test_a_race_with_a_copy_or_a_fill_names_the_call(bench: Bench) -> None:
     ok(cuda.cuCtxSynchronize())
     (report,) = bench.machine.reports
     assert (report.kernel, report.other.kernel) == ("cuMemcpyDtoDAsync (copy)", "cuMemsetD8Async (fill)")
-    assert "is not ordered behind the write by cuMemsetD8Async (fill) of device 0" in report.message
+    assert "is not ordered after the write by cuMemsetD8Async (fill) of device 0" in report.message
 
 
 def test_a_deadlock_says_how_many_blocks_never_became_resident(bench: Bench) -> None:

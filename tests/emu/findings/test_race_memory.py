@@ -63,7 +63,7 @@ def test_memory_of_the_detector_does_not_grow_with_ordered_launches(
             ok(cuda.cuLaunchKernel(call, blocks, 1, 1, threads, 1, 1, 0, 0, ((w, out), (None, None)), 0))
             if waits or launch % 4 == 3:
                 ok(cuda.cuCtxSynchronize())
-                used.append(machine.detector.state.top)
+                used.append(machine.detector.state.arena_top)
         assert machine.reports == []
         assert used[-1] < 1.1 * used[len(used) // 2], used
 
@@ -82,11 +82,11 @@ def test_memory_of_the_detector_does_not_grow_with_the_accesses_of_a_thread(kern
             ok(cuda.cuMemsetD32(pointer, 0, 1 << 14))
         call = function(cuda, SOURCE, kernel)
         ok(cuda.cuCtxSynchronize())
-        before = machine.detector.state.top
+        before = machine.detector.state.arena_top
         ok(cuda.cuLaunchKernel(call, 16, 1, 1, 256, 1, 1, 0, 0, ((w, out), (None, None)), 0))
         ok(cuda.cuCtxSynchronize())
         assert machine.reports == []
-        assert machine.detector.state.top - before < most << 10
+        assert machine.detector.state.arena_top - before < most << 10
 
 
 def judged(state: int, most: int) -> int:
@@ -113,6 +113,6 @@ def test_repeated_polls_are_checked_once_and_keep_one_entry_per_warp() -> None:
             ok(cuda.cuLaunchKernel(call, 1, 1, 1, threads, 1, 1, 0, 0, ((word,), (None,)), 0))
             assert cuda.cuCtxSynchronize()[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
             assert [report.kind for report in machine.reports] == ["deadlock"]
-            used.append(machine.detector.state.top)
+            used.append(machine.detector.state.arena_top)
             assert judged(machine.detector.state.random, 4 * threads) <= 4 * threads
     assert used[1] < used[0] + 100, used

@@ -123,7 +123,7 @@ def test_a_finding_is_logged_as_one_short_line(caplog: pytest.LogCaptureFixture)
     assert (record.name, record.levelname) == ("drvfuse.emu", "WARNING")
     assert record.getMessage() == report.brief() and len(report.brief()) < 240
     assert re.match(
-        rf"out_of_bounds at mine\.cu:{_line('beyond')}: write of 4 bytes at 0x\w+: 0 bytes behind", report.brief()
+        rf"out_of_bounds at mine\.cu:{_line('beyond')}: write of 4 bytes at 0x\w+: 0 bytes past", report.brief()
     )
     assert str(Path(report.file or "").parent) not in report.brief()
 
@@ -145,7 +145,7 @@ def test_races_are_logged_as_information_and_deadlocks_as_one_line(caplog: pytes
         _run()
     assert [record.levelname for record in caplog.records] == ["INFO"] * 2
     assert caplog.messages[0].startswith(
-        f"race at mine.cu:{_line('poll')}: not ordered behind mine.cu:{_line('store')}: "
+        f"race at mine.cu:{_line('poll')}: not ordered after mine.cu:{_line('store')}: "
     )
     caplog.clear()
     with Machine(devices=1) as machine:

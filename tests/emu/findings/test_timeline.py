@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from drvfuse.emu.abi import EVENTS, EventKind, structs
-from drvfuse.emu.findings import events, timeline
+from drvfuse.emu.findings import deadlock, events, timeline
 from drvfuse.emu.findings.blocked import Blocked
 from drvfuse.emu.findings.places import Identity
 from drvfuse.emu.findings.reports import Place, Report
@@ -132,7 +132,7 @@ def test_equal_polls_of_one_source_line_are_one_row_with_a_count(window: Window,
     assert rows[2] == ["2", "", polls]
     assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "4001", "4003", "4004"]
     spins = [Blocked((0, 0, 0), (0, 0, 0), "polling", FILE, 31, flags, 1)]
-    story = timeline.of_deadlock([("exchange", 0, spins)], ring, IDENTITIES)
+    story = deadlock.of_deadlock([("exchange", 0, spins)], ring, IDENTITIES)
     assert sum("st.release.sys" in line for line in story.splitlines()) == 2, "the writer of the word, and its row"
 
 
@@ -250,7 +250,7 @@ def test_a_deadlock_shows_which_blocks_wrote_the_word(window: Window, flags: int
         record("store", 2, 0, 2, STORE, address=flags + 64),
         record("load", 2, 0, 2, LOAD, address=flags + 8, value=1),
     )
-    text = timeline.of_deadlock(waits, ring, IDENTITIES, window)
+    text = deadlock.of_deadlock(waits, ring, IDENTITIES, window)
     assert text.splitlines()[:6] == [
         "A+0x0, holds 0: polled by device 0 block 0 thread 1 (barrier.cuh:31)",
         "  nobody wrote it in the events that are kept",
@@ -273,7 +273,7 @@ def test_a_few_blocks_that_wait_for_different_words_have_columns_of_their_own(
     waiting = [Blocked((b % 4, b // 4, 0), (0, 0, 0), **spin, address=flags + 64 * b) for b in range(blocks)]
     grid = {1: Identity("exchange", 0, (4, 4, 1), BLOCK, SITES)}
     ring = records(*(record("load", 1, b, 0, LOAD, address=flags + 64 * b) for b in range(blocks)))
-    text = timeline.of_deadlock([("exchange", 0, waiting)], ring, grid, window)
+    text = deadlock.of_deadlock([("exchange", 0, waiting)], ring, grid, window)
     assert sum("ld.acquire.sys" in line for line in text.splitlines()) == shown
     assert ("alike the first" in text) == (blocks == shown)
     assert ("at the same places, though for other words, the first" in text) == (blocks != shown)

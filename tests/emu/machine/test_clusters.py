@@ -12,7 +12,7 @@ from engine_harness import Rig, line_of
 
 from drvfuse.emu.findings.faults import Fault
 from drvfuse.emu.findings.reports import standstill
-from drvfuse.emu.machine.progress import FAULTS
+from drvfuse.emu.machine.fault_codes import error_of
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -247,7 +247,7 @@ KERNEL k(u32* out) {{ __shared__ alignas(16) u64 m[2]; C_INIT(m, 1)
     launch = rig0.launch(source, out, grid=1, block=1)
     assert rig0.finish(launch) and launch.fault is not None
     assert (launch.fault.kind, launch.fault.line) == ("no_cluster", line_of(source, "fault"))
-    assert FAULTS[launch.fault.kind].name == "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+    assert error_of(launch.fault.kind).name == "CUDA_ERROR_ILLEGAL_INSTRUCTION"
     rig0.run(source, out, grid=1, block=1, cluster=(1, 1, 1))
     assert rig0.read(out, np.uint32, 1).tolist() == [7]
 

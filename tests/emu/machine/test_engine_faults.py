@@ -33,7 +33,7 @@ def test_a_read_beyond_the_end_of_an_allocation_is_a_fault(rig):
     in_, out = rig.array(np.arange(100, dtype=np.int32)), rig.empty(1024)
     fault = fault_of(rig, rig.launch(COPY, in_, out, 101, grid=2, block=64), COPY, "out_of_bounds")
     assert (fault.block, fault.thread, fault.address) == ((1, 0, 0), (36, 0, 0), in_ + 400)
-    assert fault.message.startswith(f"read of 4 bytes at 0x{in_ + 400:x}: 0 bytes behind the end of 400 bytes")
+    assert fault.message.startswith(f"read of 4 bytes at 0x{in_ + 400:x}: 0 bytes past the end of 400 bytes")
 
 
 def test_a_write_beyond_memory_of_whole_granules_is_a_fault(rig):
@@ -333,7 +333,7 @@ def test_a_global_write_out_of_bounds_is_reported_for_global_memory(rig, kind, a
     at = lent(rig, kind) + away - out
     launch = rig.launch(STORE, out, at, smem=smem)
     fault = fault_of(rig, launch, STORE, "out_of_bounds")
-    expected = f"write of 4 bytes at 0x{out + at:x}: {at - 400} bytes behind the end of 400 bytes at 0x{out:x}"
+    expected = f"write of 4 bytes at 0x{out + at:x}: {at - 400} bytes past the end of 400 bytes at 0x{out:x}"
     assert fault.message == f"{expected} (device of device 0)" and fault.address == out + at
 
 
@@ -343,8 +343,8 @@ def test_a_generic_write_out_of_bounds_is_reported_for_global_memory(rig):
     rig.run(GENERIC, table, 0, smem=128)
     at = lent(rig, abi.Kind.SHARED) + (40 << 10) - out
     fault = fault_of(rig, rig.launch(GENERIC, table, at, smem=128), GENERIC, "out_of_bounds")
-    near = f"bytes behind the end of 8 bytes at 0x{table:x} (device of device 0)"
-    own = "bytes behind the end of the block's 128 bytes of shared memory"
+    near = f"bytes past the end of 8 bytes at 0x{table:x} (device of device 0)"
+    own = "bytes past the end of the block's 128 bytes of shared memory"
     assert near in fault.message and fault.message.endswith(own)
 
 

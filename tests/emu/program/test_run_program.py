@@ -214,9 +214,9 @@ def test_the_package_of_a_module_is_imported_after_the_switch(run, tmp_path):
     )
     assert (tool.stdout, tool.stderr, tool.returncode) == ("CUDA_SUCCESS\n", "", 0)
     assert "ModuleNotFoundError: No module named 'no_such_dependency'" in broken.stderr and broken.returncode == 1
-    said = "drvfuse emu: -m is 'package'; it must be the name of a module that can be run: No module named pack"
+    said = "drvfuse emu run: -m is 'package'; it must be the name of a module that can be run: No module named pack"
     assert package.stderr.startswith(said) and package.returncode == 2
-    assert missing.stderr.startswith("drvfuse emu: -m is 'package.no_such'; it must be") and missing.returncode == 2
+    assert missing.stderr.startswith("drvfuse emu run: -m is 'package.no_such'; it must be") and missing.returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def read_far_behind(rank: int, size: int) -> tuple[str, int]:
 
 def test_a_client_receives_the_findings_of_the_machine(pool):
     ((text, reports),) = pool.run(1, read_far_behind)
-    assert "4 bytes" in text and "behind the end of" in text and reports == 1
+    assert "4 bytes" in text and "past the end of" in text and reports == 1
     assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
 
 

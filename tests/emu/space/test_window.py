@@ -86,9 +86,9 @@ def test_the_nearest_allocation_of_an_address_is_found(window):
     address = window.alloc(1000, 3, 1, 1)
     assert (
         window.index.nearest(address + 1008)
-        == f"8 bytes behind the end of 1000 bytes at 0x{address:x} (device of device 3)"
+        == f"8 bytes past the end of 1000 bytes at 0x{address:x} (device of device 3)"
     )
-    assert window.index.nearest(address - 4).startswith("4 bytes in front of")
+    assert window.index.nearest(address - 4).startswith("4 bytes before")
     assert window.index.nearest(0) == "outside of device memory: a null pointer, or close to one"
     assert window.index.nearest(1 << 30).startswith("outside of device memory, as is memory of the host")
 

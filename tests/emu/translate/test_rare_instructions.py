@@ -23,7 +23,8 @@ OPERATIONS = {
 
 
 def encloses(exact: Fraction, low: Fraction, high: Fraction, squares: bool) -> bool:
-    """Whether low <= exact < high or low < exact <= high. For a root, the same of the squares."""
+    """Whether `exact` is between two different numbers, or equal to one of them. With `squares`, `exact` is the square
+    of the result of an instruction, and is compared with the squares of the numbers."""
     if squares:
         low, high = low * low, high * high
     return low <= exact <= high and low < high

@@ -260,7 +260,7 @@ def test_other_alignment_shape_dtype_or_device_is_refused_after_a_repeat(group, 
     refused(lambda: df.allreduce(group, xs, [array.reshape(192) for array in ys]), "outputs[0]", "of shape (192,)")
     refused(lambda: df.allreduce(group, xs, each(group, 0, dtype="f4")), "outputs[0]", "of dtype float32")
     refused(lambda: df.allreduce(group, xs, ys[::-1]), "outputs[0]", "on device 1")
-    refused(lambda: df.allreduce(group, xs, ys[:1]), "outputs", "1 arrays")
+    refused(lambda: df.allreduce(group, xs, ys[:1]), "outputs", "1 array;")
     refused(lambda: df.allreduce(group, xs, ys, algo="three"), "algo", "'three'")
     refused(lambda: df.allreduce(group, xs, ys, max_num_blocks=True), "max_num_blocks", "True")
 
@@ -337,7 +337,7 @@ def test_a_repeat_runs_on_the_streams_given_to_it(group, refused):
             assert y.stream.handle == (stream or rank.stream).handle
         assert [first(array) for array in ys] == [[3], [3]]
     refused(lambda: df.allreduce(group, each(group, 1), streams=own[::-1]), "streams[0]", "a stream of")
-    refused(lambda: df.allreduce(group, each(group, 1), streams=own[:1]), "streams", "1 streams")
+    refused(lambda: df.allreduce(group, each(group, 1), streams=own[:1]), "streams", "1 stream;")
 
 
 def test_a_repeat_on_another_stream_uses_the_workspace_of_that_stream(device):

@@ -23,7 +23,8 @@ class Case(NamedTuple):
 
 
 def case(rng: np.random.Generator, shape: tuple[int, ...], QB=16, fp8="float8_e4m3fn", w="bfloat16") -> Case:
-    """Random data as a group quantiser would make it, with scales of several magnitudes."""
+    """Random operands of a call. x and s_x look like the results of a quantisation by groups, with scales of several
+    magnitudes."""
     columns = shape[-1]
     groups = -(-columns // QB)
     x = (rng.standard_normal(shape).astype(np.float32) * 100).clip(-440, 440).astype(dtypes.get(fp8).numpy)
@@ -52,7 +53,8 @@ extern "C" __global__ void rcp(const unsigned short* s, float* out) {
 
 
 def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5, transpose_output_2d=False) -> None:
-    """Compare all outputs bit for bit. On a GPU rstd has approximate operations and may differ by 4 ulp."""
+    """Compare all outputs of the forward with the reference, bit for bit. On a GPU rstd is computed by approximate
+    instructions and may differ by 4 ulp; the other outputs are then compared with those that follow from this rstd."""
     qy, s_y, qy_t, (_, rstd, warps) = results
     own = coat_rmsnorm.row_rstd(values.x, values.s_x, QB, eps)
     given, inverse = None, None
@@ -77,7 +79,8 @@ def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5
 
 
 def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> None:
-    """Check a forward whose qy_t begins `shift` bytes into its memory, and that nothing outside the outputs is
+    """Check the results of a forward whose qy_t begins `shift` bytes after a multiple of 16, and that no byte outside
+    the outputs is
     written."""
     shape = rows, columns = values.x.shape
     x, s_x, w, _ = place(device, values)
@@ -94,14 +97,15 @@ def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> 
 
 
 def check_backward(values: Case, v: np.ndarray, results: Any, QB=16) -> None:
-    """Compare dx and dw bit for bit."""
+    """Compare dx and dw with the reference, bit for bit. `v` is the rstd that the call got."""
     dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(values.x, values.s_x, values.g, values.w, v, QB)
     same(results[0], dx, "dx")
     same(results[1], dw, "dw")
 
 
 def guarded(device: df.Device, shape: tuple[int, ...], dtype: str) -> tuple[df.Array, Any]:
-    """An output with 64 guard bytes on either side, and a function that asserts that they are untouched."""
+    """An output with 64 guard bytes before and after it, and a function that asserts that the guard bytes are
+    unchanged."""
     element = dtypes.get(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
     around = device.array(np.full(nbytes + 128, GUARD, np.uint8))
@@ -115,7 +119,7 @@ def guarded(device: df.Device, shape: tuple[int, ...], dtype: str) -> tuple[df.A
 
 
 class Strided:
-    """An array of another library with any strides, in elements."""
+    """A foreign array of any shape and strides in the memory of `array`. Strides and `offset` are in elements."""
 
     def __init__(self, array: df.Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> None:
         self.array, self.dtype = array, str(array.dtype)

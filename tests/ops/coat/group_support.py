@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of the approximate instructions of the device under test, for bit-exact expected results."""
+"""The approximate instructions of the device under test as numpy functions, so that expected results are bit-exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ extern "C" __global__ void reciprocal(const float* a, float* out, unsigned n) {
 
 
 def arithmetic(device: df.Device) -> Arithmetic:
-    """Models of `div.full` and `rcp.approx` as the driver under test rounds them; the emulator rounds correctly."""
+    """`div.full` and `rcp.approx` as the device computes them. The emulated device rounds both correctly; a GPU is
+    asked for each result by a small kernel."""
     if device.driver.name == "emu":
         return EXACT
     module = df.compile(_SOURCE, driver=device.driver)
@@ -41,7 +42,7 @@ def arithmetic(device: df.Device) -> Arithmetic:
 
 
 def near(device: df.Device, found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Assert that `found` is `expected`, to 4 ulp on a GPU, and NaN where it is; return it."""
+    """Assert that `found` equals `expected`, on a GPU within 4 ulp, and is NaN where `expected` is. Returns `found`."""
     numbers = ~np.isnan(expected)
     apart = np.abs(bits(found).astype(np.int64) - bits(expected))[numbers].max(initial=0)
     assert apart <= (4 if device.driver.name == "cuda" else 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward of RMSNorm: sums of gradients, the shapes that its plans distinguish, and the bytes that it moves."""
+"""The backward pass of RMSNorm: added gradients, shapes of every plan, and the number of bytes that it moves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_any_number_of_rows_has_the_bits_of_the_reference(device, rng, few, rows
     indirect=["few"],
 )
 def test_any_number_of_columns_has_the_bits_of_the_reference(device, rng, few, shape):
-    """The shapes give teams of several warps, several packs per thread, and lanes without a pack."""
+    """The shapes result in teams of several warps, several packs per thread, and lanes without a pack."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
@@ -65,7 +65,7 @@ def test_groups_of_128_columns_have_the_bits_of_the_reference(device, rng, few, 
     indirect=["few"],
 )
 def test_gradients_are_added_to_the_given_one_with_the_bits_of_the_reference(device, rng, few, shape, count):
-    """The results have the bits of adding the gradients before the call."""
+    """A call that adds several gradients has the results of a call with their rounded sum."""
     values = case(rng, shape)
     hosts = [values.g, *(rng.standard_normal(shape).astype(np.float32).astype(BF16) for _ in range(count - 1))]
     x, s_x, w, _ = place(device, values)
@@ -80,7 +80,7 @@ def test_gradients_are_added_to_the_given_one_with_the_bits_of_the_reference(dev
 
 @pytest.mark.parametrize("few,rows,first", [(MANY, 140, 48), (FEW, 33, 51)], indirect=["few"])
 def test_gradients_to_add_may_be_slices_of_wider_arrays(device, rng, few, rows, first):
-    """The slices have rows aligned to 16 bytes, or to an element only."""
+    """The rows of the slices are aligned to 16 bytes, or only to an element."""
     values = case(rng, (rows, 96))
     wide = [rng.standard_normal((rows, 200)).astype(np.float32).astype(BF16) for _ in range(3)]
     x, s_x, w, _ = place(device, values)
@@ -119,7 +119,8 @@ def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
 
 
 def counted(rng, rows, columns, count, blocks):
-    """The counters of a launch on `sm_count` multiprocessors, and the bytes that its polls read."""
+    """The counters of a launch on an emulated device with `sm_count` multiprocessors, and the number of bytes that its
+    polls read."""
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=blocks) as machine:
         device = df.device(0, driver=machine)
@@ -138,17 +139,18 @@ def counted(rng, rows, columns, count, blocks):
 
 
 @pytest.mark.emulated
-# Rows are read by bulk copies, or directly into registers.
+# Bulk copies read one scale for each 16 columns, and loads to registers one for each pack of 8.
 @pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])
 def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, columns, count):
-    """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
+    """Each input is read once, and dx is written once. The words of the sums of segments are written once and cleared
+    once."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
     rows, blocks = 150, 16
     total, polls = counted(rng, rows, columns, count, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
-    state = 2 * 4 + 4  # `users` is incremented and decremented, and the epoch is written
+    state = 2 * 4 + 4  # two updates of `users`, and a store of the epoch
     assert total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
-    scale_per = 16 if columns % 128 == 0 else 8  # otherwise a thread reads the scale of each of its packs of 8
+    scale_per = 16 if columns % 128 == 0 else 8
     of_rows = rows * 4 * shape.team_warps + elements * (1 + 2 * count) + elements // scale_per * 2
     header = 8 * shape.threads * blocks + 2 * 4
     assert total.local_read - polls == of_rows + 2 * columns * blocks + header
@@ -157,12 +159,12 @@ def test_the_backward_moves_the_expected_number_of_bytes(monkeypatch, rng, colum
 
 @pytest.mark.emulated
 def test_the_backward_of_few_rows_moves_the_expected_number_of_bytes(rng):
-    """Rows are read once for dx and once for dw. Blocks exchange no words of partial sums."""
+    """Rows are read once for dx and once for dw, and blocks exchange no partial sums."""
     rows, columns, blocks = 20, 640, 16
     total, polls = counted(rng, rows, columns, 1, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
     assert total.local_written == 2 * elements + 2 * columns and not polls
-    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # every thread reads rstd of its rows
+    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # every thread reads rstd of each of its rows
     assert total.local_read == 2 * (elements * (1 + 2) + elements // 8 * 2) + rstd + 2 * columns * blocks
 
 
@@ -182,8 +184,8 @@ def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device,
 def test_rings_of_buffers_that_wrap_around_have_the_bits_of_the_reference(
     monkeypatch, rng, columns, teams, count, kept
 ):
-    """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. Sums are
-    written before dx of the last row, or of the last two.
+    """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. Sums of a
+    segment are published before dx of its last row is stored, or dx of its last two rows.
     """
     for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
         monkeypatch.setattr(coat_backward, name, value)

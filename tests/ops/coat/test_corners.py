@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm forward and backward at the limits of their inputs: special values, exact ties, layouts, large offsets."""
+"""RMSNorm's forward and backward for unusual inputs: special values, exact ties, layouts, large offsets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_batches_of_size_one_and_zero_are_supported(device, rng, shape):
 
 @pytest.mark.parametrize("byte", [0x7C, 0xFC, 0x7D, 0x7E, 0xFF])
 def test_infinities_and_nans_of_e5m2_have_the_bits_of_the_reference(device, rng, byte):
-    """An infinity makes its element NaN and the rest of its row 0; a NaN makes everything NaN."""
+    """An infinity in x makes its element of qy NaN and the rest of its row 0. A NaN in x makes all of qy NaN."""
     values = case(rng, (33, 96), fp8=E5M2)
     values.x.view(np.uint8)[5, 9] = byte
     x, s_x, w, _ = place(device, values)
@@ -50,7 +50,8 @@ SPECIAL_GRADIENTS = ("NaN in g", "infinite g", "zero g", "NaN in w", "zero w", "
 
 @pytest.mark.parametrize("name", SPECIAL_GRADIENTS)
 def test_special_values_of_the_gradient_have_the_bits_of_the_reference(device, rng, name):
-    """A NaN stays in its row of dx and its column of dw; a NaN of w stays in its column and in c1."""
+    """A NaN in g makes its row of dx and its column of dw NaN. A NaN in w makes all of dx NaN, through c1, and none of
+    dw."""
     values = case(rng, (33, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     rows, columns = {5}, {9}
@@ -118,7 +119,7 @@ def test_quotients_that_are_exact_ties_round_to_even(device, rng, significand):
 
 @pytest.mark.parametrize("first", [1, 2, 8, 48])
 def test_rows_may_begin_at_any_address(device, rng, first):
-    """Slices of columns of wider arrays, on multiples of 1, 2, 8 and 16 bytes."""
+    """The rows are slices of wider arrays that begin at multiples of 1, 2, 8 and 16 bytes."""
     wide = case(rng, (33, 192))
     x, s_x, _, g = place(device, wide)
     columns = slice(first, first + 96)
@@ -134,7 +135,8 @@ def test_rows_may_begin_at_any_address(device, rng, first):
 
 
 def test_slices_of_batches_have_the_bits_of_the_reference(device, rng):
-    """Batches with a single row stride are accepted; a slice of the rows of each batch is refused."""
+    """Slices of columns are accepted, as all rows are equally far apart. Slices of the rows of each batch are
+    refused."""
     wide = case(rng, (3, 11, 192))
     x, s_x, _, g = place(device, wide)
     cut = Case(wide.x[..., 48:144], wide.s_x[..., 3:9], wide.w[48:144], wide.g[..., 48:144])
@@ -187,7 +189,7 @@ def test_partially_overlapping_outputs_are_refused(device, rng):
 
 @pytest.mark.parametrize("shape", [(33, 100), (3, 11, 97)])
 def test_nothing_is_written_outside_the_outputs_of_ragged_rows(device, rng, shape):
-    """Nothing is written outside the workspace either."""
+    """The workspace has guard bytes too."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     rows, columns = values.x.size // shape[-1], shape[-1]
@@ -205,7 +207,7 @@ def test_nothing_is_written_outside_the_outputs_of_ragged_rows(device, rng, shap
 
 
 def test_the_backward_takes_rows_with_offsets_beyond_32_bits(device, rng):
-    """Offsets into x and g beyond 2^32 elements."""
+    """The second row of x and of g begins more than 2^32 elements after the first."""
     values, stride = case(rng, (2, 96)), (1 << 32) + 16
     far = [device.empty(stride + 96, dtype) for dtype in (E4M3, "bfloat16")]
     for array, host in zip(far, (values.x, values.g), strict=True):
@@ -273,7 +275,7 @@ def test_many_rows_have_the_bits_of_the_reference(device, rng, shape):
 
 @pytest.mark.gpu
 def test_the_backward_of_more_than_two_to_the_31_elements_has_the_bits_of_the_reference(device, rng):
-    """All rows are equal except for rstd, so that dw has a known sum."""
+    """All rows are equal, so dw is a multiple of the dw of one row."""
     rows, columns = 524800, 4096
     one = case(rng, (1, columns))
     x = device.array(np.tile(one.x.view(np.uint8), (rows, 1)).view(one.x.dtype))
@@ -285,5 +287,5 @@ def test_the_backward_of_more_than_two_to_the_31_elements_has_the_bits_of_the_re
     same(df.view(dx.ptr + 2 * (rows - 1) * columns, (columns,), "bfloat16", device, owner=dx), small.numpy()[0])
     assert (dx.numpy().view(np.uint16) == small.numpy().view(np.uint16)).all()
     exact = rows * (one.g.astype(np.float64) * coat_rmsnorm.dequantise(one.x, one.s_x, 16) * rstd)[0]
-    # About 4000 equal terms in turn, each sum rounded to fp32: up to 4000 * 2^-24.
+    # A segment has about 4000 equal terms. Each addition is rounded to fp32, so the error is at most 4000 * 2^-24.
     assert np.linalg.norm(dw.numpy() - exact) <= 3e-4 * np.linalg.norm(exact)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-tensor quantisation: types, sizes, layouts and special values beyond those of the common shapes."""
+"""`fp8_division` and `fp8_division_transpose`: types, shapes, layouts, special values and bad input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from drvfuse.runtime.kernel import Kernel
 
 
 def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
-    """Compare (y, s_y, y_t) bit for bit. On a GPU div.full may round an exact tie to the other neighbour."""
+    """Compare (y, s_y, y_t) with the reference, bit for bit. On a GPU y is not compared, since div.full may round an
+    exact tie to the other neighbour; y_t must be its transpose."""
     expected, scale = coat_rmsnorm.fp8_division(values, fp8, s_y)
     y, out_scale, y_t = results
     same(out_scale, scale, "s_y")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward distributes rows over blocks, its maximum, long rows, large offsets, and the bytes that it moves."""
+"""The forward pass of RMSNorm: division of rows among blocks, the maximum, long rows, large offsets, bytes moved."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from drvfuse.reference import coat_rmsnorm
 
 @pytest.fixture(autouse=True)
 def no_tiles_in_registers(monkeypatch):
-    """The kernels for few and many rows take any number of rows, as no plan has tiles in registers."""
+    """Disable the plan `HeldTiles`, so that the kernels for few and for many rows get every number of rows."""
     monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
 
 
 def many_rows(device: df.Device) -> int:
-    """A number of rows for which blocks keep their rows on the chip; it is no multiple of the tile."""
+    """A number of rows for which the plan is `ManyRows`, and which is no multiple of a tile's rows."""
     return 8 * device.sm_count + 37
 
 
 def altered(monkeypatch, **changes):
-    """Set the attributes `changes` in all plans for many rows. Results do not depend on these attributes."""
+    """Set attributes of every `ManyRows` plan that is made from now on. Results do not depend on these attributes."""
     whole = ManyRows.__init__
 
     def init(self, *arguments):
@@ -44,7 +44,7 @@ def altered(monkeypatch, **changes):
     [
         (512, {}),
         (512, {"resident_columns": 384}),
-        (640, {"resident_columns": 128}),  # several blocks share columns, which gives other tiles
+        (640, {"resident_columns": 128}),  # several blocks share the columns of a row, and tiles have another shape
         (512, {"resident_columns": 0}),
         (512, {"resident_columns": 0, "known": False}),
     ],
@@ -73,7 +73,7 @@ def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rn
 
 
 def test_nan_weights_in_the_columns_of_one_block_have_the_bits_of_the_reference(device, rng):
-    """One block's columns are all NaN, but no row is."""
+    """All y in the columns of one block are NaN, but each row has other y, so the maximum is no NaN."""
     values = case(rng, (many_rows(device), 3072))
     plan = forward_plan(limits(device), *values.x.shape, 16)
     assert plan.parts > 1
@@ -98,7 +98,7 @@ def test_many_rows_of_other_types_and_groups_have_the_bits_of_the_reference(devi
 @pytest.mark.emulated
 @pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
 def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, rows, columns, tile):
-    """The shapes give each warp at most one tile, or two."""
+    """In each of these shapes a warp has at most one tile, or at most two."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 100)
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=2) as machine:
@@ -135,7 +135,7 @@ def test_long_rows_have_the_bits_of_the_reference_and_longer_ones_are_refused(de
 
 
 def test_rows_with_offsets_beyond_32_bits_have_the_bits_of_the_reference(device, rng):
-    """Offsets into x beyond 2^32."""
+    """The last row of x begins more than 2^32 bytes after the first."""
     values, stride = case(rng, (2, 96)), (1 << 32) + 16
     far = device.empty(stride + 96, "float8_e4m3fn")
     for row in range(2):
@@ -163,7 +163,7 @@ def test_more_than_two_to_the_31_elements_have_the_bits_of_smaller_calls(device,
 
 
 def decided(rstd: np.ndarray, values: Case) -> bool:
-    """Whether the kernel's estimates of the largest |y| leave only one possible scale."""
+    """Whether the kernel computes the scale from its estimate of the largest |y|, without the exact maximum."""
     products = np.abs(values.x.astype(np.float32) * np.repeat(values.s_x.astype(np.float32), 16, 1)) * np.abs(values.w)
     most = (products.max(1) * rstd).max()
     low, high = (coat_rmsnorm.scale_of(most * np.float32(1 + sign * 2**-21), values.x.dtype) for sign in (-1, 1))
@@ -171,12 +171,13 @@ def decided(rstd: np.ndarray, values: Case) -> bool:
 
 
 def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, driver, rng):
-    """The largest |y| crosses the boundary in steps of an ulp, where an estimate cannot decide the scale."""
+    """From case to case the largest |y| grows by one ulp, across a value where the rounded scale changes. So close to
+    it an estimate does not decide the scale."""
     values = case(rng, (40, 96), w="float32")
     values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
     values.x[7, 6:] = 0
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
-    # The boundary is between the bf16 scale 2 and the one above it.
+    # The boundary lies between the bf16 scale 2 and the next larger bf16 number.
     weight = np.float32(448 * (2 + 2**-7) / (384 * np.float32(values.s_x[7, 0]) * np.float64(rstd[7])))
     found, undecided, steps = set(), 0, range(-5, 6)
     for step in steps:
@@ -223,7 +224,8 @@ def test_blocks_share_columns_only_if_the_workspace_holds_their_sums(driver):
 
 @pytest.mark.emulated
 def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
-    """Their rstd is not kept either: several blocks would have to pass it through global memory."""
+    """Such rows are too long to keep their rstd in shared memory too, so several blocks of a team would exchange rstd
+    through global memory."""
     values = case(rng, (17, 44544))
     with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
         device = df.device(0, driver=machine)
@@ -245,8 +247,8 @@ def test_one_block_takes_rows_of_more_segments_than_it_can_keep_sums_of(rng, dri
 
 @pytest.mark.emulated
 def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
-    """x, its scales, qy and qy_t move once. The rest are weights, the epoch that each thread reads, and words of the
-    blocks."""
+    """x, its scales, qy and qy_t are moved once. All other bytes are weights, the epoch that each thread reads, and the
+    words that blocks exchange."""
     rows, columns = 512, 640
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward of few rows, which one block or one cluster holds in registers."""
+"""The forward pass of RMSNorm of few rows, which one block or one cluster holds in registers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAYS = HeldRows.pays
 
 @pytest.fixture(scope="module", autouse=True)
 def any_number_of_rows():
-    """The kernel takes any number of rows that fits, not only those for which it is the fastest."""
+    """Use the plan `HeldRows` for every number of rows that fits, also where another plan is quicker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HeldRows, "pays", staticmethod(lambda rows: True))
         yield
@@ -156,7 +156,8 @@ def test_rows_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
 
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
 def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, rng, shape):
-    """The largest |y| crosses the boundary in steps of an ulp, where an estimate cannot decide the scale."""
+    """From case to case the largest |y| grows by one ulp, across a value where the rounded scale changes. So close to
+    it an estimate does not decide the scale."""
     values, row, column = case(rng, shape, w="float32"), shape[0] - 1, shape[1] - 7
     values.x[row, column], values.s_x[row] = 384, values.s_x.max()
     values.x[row, :column] = values.x[row, :column].astype(np.float32) / 16
@@ -173,7 +174,7 @@ def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, rng, sha
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
 @pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21, np.nan, np.inf])
 def test_weights_outside_the_range_of_the_estimate_have_the_bits_of_the_reference(device, rng, shape, weight):
-    """The weights of all columns, or of the columns of one block."""
+    """The weights of all columns are out of range, or those of the columns of one block."""
     for columns in (slice(None), slice(shape[1] - 16, None)):
         values = case(rng, shape)
         values.w[columns] = (values.w[columns].astype(np.float32) * np.float32(weight)).astype(BF16)
@@ -188,7 +189,7 @@ def test_special_values_have_the_bits_of_the_reference(device, rng, shape):
         values.x.view(np.uint8)[row, column] = byte
         run(device, values)
     values = case(rng, shape)
-    values.s_x[row] = 1e30  # the squares of this row overflow
+    values.s_x[row] = 1e30  # the sum of squares of this row overflows
     run(device, values)
     values.x[:] = 0
     run(device, values)

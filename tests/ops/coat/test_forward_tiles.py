@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward of rows that the registers of one grid hold."""
+"""The forward pass of RMSNorm of rows that the registers of one grid hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_kinds(*kinds):
 
 @pytest.fixture(params=KINDS, ids=str)
 def kind(monkeypatch, request):
-    """Every plan of the test has tiles with these rows per lane and blocks per segment."""
+    """Make every plan of the test a `HeldTiles` with the given rows per lane and blocks per segment."""
     monkeypatch.setattr(
         rmsnorm_forward, "forward_plan", lambda limits, r, c, QB: HeldTiles(limits, r, c, *request.param)
     )
@@ -112,7 +112,8 @@ def test_other_types_and_groups_have_the_bits_of_the_reference(device, rng, kind
 
 
 def test_nans_and_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(device, rng, kind):
-    """The blocks of a strip then evaluate their rows exactly, and all blocks synchronise once more."""
+    """If the estimate does not decide the scale, the blocks of a strip divide its rows, compute their exact maxima, and
+    all blocks exchange these."""
     values = case(rng, (130, 1040))
     values.w[3] = 1e30
     run(device, values)

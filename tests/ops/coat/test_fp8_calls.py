@@ -69,7 +69,7 @@ def test_calls_on_two_streams_at_once_have_the_bits_of_the_reference(device, val
 
 
 def test_a_capture_allocates_nothing(device, arrays):
-    """Calls that were made before need neither memory nor a module."""
+    """A call whose shape was used before allocates no memory and loads no module, so it can be captured."""
     x, s_x, w, g = arrays
     out = outputs(device)
     back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))
@@ -111,8 +111,8 @@ def test_chains_of_dependent_launches_have_the_bits_of_the_reference(device, dri
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng, driver, monkeypatch):
-    """The rows form whole tiles, and neither plan keeps them all on the chip: x is read in both phases, outputs are
-    written once.
+    """The rows form whole tiles. Neither plan keeps x in registers or shared memory, so x is read in both phases;
+    outputs are written once.
     """
     rows, columns = 64, 640
     monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
@@ -124,7 +124,7 @@ def test_a_call_moves_the_expected_number_of_bytes(rng, driver, monkeypatch):
         forward = list(machine.launches)[-1].counters.total
     elements = rows * columns
     assert forward.local_written >= 2 * elements + 4 * rows
-    # qy, qy_t and rstd, and under 64 bytes for each block: s_y, the slots of the barrier and the epoch.
+    # qy, qy_t and rstd, and less than 64 bytes per block for s_y, the slots of the barrier and the epoch.
     assert forward.local_written <= 2 * elements + 4 * rows + 64 * 16
 
 

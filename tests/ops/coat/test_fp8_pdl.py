@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programmatic dependent launch: every kernel at each level, with late producers and a consumer that is early."""
+"""Programmatic dependent launch of every kernel at each level, with producers that write late and consumers that start
+early."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ Outputs = Sequence[tuple[tuple[int, ...], str]]
 
 
 class Kernel(NamedTuple):
-    """A call of `shape` that uses one particular kernel; `plan` forces that kernel if another one would be chosen."""
+    """A call that tests one kernel with operands of `shape`. `plan` forces that kernel if another one would be
+    chosen."""
 
     shape: tuple[int, int]
     outputs: Callable[[int, int], Outputs]
@@ -134,8 +136,8 @@ KERNELS = {
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["late", "early"])
 def device(request, driver):
-    """On the emulator, a device whose dependent launches start as late as possible, and one where they start as early
-    as allowed."""
+    """The device under test. With the emulated driver there are two: one starts dependent launches as late as possible,
+    one as early as allowed."""
     if driver == "cuda":
         yield df.device(0, driver=driver)
         return
@@ -162,7 +164,7 @@ def force(monkeypatch, name: str, plan: Any) -> None:
     ("name", "level"), [("forward", df.PDLLevel.OFF), *((name, level) for name in KERNELS for level in (ON, EARLY))]
 )
 def test_results_are_right_with_a_late_producer_and_an_early_consumer(device, module, rng, monkeypatch, name, level):
-    """Every input except the weights is written late, by kernels that let the call start before they write."""
+    """Kernels write every input except the weights. They trigger first, so the call may start before they write."""
     kernel = KERNELS[name]
     force(monkeypatch, name, kernel.plan)
     values = case(rng, kernel.shape)
@@ -174,7 +176,7 @@ def test_results_are_right_with_a_late_producer_and_an_early_consumer(device, mo
     hosts = [array.numpy() for array in right]
     wrong = Inputs(*(device.array(np.full(host.shape, 0.5, np.float32).astype(host.dtype)) for host in hosts))
     wrong = wrong._replace(w=right.w)
-    kernel.run(wrong, outputs=made[1], pdl_level=level)  # the first run loads the kernel and makes the workspace
+    kernel.run(wrong, outputs=made[1], pdl_level=level)  # the first run loads the kernel and allocates the workspace
     device.synchronize()
     for source, target in zip(right._replace(w=right.g), wrong._replace(w=wrong.g), strict=True):
         module["late"].prepare(1, 64, source, target, source.nbytes, 50_000, pdl=True)(device.stream)

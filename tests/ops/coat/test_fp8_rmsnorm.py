@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward and backward bit for bit against the oracle: shapes, types, layouts, special values, repeats."""
+"""RMSNorm's forward and backward against the reference, bit for bit: shapes, types, layouts, special values,
+repeats."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_dw_has_the_same_bits_in_every_run_and_on_every_grid(device, driver, rng
     exact = (
         values.g.astype(np.float64) * coat_rmsnorm.dequantise(values.x, values.s_x, 16) * rstd.numpy()[:, None]
     ).sum(0)
-    # fp32 throughout: about sqrt(150) roundings of 2^-24 on sums that partly cancel.
+    # All operations are fp32: the error is about sqrt(150) times 2^-24, and larger where terms cancel.
     assert np.linalg.norm(np.frombuffer(found.pop(), np.float32) - exact) <= 2e-6 * np.linalg.norm(exact)
 
 

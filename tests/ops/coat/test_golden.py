@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of COAT recorded on an H200: the reference and the kernels have its bytes.
+"""The reference and the kernels have the bytes of COAT's own kernels, whose outputs were recorded on an H200.
 
-rstd may differ by 2 ulp (approximate root and quotient, another order of additions). COAT's dw is rounded after every
-row; here it is rounded once, so it is compared with float64.
+rstd may differ by 2 ulp, since COAT's root and quotient are approximate and it adds in another order. COAT rounds dw
+after every row and drvfuse once, so dw is compared with float64.
 """
 
 from __future__ import annotations
@@ -68,6 +68,6 @@ def test_the_kernels_have_the_bytes_of_coat(device, tag):
         exact = (case.g.reshape(-1, columns).astype(np.float64) * values * saved[:, None].astype(np.float64)).sum(0)
         error = np.linalg.norm(dw.numpy().astype(np.float64) - exact) / np.linalg.norm(exact)
         coat = np.linalg.norm(golden(tag, "dw", META[tag]["w"]).astype(np.float64) - exact) / np.linalg.norm(exact)
-        # One rounding to bf16 is up to 2^-9 relative; the fp32 sum of at most 128 terms a few 2^-24.
+        # The relative error of one rounding to bf16 is at most 2^-9, that of an fp32 sum of 128 terms a few 2^-24.
         assert error <= (2**-9 if case.w.dtype == BF16 else 2e-6)
         assert error <= coat * 1.01 or case.w.dtype != BF16

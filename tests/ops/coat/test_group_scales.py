@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual add, RMSNorm with group scales as results, and both in one launch: bit for bit against the oracle."""
+"""The residual addition, RMSNorm with group scales as results, and both in one launch, against the reference bit for
+bit."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def check_add(device, a, b, fp8, results, QB=16) -> None:
 
 
 def check_both(one, add, norm) -> None:
-    """Check that the fused launch has the same results as the add and the norm in two launches."""
+    """Assert that the addition and the norm have the same results in one launch as in two."""
     total, (x, s_x), (qy, s_y, (_, rstd, _)) = one
     pairs = ((total, add[0]), (x, add[1][0]), (s_x, add[1][1]), (qy, norm[0]), (s_y, norm[1]), (rstd, norm[2][1]))
     for name, (found, expected) in zip(("sum", "x", "s_x", "qy", "s_y", "rstd"), pairs, strict=True):
@@ -89,7 +90,7 @@ def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
     x, s_x, _, g = place(device, wide)
     b, w = device.array(other), device.array(wide.w[48:144])
     with df.config.override(driver=device.driver):
-        for first in (48, 40):  # 40 elements are a multiple of 16 bytes in bfloat16 but not in FP8
+        for first in (48, 40):  # 40 elements have a multiple of 16 bytes as bfloat16, but not as FP8
             columns = slice(first, first + 96)
             cut = [Strided(a, (33, 96), (192, 1), first) for a in (x, g, b)]
             scales = Strided(s_x, (33, 6), (12, 1), 3)
@@ -167,7 +168,8 @@ def outputs(device, rows=33, columns=96):
     ]
 
 
-@pytest.mark.parametrize("columns", [96, 112])  # 96 columns are whole pairs of packs; 112 end with a single pack
+# 96 columns consist of pairs of packs, 112 of three pairs and a single pack.
+@pytest.mark.parametrize("columns", [96, 112])
 def test_given_outputs_are_written_and_nothing_outside_them(device, rng, columns):
     values = case(rng, (33, columns))
     other = addend(rng, values)
@@ -211,7 +213,7 @@ def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng):
-    """Every byte is read and written once, except the weights, of which a thread reads its 16 or 32 columns once."""
+    """Every byte is read and written once, except the weights: each thread reads those of its 16 or 32 columns."""
     rows, columns = 64, 4096
     elements, groups = rows * columns, rows * columns // 16
     with df.emu.Machine(devices=1, sm_count=4) as machine:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LayerNorm with parameters and without: bit for bit against the oracle, and the oracle against float64."""
+"""LayerNorm's forward, with and without weights and bias: against the reference bit for bit, and the reference against
+float64."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ SHAPES = [
 
 
 def bias_of(values: Case) -> np.ndarray:
-    """A bias for the case, as random as its weights."""
+    """Random biases of the dtype of the case's weights."""
     return (values.w[::-1].astype(np.float32) - 1).astype(values.w.dtype)
 
 
 class Forward:
-    """A call of the forward, with parameters or without, and what it returned."""
+    """A call of the forward, with or without weights and bias, and its results."""
 
     def __init__(
         self, device, values: Case, affine: bool, QB=16, eps=1e-5, flag=False, arrays=None, bias=None, **rest: Any
@@ -52,8 +53,8 @@ class Forward:
         assert warps == 8
 
     def check(self, values: Case | None = None) -> None:
-        """Compare all outputs bit for bit. On a GPU mean and rstd may differ by 4 ulp, and the rest must follow from
-        them."""
+        """Compare all outputs with the reference, bit for bit. On a GPU mean and rstd may differ by 4 ulp; the other
+        outputs must be those that follow from this mean and rstd."""
         x, s_x, *_ = values or self.values
         mean = near(self.device, self.mean.numpy(), coat_layernorm.row_mean(x, s_x, self.QB))
         own = coat_layernorm.row_rstd(x, s_x, self.QB, self.eps, mean)
@@ -88,7 +89,7 @@ def test_batches_have_the_bits_of_the_reference(device, rng, affine, flag):
 @AFFINE
 @pytest.mark.parametrize("columns", [80, 96, 100, 160, 1536])
 def test_lanes_beyond_the_last_column_do_not_change_the_statistics(device, rng, affine, columns):
-    """Rows whose mean is far from 0, of lengths that are no powers of two, against float64."""
+    """Rows have a mean far from 0, and lengths that are no powers of two. They are compared with float64."""
     values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
     s_x = np.full(values.s_x.shape, 0.25, BF16)
@@ -106,7 +107,7 @@ def test_lanes_beyond_the_last_column_do_not_change_the_statistics(device, rng, 
     real = found.qy.numpy().astype(np.float64) * scale
     np.testing.assert_allclose(
         real, y, rtol=2**-4 + 1e-4, atol=scale * 2**-10 + 1e-4
-    )  # e4m3 rounds by at most half a step
+    )  # rounding to e4m3 changes a value by at most half a step
 
 
 @AFFINE
@@ -114,7 +115,7 @@ def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng, affi
     wide = case(rng, (33, 192))
     x, s_x, *_ = place(device, wide)
     with df.config.override(driver=device.driver):
-        for first in (48, 40):  # rows that begin at multiples of 16 bytes, and of 8
+        for first in (48, 40):  # rows begin at multiples of 16 bytes, or of 8 bytes
             arrays = Strided(x, (33, 96), (192, 1), first), Strided(s_x, (33, 6), (12, 1), 3)
             cut = Case(wide.x[:, first : first + 96], wide.s_x[:, 3:9], wide.w[48:144], wide.g)
             Forward(device, cut, affine, arrays=arrays).check()
@@ -160,7 +161,7 @@ SPECIAL = [
 
 
 @AFFINE
-@pytest.mark.parametrize("columns", [96, 1040])  # a row is held by one warp, or by several
+@pytest.mark.parametrize("columns", [96, 1040])  # one warp holds a row, or several warps do
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_values_have_the_bits_of_the_reference(device, rng, affine, name, columns):
     found = Forward(device, special(name, case(rng, (33, columns))), affine)
@@ -226,8 +227,8 @@ def test_a_graph_of_dependent_launches_has_the_bits_of_the_reference(device, rng
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng):
-    """x is read in both phases; in the second, its scales are read once for each 8 columns, and mean and rstd once for
-    each tile of 32.
+    """x is read in both phases. In the second phase its scales are read once for each 8 columns, and mean and rstd once
+    for each tile of 32 columns.
     """
     rows, columns = 64, 640
     elements = rows * columns

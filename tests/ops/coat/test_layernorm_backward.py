@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of LayerNorm, with parameters and without: bit for bit against the oracle, and against float64."""
+"""The backward pass of LayerNorm, with and without weights and bias: against the reference bit for bit, and against
+float64."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def backward(device, values: Case, affine: bool, saves, QB=16, g=None, arrays=No
 
 
 def check(values: Case, affine: bool, saves, found, QB=16, g=None) -> None:
-    """Compare dx, dw and db bit for bit."""
+    """Compare dx, dw and db with the reference, bit for bit."""
     g = values.g if g is None else g
     w = values.w if affine else None
     expected = coat_layernorm.fp8_layernorm_backward(values.x, values.s_x, g, w, *saves, QB)
@@ -114,7 +115,7 @@ def test_sums_have_the_same_bits_in_every_run_and_on_every_grid(device, driver, 
     xhat = (xhat - saves[0][:, None]) * saves[1][:, None]
     g = values.g.astype(np.float64)
     for sums, exact in zip(both, ((g * xhat).sum(0), g.sum(0)), strict=True):
-        assert np.linalg.norm(sums - exact) <= 2e-6 * np.linalg.norm(exact)  # fp32 throughout
+        assert np.linalg.norm(sums - exact) <= 2e-6 * np.linalg.norm(exact)  # all operations are fp32
 
 
 @AFFINE
@@ -140,8 +141,9 @@ def test_nans_have_the_bits_of_the_reference(device, rng, affine, what):
     assert nan.all() if what == "w" and affine else nan.any(axis=1).sum() == (0 if what == "w" else 1)
 
 
+# With 97 columns, too, the sums of db begin at an even column of the workspace.
 @AFFINE
-@pytest.mark.parametrize("columns", [96, 97])  # db begins at an even column of the workspace
+@pytest.mark.parametrize("columns", [96, 97])
 def test_given_outputs_are_written_and_nothing_outside_them(device, rng, affine, columns):
     values = case(rng, (33, columns))
     saves = saved(rng, 33)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LayerNorm's forward by the kernels that it shares with RMSNorm: x in registers, and rows that blocks keep."""
+"""LayerNorm's forward by the two kernels that it shares with RMSNorm: fp8_norm_forward_tiles, which holds x in
+registers, and fp8_norm_forward_rows, which keeps rows in shared memory."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ROWS = {
 
 
 def use(monkeypatch, name: str, **changes) -> None:
-    """Use the plan of that name for all calls; results do not depend on the plan."""
+    """Make all calls use the plan of that name. Results do not depend on the plan."""
 
     def plan(limits, rows, columns, QB, affine):
         if name in TILES:
@@ -42,7 +43,7 @@ def use(monkeypatch, name: str, **changes) -> None:
     ("name", "affine"), [*((name, True) for name in (*TILES, *ROWS)), ("tiles-4-1", False), ("rows", False)]
 )
 def test_every_plan_gives_the_same_bits(device, rng, monkeypatch, name, affine):
-    """The shape has several strips and segments, of which the last ones are partial."""
+    """The tensor has several strips and segments; the last ones are incomplete."""
     use(monkeypatch, name)
     Forward(device, case(rng, (133, 1200)), affine, eps=1e-6).check()
 
@@ -79,7 +80,7 @@ def test_special_values_have_the_bits_of_the_reference(device, rng, monkeypatch,
 
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
 def test_a_row_without_variance_is_nan_if_epsilon_is_zero(device, rng, monkeypatch, name):
-    """Every y of such a row is NaN."""
+    """Every y of a row without variance is NaN: 0 times an infinite rstd."""
     use(monkeypatch, name)
     values = case(rng, (33, 640))
     values.x[7], values.s_x[7] = 2, 0.5
@@ -118,7 +119,7 @@ def test_launches_have_no_race(rng, monkeypatch, name, affine):
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
 def test_x_is_read_once(rng, monkeypatch, name):
-    """Its scales are read once for each 16 columns; two outputs, mean and rstd are written."""
+    """The scales are read once for each 16 columns. qy, qy_t, mean and rstd are written."""
     use(monkeypatch, name)
     rows, columns = 33, 1040
     with df.emu.Machine(devices=1) as machine:
@@ -133,23 +134,23 @@ def test_x_is_read_once(rng, monkeypatch, name):
 
 
 def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarray]:
-    """Weights and a bias for which the largest |y| is where two scales meet, or differs from there by the relative
-    amount `by`. The product with w is `factor` times as large.
+    """Weights and a bias for which the largest |y| is a value at which the rounded scale changes, times 1 + `by`. The
+    product with w is `factor` times as large as y.
     """
     bias, weights = bias_of(values), values.w.copy()
     mean = coat_layernorm.row_mean(values.x, values.s_x, 16)
     rstd = coat_layernorm.row_rstd(values.x, values.s_x, 16, EPSILON, mean)
     normed = (coat_rmsnorm.dequantise(values.x, values.s_x, 16) - mean[:, None]) * rstd[:, None]
     row, column = np.unravel_index(np.abs(normed).argmax(), normed.shape)
-    border = np.float32(448 * (1 + 2.0**-8))  # halfway between two scales of bfloat16
+    border = np.float32(448 * (1 + 2.0**-8))  # the largest |y| whose scale lies halfway between two bfloat16 numbers
     weights[column] = np.float32(factor) * border / normed[row, column]
     bias[column] = border * np.float32(1 + by) - normed[row, column] * weights[column]
     return values._replace(w=weights), bias
 
 
 def guess_is_off(values: Case) -> float:
-    """The relative error of the kernel's estimate of rstd, in units of 2^-24. Rows have at most two segments: then its
-    sum of squares does not depend on the order of the blocks' additions."""
+    """The relative error of the kernel's guess at rstd, in units of 2^-24. Rows have at most two segments, so the sum
+    of squares for the guess does not depend on the order of the warps' additions."""
     x, columns = values.x.astype(np.float32), values.x.shape[1]
     packs = coat_rmsnorm.packs_of(x)
     scales = coat_rmsnorm.pack_scales(values.s_x, 16, columns, packs.shape[1])
@@ -162,8 +163,8 @@ def guess_is_off(values: Case) -> float:
 
 
 def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Case:
-    """Five equal rows whose mean is so far from 0 that the kernel's estimate of rstd is off by `least` to `most`
-    2^-24."""
+    """Five equal rows whose mean is so far from 0 that the kernel's guess at rstd has a relative error of `least` to
+    `most` times 2^-24."""
     values = case(rng, (1, 640), w="float32")
     values = values._replace(s_x=np.ones_like(values.s_x))
     while not least <= guess_is_off(values) <= most:
@@ -186,7 +187,8 @@ def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Cas
 def test_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(
     device, rng, monkeypatch, name, off, factor
 ):
-    """The largest |y| is next to the place where two scales meet, and its estimate may be on the other side."""
+    """The largest |y| is so close to a value at which the rounded scale changes that its estimate may lie on the other
+    side."""
     use(monkeypatch, name)
     for _ in range(2):
         values = with_a_guess_off(rng, *off)
@@ -198,7 +200,8 @@ def test_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(
 
 @pytest.mark.emulated
 def test_lanes_without_a_row_do_not_prevent_an_estimate(rng, monkeypatch):
-    """x is read once more only if a weight is too large for an estimate."""
+    """The kernel reads x once more if a weight is too large for an estimate, and otherwise not, though some lanes have
+    no row."""
     use(monkeypatch, "rows")
     rows, columns = 37, 512
     values = case(rng, (rows, columns))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled kernels of common shapes for 132 multiprocessors: few spills, and loads before the PDL wait."""
+"""The machine code of kernels for common shapes and 132 multiprocessors: few spills, and which loads precede the PDL
+wait."""
 
 from __future__ import annotations
 

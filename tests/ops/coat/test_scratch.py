@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A missing block, or two launches at once in one workspace, is an error at the next call; the ops work afterwards."""
+"""A block that is missing, and two launches at once in one workspace, are reported by the next call; later calls
+work."""
 
 from __future__ import annotations
 
@@ -45,10 +46,12 @@ def space(device):
 
 
 class Op:
-    """One of the ops with some values: `run` queues a call, `check` compares its results."""
+    """An op with operands: `run` queues a call, `check` compares its results with the reference."""
 
     def __init__(self, name, device, values) -> None:
-        copies = {"forward": 5, "backward": 16, "division": 1}[name]  # with so many rows, blocks wait for one another
+        copies = {"forward": 5, "backward": 16, "division": 1}[
+            name
+        ]  # copies of the rows, as many as make blocks wait for one another
         values = values._replace(**{part: np.tile(getattr(values, part), (copies, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)
@@ -104,7 +107,7 @@ def test_an_absent_block_is_an_error_once_and_the_next_call_works(op):
 
 @pytest.mark.emulated
 def test_a_block_that_writes_no_column_sums_is_the_only_finding(rng):
-    """The following launch does not wait for them, and reads no uninitialised words either."""
+    """The launch after the time-out does not wait for the missing sums, and reads no uninitialised words."""
     values = case(rng, (261, 656))
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
@@ -152,7 +155,7 @@ def test_check_device_raises_the_error_without_another_call(backward, device, sp
 def test_launches_after_the_time_out_do_not_wait(backward, space):
     backward.run(workspace=space)
     with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
-        for _ in range(3):  # these launches are queued before the host knows of the error
+        for _ in range(3):  # these launches are queued before the host has read the report
             _, dw = backward.run(workspace=space)
         backward.device.synchronize()
     with pytest.raises(GridTimeout):
@@ -177,7 +180,7 @@ def test_a_graph_launch_raises_the_error_and_the_next_one_works(backward, device
 
 def test_two_launches_in_one_workspace_at_once_are_an_error(op, space):
     words = np.zeros(space.shape, np.uint8)
-    words[12:16].view(np.uint32)[0] = 1  # `users`, as the other launch would have left it
+    words[12:16].view(np.uint32)[0] = 1  # `users`, as if another launch were running
     space.copy_from(words)
     op.run(workspace=space)
     op.device.synchronize()
@@ -187,7 +190,7 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(op, space):
 
 @pytest.mark.emulated
 def test_launches_on_two_streams_may_overlap_except_in_one_workspace(rng):
-    """Both launches read the same arrays; the stream that the arrays belong to orders neither launch."""
+    """Both launches read the same arrays. Neither launch uses the stream that the arrays belong to."""
     values = case(rng, (528, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     found = []
@@ -214,7 +217,7 @@ def test_launches_on_two_streams_may_overlap_except_in_one_workspace(rng):
 
 
 def test_a_new_stream_with_a_reused_handle_waits_for_the_work_of_the_old_stream(backward, device, counted_calls):
-    """Workspaces are kept by stream handle, and a driver may reuse the handle of a destroyed stream."""
+    """A workspace is kept for each stream handle, and a driver may reuse the handle of a destroyed stream."""
     earlier = df.Stream(device)
     backward.run(stream=earlier)
     earlier.close()

@@ -120,7 +120,7 @@ def test_bad_input_is_an_argument_error(open_group, refused):
 
     xs = zeros(5, 6)
     refused(call(xs[:1]), "tensors", "2 arrays")
-    refused(call([xs[0], xs[1][:1]]), "tensors[1]", "2, as tensors[0]")
+    refused(call([xs[0], xs[1][:1]]), "tensors[1]", "2 arrays, as tensors[0] is")
     refused(call([[], []]), "tensors[0]", "1 to 64")
     refused(call(zeros(*range(65))), "tensors[0]", "65 arrays")
     refused(call([xs[0], xs[1][0]]), "tensors[1]", "a list of arrays")
@@ -129,7 +129,7 @@ def test_bad_input_is_an_argument_error(open_group, refused):
         call([[a, b] for a, (b,) in zip((x[0] for x in xs), zeros(6, dtype="float32"), strict=True)]), "tensors[0][1]"
     )
     refused(call(zeros(5, dtype="int32")), "dtype of tensors[0][0]", "'float32'")
-    refused(call(xs, zeros(5)), "outputs", "1 arrays per rank")
+    refused(call(xs, zeros(5)), "outputs", "1 array per rank")
     refused(call(xs, zeros(5, 7)), "outputs[0][1]", "that of tensors")
     refused(call(xs, [[x[0], x[0][:5]] for x in zeros(5, 6)]), "outputs[0][1]", "of shape (5,)")
     refused(call(xs, zeros(5, 6)[:1] * 2), "outputs[1][0]", "on device")

@@ -121,13 +121,13 @@ def test_one_rank_and_arrays_without_rows_are_accepted(open_group, rng):
 @pytest.mark.emulated
 def test_ranks_in_separate_processes_gather_the_scales_of_the_reference(rng):
     made = Q.per_group(64, layout="column")
-    codes, scales = quantised(rng, [5, 6], 128, made)
+    codes, scales = quantised(rng, [5, 9], 128, made)
     want = reference.all_gather(codes, scales, made)
 
     def call(group):
         i = group[0].index
         x, factors = group[0].array(codes[i]), group[0].array(scales[i])
-        found = df.all_gather(group, x, splits=[5, 6], scales=factors, quantisation=made, algo="pull")
+        found = df.all_gather(group, x, splits=[5, 9], scales=factors, quantisation=made, algo="pull")
         group.synchronize()
         return found
 

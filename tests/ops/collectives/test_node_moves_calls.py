@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import pytest
 from collective_support import assert_bits, garbage, place, private_array
+from test_gathered_scales import LAYOUTS, on_ranks, quantised
 from test_moves import exchange_table, off, words
 
 import drvfuse as df
 from drvfuse import errors, reference
 from drvfuse.nodes.in_process import InProcess
+from drvfuse.ops.collectives import node_moving
 
 pytestmark = pytest.mark.emulated
 FORMS = [(4, 2), (3, 3)]  # ranks, nodes
@@ -216,9 +218,89 @@ def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
     assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)
 
 
-def test_scales_by_column_or_tile_are_refused(open_nodes):
-    group, quantisation = open_nodes(), df.Quantisation.mxfp8(layout="tiles")
-    xs = [rank.zeros((4, 64), "float8_e4m3fn") for rank in group]
-    scales = [rank.zeros(512, "float8_e8m0fnu") for rank in group]
-    with pytest.raises(errors.Unsupported, match="'tiles' over several nodes: use the layout 'row'"):
-        df.all_gather(group, xs, scales=scales, quantisation=quantisation)
+def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch):
+    """Later calls have other arrays, and in all_to_all the arrays of a call are in place. They prepare nothing."""
+    prepared = []
+    schedule = node_moving.NodeMoveCall.schedule
+    monkeypatch.setattr(
+        node_moving.NodeMoveCall, "schedule", lambda call: (prepared.append(call.common.op), schedule(call))[1]
+    )
+    group = open_nodes()
+    splits = [[(i + 1) * (j + 1) % 5 for j in range(4)] for i in range(4)]
+    kept = []  # so that no call gets the addresses of an earlier one
+    for number in range(4):
+        hosts = [words(rng, (sum(of_rank), 24)) for of_rank in splits]
+        if number < 2:
+            xs, ys = place(group, hosts), garbage(group, (sum(map(len, hosts)), 24), "uint8")
+            scales = place(group, [host[:, :2] for host in hosts])
+            root = place(group, [hosts[3]] * 4)
+            exchanged = place(group, hosts)
+        for arrays, values in ((xs, hosts), (scales, [host[:, :2] for host in hosts]), (root, [hosts[3]] * 4)):
+            for array, value in zip(arrays, values, strict=True):
+                array.copy_from(value)
+        for array, value in zip(exchanged, hosts, strict=True):
+            array.copy_from(value)
+        rows = [len(host) for host in hosts]
+        found = df.all_gather(group, xs, ys, splits=rows, scales=scales)
+        assert_bits(found.output, reference.all_gather(hosts))
+        assert_bits(found.scales, reference.all_gather([host[:, :2] for host in hosts]))
+        assert_bits(df.broadcast(group, root, root=3), hosts[3])
+        df.all_to_all(group, exchanged, exchanged, splits=splits)
+        for array, expected in zip(exchanged, reference.all_to_all(hosts, splits), strict=True):
+            assert_bits([array], expected)
+        kept += [xs, ys, scales, root, exchanged]
+        if number == 0:
+            assert prepared == ["all_gather", "broadcast", "all_to_all"]
+        assert len(prepared) == 3, f"call {number} prepared {prepared[3:]}"
+
+
+def gather_quantised(group, rng, rows, columns, made, **options):
+    codes, scales = quantised(rng, rows, columns, made)
+    want, wanted = reference.all_gather(codes, scales, made)
+    into = garbage(group, wanted.shape, made.scales)
+    xs, factors = on_ranks(group, codes, made.dtype), on_ranks(group, scales, made.scales)
+    found = df.all_gather(group, xs, splits=rows, scales=factors, gathered_scales=into, quantisation=made, **options)
+    assert_bits(found.output, want.view(xs[0].numpy().dtype), f"{rows}")
+    assert_bits(found.scales, wanted.view(into[0].numpy().dtype), f"scales of {rows} rows")
+
+
+@pytest.mark.parametrize(
+    "layout,algos",
+    [
+        ("FP8, columns of floats", ["auto", "pull"]),
+        ("FP8, columns of E8M0", ["put"]),
+        ("MXFP8, tiles", ["auto", "put"]),
+        ("NVFP4, tiles", ["push", "pull"]),
+    ],
+)
+def test_scales_by_column_or_tile_are_those_of_one_node(open_nodes, rng, layout, algos):
+    """Every scale is in its place, and the padding is 0, whatever the padding of the inputs is."""
+    group = open_nodes(6, 2)
+    for algo in algos:
+        for rows in ([5, 0, 130, 33, 96, 127], [0, 0, 0, 1, 0, 2]):
+            gather_quantised(group, rng, rows, *reversed(LAYOUTS[layout]), algo=algo)
+
+
+@pytest.mark.parametrize(
+    "made,columns", [(df.Quantisation.nvfp4(2.0, layout="tiles"), 272), LAYOUTS["FP8, columns of floats"]]
+)
+def test_scales_larger_than_the_workspace_cross_in_chunks(open_nodes, rng, made, columns):
+    gather_quantised(
+        open_nodes(6, 2, workspace_bytes=1 << 13), rng, [150, 7, 0, 300, 259, 8], columns, made, algo="pull"
+    )
+
+
+def test_scales_by_column_or_tile_with_a_rank_for_each_node(open_nodes, rng):
+    for rows in ([1, 200, 3], [0, 0, 5]):
+        gather_quantised(open_nodes(3, 3), rng, rows, *reversed(LAYOUTS["MXFP8, tiles"]))
+
+
+def test_a_workspace_without_room_for_a_column_of_scales_is_refused(open_nodes, refused):
+    group, made = open_nodes(workspace_bytes=4096), df.Quantisation.per_group(64, layout="column")
+    xs = [rank.zeros((1500, 64), "float8_e4m3fn") for rank in group]
+    scales = [rank.zeros((1, 1500), "float32") for rank in group]
+    refused(
+        lambda: df.all_gather(group, xs, scales=scales, quantisation=made),
+        "workspace_bytes",
+        "at least 6000 in the group's constructor, to hold a column of scales",
+    )

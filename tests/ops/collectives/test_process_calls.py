@@ -207,7 +207,7 @@ def test_wrong_arguments_and_captures_are_refused_as_in_one_process(ranks_of):
     def call(group: df.Group) -> None:
         rank = group[0]
         x = rank.zeros(64, "float32")
-        with pytest.raises(ArgumentError, match="1 arrays, one per local rank"):
+        with pytest.raises(ArgumentError, match="1 array, one per local rank"):
             df.allreduce(group, [x, x])
         assert isinstance(df.allreduce.prepare(group, [x])._result, list)
         with pytest.raises(ArgumentError, match=rf"one of \[{rank.index}\]"):

@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Signed values of several magnitudes, so that sums cancel and the order of additions shows."""
+    """Random values of both signs and several magnitudes, so that a sum depends on the order of its additions."""
     values = rng.standard_normal(shape).astype(np.float32) * np.exp2(rng.integers(-6, 7, shape)).astype(np.float32)
     return values.clip(-440, 440).astype(dtypes.get(dtype).numpy)
 
@@ -68,7 +68,7 @@ def expected(values: Case, out: str | None = None, eps: float = EPS, **rest: Any
 
 
 def check(results: Any, wanted: gemv_reference.Normed) -> None:
-    """Compare both results bit for bit."""
+    """Compare both results with the reference, bit for bit."""
     for name, found, value in zip(wanted._fields, results, wanted, strict=True):
         host = found.numpy()
         assert (host.shape, host.dtype) == (value.shape, value.dtype), name

@@ -72,14 +72,14 @@ def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
 
 
 def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rng):
-    """The last block then reads its words twice. The emulated device has less shared memory than an H100, so a kernel
-    that relies on that of an H100 would not start."""
+    """The last block then reads its words twice. The emulated device has less shared memory than an H100, so that a
+    kernel which needs the shared memory of an H100 would not start."""
     with contextlib.ExitStack() as stack:
         if driver == "emu":
             machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))
             device = df.device(0, driver=machine)
         most = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") // (8 * 4)
-        for n_normed in (most, most - 96):  # the second would fit if nothing else needed shared memory
+        for n_normed in (most, most - 96):  # the second size would fit if the kernel needed no other shared memory
             values = case(rng, 8, n_normed + 3, 8, n_normed)
             check(run(device, values), expected(values))
 
@@ -158,11 +158,13 @@ def test_bits_depend_neither_on_the_grid_nor_on_other_rows(device, rng, driver):
 
 
 def test_additions_have_the_documented_order():
-    """Any other order of additions would give other sums of these values."""
+    """The values are such that any other order of additions would give other sums."""
     act = np.ones((1, 1024), np.float32)
     weight = np.ones((1, 1024), np.float32)
-    weight[0, 0] = 2**24  # absorbs the three ones after it in its pack: each is half a step, and a tie
-    weight[0, 512] = -(2.0**24)  # the first of its pack, so the three ones after it count
+    weight[0, 0] = (
+        2**24
+    )  # 2^24 + 1 is a tie that rounds to 2^24, so this element absorbs the three ones after it in its pack
+    weight[0, 512] = -(2.0**24)  # -2^24 + 1 is exact, so the three ones after this element in its pack count
     assert gemv_reference.row_products(act, weight)[0, 0] == 1022 - 3
 
 

@@ -67,7 +67,7 @@ def test_a_first_call_cannot_be_captured(device, arrays):
 
 
 def test_consecutive_calls_may_change_their_size(device, rng):
-    """Words that an earlier call of another shape left are never taken for words of the current call."""
+    """A call never mistakes words of an earlier call of another shape for its own words."""
     cases = [
         case(rng, m, n, 264, n_normed) for m, n, n_normed in ((8, 90, 80), (None, 9, 8), (1, 200, 199), (3, 30, 9))
     ]
@@ -128,7 +128,7 @@ def test_a_dependent_launch_waits_for_a_late_producer_of_act(device, driver, rng
 @pytest.mark.emulated
 @pytest.mark.parametrize(("delay", "k"), [(False, 4104), (True, 4104), (True, 1000)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay, k):
-    """Blocks, warps and launches run in other orders; the last block polls words written before and after it starts."""
+    """In some schedules the last block begins to poll before the words are written, in others afterwards."""
     if k == 1000:
         monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
     values = case(rng, 1, 45, k, 31)  # a block has several steps
@@ -146,13 +146,13 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay,
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng):
-    """The weight is read once; a block reads act at most once per row of its own."""
+    """The weight is read once. A block reads act at most once for each of its rows of the weight."""
     values = case(rng, None, 60, 1024, 40)
     with df.emu.Machine(devices=1, sm_count=6) as machine:
         check(run(df.device(0, driver=machine), values), expected(values))
         total = list(machine.launches)[-1].counters.total
     weight, act = values.weight.nbytes, values.act.nbytes
-    # Beyond these bytes: act for each of the 8 teams of a block, gamma, the epoch, and polls of the words.
+    # The other bytes are act for each of the 8 teams of a block, gamma, the epoch, and polls of the words.
     assert weight + act <= total.local_read <= weight + 6 * 8 * act + 1000 * 8 * 40
     assert 60 * 2 + 40 * 8 <= total.local_written <= 60 * 2 + 40 * 8 + 64
 
@@ -240,7 +240,7 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(device, values, arra
 
 
 def test_a_launch_in_an_abandoned_workspace_is_an_error(device, values, arrays, state):
-    """The host does not know of the launch: the first report was read, and the words were not zeroed."""
+    """The host has read the report of the first launch, but the words were not zeroed; the next launch reports that."""
     state(1, 1)
     call(arrays)
     device.synchronize()
@@ -324,7 +324,7 @@ def test_wrong_counters_streams_levels_and_memory_are_refused(device, arrays, re
 
 @pytest.mark.parametrize("argument", ["act", "weight", "gamma", "finish_counter", "normed_output", "unnormed_output"])
 def test_addresses_not_aligned_to_the_element_size_are_refused(device, refused, argument):
-    """Arrays of other libraries may begin half an element off their alignment."""
+    """Foreign arrays may begin at addresses that are no multiple of their element size."""
     shapes = {"act": (8,), "weight": (4, 8), "gamma": (3,), "normed_output": (3,), "unnormed_output": (1,)}
     arrays = {name: device.zeros(shape, "float16") for name, shape in shapes.items()}
     arrays["finish_counter"] = device.zeros(1, "int32")
@@ -408,7 +408,7 @@ def test_a_weight_without_rows_gives_an_empty_result(device):
 
 
 def test_addresses_and_rows_not_aligned_to_16_bytes_have_the_bits_of_the_reference(device, rng):
-    """Arrays that begin at any element, and rows that lie farther apart than they are long."""
+    """Arrays begin at any element, and the distance between rows is larger than a row."""
     values = case(rng, 2, 20, 256, 12)
     wide = rng.standard_normal((20, 300)).astype(values.weight.dtype)
     wide[:, 3:259] = values.weight
@@ -431,7 +431,7 @@ def test_addresses_and_rows_not_aligned_to_16_bytes_have_the_bits_of_the_referen
 
 
 class Columns:
-    """Some columns of a wider array."""
+    """The operands are some columns of wider arrays."""
 
     def __init__(self, array: df.Array, shape: tuple[int, int], offset: int) -> None:
         self.array, self.dtype = array, str(array.dtype)

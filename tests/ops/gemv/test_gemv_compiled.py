@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of the product with partial norm as it is compiled: loads, registers, PDL."""
+"""The machine code of the product with partial norm: loads, registers, PDL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
 
 
 def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) -> Image:
-    """The image for the model's shape with an FP8 weight; those in `scaled` have scales of groups of columns."""
+    """The image that the op compiles for the model's shape and an FP8 weight. The operands named in `scaled` have
+    scales for groups of columns."""
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
         rows, gamma = device.empty((m, 7168), act), device.empty(1536, "bfloat16")
@@ -74,7 +75,7 @@ def test_kernels_spill_nothing_and_have_the_parameters_of_the_host(m, k, weight)
     [(2, "bfloat16", ["weight"]), (8, "float32", []), (2, "float8_e4m3fn", ["weight", "act"])],
 )
 def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, act, scaled):
-    """The finish holds 1536 columns, on as many multiprocessors as an H200 has."""
+    """The last block keeps 1536 normed columns in registers, for as many multiprocessors as an H200 has."""
     log = model(m, act, *scaled).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
 
@@ -101,7 +102,8 @@ def test_a_longer_trace_is_refused():
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
 def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
-    """Each of the three kinds of warps is checked from its first barrier on: one copies weights, one loads gamma."""
+    """Checks each of the three kinds of warps from its first barrier on. Before the wait only weights are copied and
+    gamma is loaded."""
     check_reads_before_the_wait(compiled(m, k, weight, df.PDLLevel.ON).ptx)
 
 

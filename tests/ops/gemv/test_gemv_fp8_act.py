@@ -47,7 +47,7 @@ def test_without_scales_the_result_is_that_of_scales_of_one(device, rng):
 
 
 def test_scales_of_groups_are_multiplied_by_sums_of_packs():
-    """Scales applied at any other place, such as to act or to the final sum, would change the last bits of these
+    """The values are such that scales applied elsewhere, to act or to the final sum, would change the last bits of the
     sums.
     """
     rng = np.random.default_rng(3)
@@ -103,7 +103,7 @@ def test_a_bias_without_a_norm_has_the_bits_of_the_reference(device, biased):
 
 
 def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
-    """FP8 rows and their scales are used as they are, in a chain of dependent launches."""
+    """The product takes the FP8 rows and their scales without a conversion, in a chain of dependent launches."""
     if driver == "cuda":
         group = df.Group.local(1, driver="cuda")
     else:

@@ -18,14 +18,14 @@ WRITTEN = ("output", "scales", "residual_output", "normed_output")
 
 
 class Call(NamedTuple):
-    """The arguments of a call, arrays by name; `rest` are the other arguments of the op and its reference."""
+    """The arguments of a call: `arrays` by name, and in `rest` the other arguments of the op and its reference."""
 
     arrays: dict[str, np.ndarray[Any, Any]]
     rest: dict[str, Any]
 
 
 def numbers(rng, shape, dtype):
-    """Random values of every size, all different."""
+    """Random values of very different magnitudes, no two of them equal."""
     values = rng.standard_normal(shape) * np.exp2(rng.integers(-4, 5, shape))
     return values.astype(dtypes.get(dtype).numpy)
 

@@ -94,7 +94,7 @@ def test_a_dependent_launch_waits_for_a_late_producer(device, driver, rng, level
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(2, 8192), (ROWS, 2048)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, shape):
-    """Two rows are held by clusters of two blocks; of many rows, a block holds several."""
+    """With 2 rows a cluster of two blocks holds each row. With many rows a block has several rows."""
     of = call(rng, shape, norm="layer", beta=True, special=False)
     wanted = expected(of)
     for seed in range(6):
@@ -105,7 +105,7 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, shape):
 
 @pytest.mark.emulated
 def test_each_byte_is_read_and_written_once(rng):
-    """Beyond the tensors, each block reads gamma."""
+    """In addition to the bytes of the tensors, each block reads gamma."""
     of = call(rng, (ROWS, COLUMNS), residual="bfloat16", quantisation=Q.per_group(), special=False)
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         found = run(df.device(0, driver=machine), of)

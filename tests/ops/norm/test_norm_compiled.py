@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of the norm on one device as it is compiled, and how its rows are shared out."""
+"""The machine code of `rmsnorm_fp8`, and how its plans divide rows among threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers in docs/quantisation.md."""
+"""The numbers in docs/quantisation.md follow from the reference."""
 
 from __future__ import annotations
 

@@ -123,7 +123,8 @@ def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, name, others)
 
 @pytest.mark.parametrize("made", [Q.per_row(), Q.per_group(64)], ids=str)
 def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng, made):
-    """If the squares underflow, an element of 0 makes the maximum of its group NaN, but not that of its row."""
+    """If the squares of a row underflow, its factor is infinite. An element of 0 then makes the maximum of its group
+    NaN, but not that of its row."""
     of = call(rng, (3, 1024), quantisation=made)
     of.arrays["inputs"][:] = (1e-30 * rng.integers(-1, 2, (3, 1024))).astype(of.arrays["inputs"].dtype)
     of.arrays["inputs"][:, 64:128] = of.arrays["inputs"].dtype.type(1e-30)
@@ -138,7 +139,7 @@ def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng
 
 
 def test_a_row_has_the_same_bits_in_any_batch(device, rng):
-    """A single row is held by a cluster, and one of many rows by a block."""
+    """A cluster holds a single row, and a block holds each of many rows."""
     many = call(rng, (19, 8192), special=False)
     one = many._replace(arrays=many.arrays | {"inputs": many.arrays["inputs"][6:7]})
     found, alone = run(device, many), run(device, one)

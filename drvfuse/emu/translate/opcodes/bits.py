@@ -137,8 +137,8 @@ def count(op: Opcode) -> Action:
 
 
 def _position(g: Emitter, operand: Any, n: int) -> str:
-    """The start or the length of a bit field, at most n. PTX does not allow values above 255; the result is that of an
-    H200.
+    """The start or the length of a bit field, at most n. For values above 255, which PTX does not allow, the result is
+    that of an H200.
     """
     x = g.word(operand, 32)
     if n == 32:
@@ -270,8 +270,8 @@ def prmt(op: Opcode) -> Action:
 
 @opcode("fns")
 def fns(op: Opcode) -> Action:
-    """fns: the position of the n-th set bit from a base position on, where n is the offset. A negative offset counts
-    downwards, which is emitted as upwards in the reversed bits.
+    """`fns`: the position of the n-th set bit, counted from a base position, where n is the operand `offset`. A
+    negative offset counts downwards; the emitted code then reverses the bits and counts upwards.
     """
     op.pick("b32")
 

@@ -27,7 +27,7 @@ def _shared(op: Opcode) -> tuple[bool, int, Callable[[Emitter, Any], str]]:
     n = width(op.pick("u32", "u64"))
 
     def offset(g: Emitter, operand: Any) -> str:
-        if isinstance(operand, Sym):  # a variable stands for its address in its own space
+        if isinstance(operand, Sym):  # the value of a variable is its address in its own state space
             return g.word(operand, 64)
         value = g.word(operand, n)
         value = g.op(f"zext i32 {value} to i64") if n == 32 else value

@@ -93,7 +93,7 @@ def _real_to_integer(target: str, source: str, mode: str, ftz: bool) -> Action:
         i = g.intrinsic(_TO_INTEGER[mode], ll, x)
         suffix = "f32" if ll == "float" else "f64"
         name = g.helpers.declare(f"llvm.fpto{'s' if sign else 'u'}i.sat.i{n}.{suffix}", f"i{n}", ll)
-        r = g.call(name, f"i{n}", f"{ll} {i}")  # NaN gives 0
+        r = g.call(name, f"i{n}", f"{ll} {i}")  # the result is 0 for a NaN
         if n == 64 or source == "f64":
             nan = g.op(f"fcmp uno {ll} {x}, 0.0")
             r = g.op(f"select i1 {nan}, i{n} {-(1 << (n - 1))}, i{n} {r}")

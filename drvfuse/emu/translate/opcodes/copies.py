@@ -34,9 +34,9 @@ def cp(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         target, source, size, *rest = ins.operands[:-1] if has_policy else ins.operands
         if not isinstance(size, Imm) or size.value not in sizes or len(rest) > 1:
-            raise RefusedError(f"the size must be {' or '.join(map(str, sizes))}, with at most one operand behind it")
+            raise RefusedError(f"the size must be {' or '.join(map(str, sizes))}, followed by at most one operand")
         count = str(size.value)
-        if rest and isinstance(rest[0], Reg) and rest[0].type == "pred":  # ignore-src
+        if rest and isinstance(rest[0], Reg) and rest[0].type == "pred":  # the operand ignore-src
             count = g.op(f"select i1 {g.pred(rest[0])}, i32 0, i32 {count}")
         elif rest:
             count = g.word(rest[0], 32)

@@ -94,7 +94,7 @@ def _xorsign(kind: str, verb: str, nan: bool, ftz: bool) -> Action:
 
 
 def division(op: Opcode) -> Action:
-    """div: every form gives the correctly rounded quotient, .full too, and .approx unless the divisor is huge."""
+    """`div`: every form gives the correctly rounded quotient, except .approx with a divisor above 2^126."""
     kind = op.type()
     if op.base != "div" or kind not in ("f32", "f64"):
         raise RefusedError("unsupported type")
@@ -135,7 +135,7 @@ def copysign(op: Opcode) -> Action:
     n = width(kind)
 
     def emit(g: Emitter, ins: Instruction) -> None:
-        d, a, b = ins.operands  # the sign of a, the magnitude of b
+        d, a, b = ins.operands  # the result has the sign of a and the magnitude of b
         top = -(1 << (n - 1))
         sign = g.op(f"and i{n} {g.word(a, n)}, {top}")
         g.set_int(d, g.op(f"or i{n} {sign}, {g.op(f'and i{n} {g.word(b, n)}, {~top}')}"), n)

@@ -60,7 +60,7 @@ def half_operation(
             r = pack(g, "f64", t, "rn", p)
             unrounded = p, "f64"
         else:
-            # The fp32 sum or product of two fp16 or bf16 values, rounded again, is as an exact one rounded once.
+            # Rounding the fp32 sum or product again gives the result of rounding the exact sum or product once.
             x = plain(g, verb, v, "float", nan)
             if sat:
                 x = saturate(g, x)

@@ -190,7 +190,7 @@ def wmma_mma(op: Opcode) -> Action:
     saturated = op.flag("satfinite")
     count = len(op.rest)
     types = _typed(op, count)
-    if count == 2:  # with fp16 A and B, only the types of D and C are named
+    if count == 2:  # if A and B are fp16, the opcode names only the types of D and C
         (d, c), a, b = types, "f16", "f16"
         right = c in _HALVES and d in _HALVES
     elif count == 4:

@@ -42,8 +42,9 @@ class _Memory:
         return found
 
     def address(self, g: Emitter, base: Any, stride: Any) -> Callable[[int, int], str]:
-        """A function that emits the address (i64) of an element, by the row and column of the same register in lane 0.
-        For lane l, one stride times (l mod 4) and another stride times (l div 4) are added.
+        """A function that emits the address (i64) of an element of the executing lane, given the row and column of the
+        element that lane 0 has in the same register. The address for lane l is that for lane 0 plus one stride times
+        (l mod 4) plus another stride times (l div 4).
         """
         size = WIDTHS[self.kind] // 8
         apart = g.op(f"mul i64 {g.op(f'zext i32 {g.word(stride, 32)} to i64')}, {size}")

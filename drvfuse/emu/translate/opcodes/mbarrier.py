@@ -42,7 +42,9 @@ def mbarrier(op: Opcode) -> Action:
 
 
 def _place(op: Opcode, *more: str) -> int:
-    """The flag bits of the state space of an mbarrier: the block's own shared memory, one of `more`, or generic."""
+    """The flag bits of the state space of an mbarrier. The space may be the block's own shared memory, one of the
+    spaces `more`, or generic.
+    """
     space = op.pick("shared", "shared::cta", *more, default="")
     op.pick("b64")
     spaces = {"": abi.Space.GENERIC, "shared::cluster": abi.Space.CLUSTER}
@@ -65,7 +67,7 @@ def _init(op: Opcode, verb: str) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         address, *count = ins.operands
         if len(count) != (verb == "init"):
-            raise RefusedError("a count is expected of init, and of nothing else")
+            raise RefusedError("only init takes a count, and it needs one")
         which = abi.Mbarrier.INIT if count else abi.Mbarrier.INVAL
         _call(g, ins, which, address, flags, count=g.word(count[0], 32) if count else 0)
 
@@ -86,7 +88,7 @@ def _arrive(op: Opcode, verb: str) -> Action:
         if remote and target is not SINK:
             raise RefusedError("an arrival in .shared::cluster has no result: _ is expected")
         if len(rest) > 1 or ((expects or never_last) and not rest):
-            raise RefusedError("one count is expected at most, and by expect_tx and noComplete")
+            raise RefusedError("at most one count is expected, and expect_tx and .noComplete need one")
         amount = g.word(rest[0], 32) if rest else "1"
         count, nbytes = (1, amount) if expects else (amount, 0)
         _call(g, ins, which, address, flags, count=count, bytes_=nbytes)
@@ -96,7 +98,9 @@ def _arrive(op: Opcode, verb: str) -> Action:
 
 
 def _pending(op: Opcode, verb: str) -> Action:
-    """The number of arrivals that were still to come in a state that an arrival returned. It reads no memory."""
+    """`mbarrier.pending_count`: the number of pending arrivals in a state that an arrival has returned. The instruction
+    reads no memory.
+    """
     op.pick("b64")
 
     def emit(g: Emitter, ins: Instruction) -> None:

@@ -72,7 +72,7 @@ def compare(op: Opcode) -> Action:
         if t == "pred" or verb not in _COMPARE and (verb not in _UNSIGNED or is_signed(t)) or ftz:
             raise RefusedError("unsupported comparison")
         if t[0] == "b" and verb not in ("eq", "ne"):
-            raise RefusedError("bits compare only by .eq and .ne")
+            raise RefusedError("values of a .b type can be compared by .eq and .ne only")
         code = _UNSIGNED.get(verb) or _COMPARE[verb].format("s" if is_signed(t) else "u")
 
         def test(g: Emitter, a: Any, b: Any) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous copies to shared memory: only their thread's wait orders them, and a barrier after that for others."""
+"""Asynchronous copies to shared memory: a wait orders them for their own thread, and a barrier after it for others."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def _(here: Lab) -> None:
 
 
 def _let_it_run(here: Lab) -> None:
-    """Wait for all queued work, without an order that the program may rely on."""
+    """Wait for a kernel of another stream. All work queued before it has then run, but no program may rely on that."""
     run(here, 3, here.stream(7))
     ok(here.cuda.cuStreamSynchronize(here.stream(7)))
 

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row exchange of fp8_norm_forward_tiles.cu: how the blocks of a strip, which is BLOCK_ROWS rows of the tensor, add
+// the sums of these rows. That file has the division of rows and columns among blocks and lanes, the order of sums and
+// the memory-ordering argument.
+#pragma once
+#include "coat/forward.cuh"
+#include "sync/grid_words.cuh"
+
+constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
+constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums that these blocks publish for each row of the segment
+constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose sums a thread reads
+constexpr bool PAIRED = !(LAYER && AFFINE);       // each sum is published together with a largest magnitude
+constexpr int WORDS = PAIRED ? 2 : 1;             // 8-byte words of a published sum
+constexpr int COLUMN_LANES = 32 / ROW_LANES;      // lanes that hold different packs of the same rows
+constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, so that each has a line of its own
+constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // distance between the words of two blocks
+static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
+              "two bits of a pack's number come from the lane");
+static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "the blocks of a segment have 32 packs");
+// In a row exchange TURNS threads read the sums of each row of the block, and a warp those of WARP_ROWS rows.
+constexpr int TURNS = THREADS / BLOCK_ROWS;
+constexpr int WARP_ROWS = 32 / TURNS;
+static_assert(TURNS >= 1 && TURNS <= 32, "at least one thread for each row, and no row in two warps");
+
+// x: the bits of the sum over a row or a part of it. y: if PAIRED, the bits of the largest |x * s * w| (RMSNorm) or
+// |x * s - mean| (LayerNorm) of that part, else 0.
+using Pair = uint2;
+
+// The shared memory of a block.
+struct TilesShared {
+    Pair packs[WARPS][TR][32];           // [warp][r][lane]: the sum over the lane's pack of its row r
+    float rstd[BLOCK_ROWS];              // the rstd of the strip's rows
+    float mean[LAYER ? BLOCK_ROWS : 1];  // the mean of the strip's rows
+    u32 estimate;  // the bits of the largest |y| of the strip's rows, or with w and b of the block's part
+    u32 all;       // the bits of the largest |y| of the tensor
+    u32 exact;     // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
+};
+
+// The pair of the union of two parts of a row.
+__device__ __forceinline__ Pair combined(const Pair& a, const Pair& b) {
+    return {__float_as_uint(__fadd_rn(__uint_as_float(a.x), __uint_as_float(b.x))), PAIRED ? max(a.y, b.y) : 0};
+}
+
+// The pair of this lane combined with that of the lane whose number differs by xor with `mask`.
+__device__ __forceinline__ Pair combined_with_lane(const Pair& own, int mask) {
+    const u32 magnitude = PAIRED ? __shfl_xor_sync(0xffffffffu, own.y, mask) : 0;
+    return combined(own, {__shfl_xor_sync(0xffffffffu, own.x, mask), magnitude});
+}
+
+// Combines N parts in the order of a butterfly: parts whose numbers differ in the highest bit come first.
+template <int N>
+__device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int i = 0; i < half; ++i) part[i] = combined(part[i], part[i + half]);
+    }
+    return part[0];
+}
+
+// This block's place in the grid, and this thread's place in the block.
+struct Place {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int column_lane = lane % COLUMN_LANES;  // the number of the lane's pack among the warp's four
+    int row_lane = lane / COLUMN_LANES;     // the lane has rows row_lane * TR, ... of the strip
+    int segments;                           // segments of a row
+    int blocks;                             // blocks of a strip
+    int strip;                              // the number of the block's strip
+    int part;                               // the number of the block within its strip
+    int segment;                            // the number of the block's segment
+    int split;                              // the number of the block among those of its segment
+    // In a row exchange: thread `turn` of row `row` of the strip reads the sums of segments turn, turn + TURNS, ...
+    int row = warp * WARP_ROWS + lane % WARP_ROWS, turn = lane / WARP_ROWS;
+
+    __device__ __forceinline__ explicit Place(int columns) {
+        segments = (columns + SEGMENT - 1) / SEGMENT, blocks = segments * SPLIT;
+        strip = int(blockIdx.x) / blocks, part = int(blockIdx.x) % blocks;
+        segment = part / SPLIT, split = part % SPLIT;
+    }
+};
+
+// Loads the values of the lane's TR rows from `values`, an array with a value for each row of the strip.
+__device__ __forceinline__ void load_lane_rows(float (&own)[TR], const float* values, const Place& place) {
+#pragma unroll
+    for (int q = 0; q < TR / 4; ++q) {
+        const float4 four = *reinterpret_cast<const float4*>(values + place.row_lane * TR + 4 * q);
+        own[4 * q] = four.x, own[4 * q + 1] = four.y, own[4 * q + 2] = four.z, own[4 * q + 3] = four.w;
+    }
+}
+
+// Waits for the published sums of this thread's row and segments: parts[slot][i] is sum i of segment slot * TURNS +
+// place.turn. In every poll the loads of all sums are in flight at once. Sets `given_up` on a time-out.
+__device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64* words, const Place& place, u32 epoch,
+                                          Patience& patience, bool& given_up) {
+    for (;;) {
+        u64 sum[SLOTS][PAIRS], magnitude[SLOTS][PAIRS];  // the words, in whose upper halves the epoch is
+#pragma unroll
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            const int segment = min(slot * TURNS + place.turn, place.segments - 1);
+#pragma unroll
+            for (int i = 0; i < PAIRS; ++i) {
+                const u64* from = words + WORDS * ((segment * PAIRS + i) * BLOCK_ROWS + place.row);
+                if constexpr (PAIRED) {
+                    ptx::load_relaxed_gpu_v2(sum[slot][i], magnitude[slot][i], from);
+                } else {
+                    sum[slot][i] = magnitude[slot][i] = ptx::load_relaxed_gpu(from);
+                }
+            }
+        }
+        bool late = false;
+        u32 block = 0, seen = 0;  // the block within the strip whose word is missing, and the epoch that was read
+#pragma unroll
+        for (int slot = 0; slot < SLOTS; ++slot) {
+#pragma unroll
+            for (int i = 0; i < PAIRS; ++i) {
+                parts[slot][i] = {u32(sum[slot][i]), u32(magnitude[slot][i])};
+                const u32 first = u32(sum[slot][i] >> 32), second = u32(magnitude[slot][i] >> 32);
+                if (FAULT("fp8-pair-of-any-launch") ? first == 0 || second == 0 : first != epoch || second != epoch) {
+                    late = true, seen = first != epoch ? first : second;
+                    block = min(slot * TURNS + place.turn, place.segments - 1) * SPLIT + i / 2;
+                }
+            }
+        }
+        if (!late) return;
+        if (!patience.goes_on(place.strip * place.blocks + block, epoch, seen)) {
+            given_up = true;
+            return;
+        }
+    }
+}
+
+// A row exchange. Publishes the sums of this block, which are in `shared.packs`, in `words`, and returns the sum and
+// the largest magnitude over the whole of this thread's row. All threads of the block call it, after a block barrier.
+// Sets `given_up` on a time-out.
+__device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words, const Place& place, u32 epoch,
+                                          Patience& patience, bool& given_up) {
+    // Warp r adds the packs of all warps for row r of every row lane.
+    for (int r = place.warp; r < TR; r += WARPS) {
+        Pair own[WARPS];
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) own[i] = shared.packs[i][r][place.lane];
+        Pair sum = combined_with_lane(butterfly(own), 2);
+        if constexpr (SPLIT == 1) sum = combined_with_lane(sum, 1);
+        const int row = place.row_lane * TR + r;
+        const bool publishes = SPLIT == 1 ? place.column_lane == 0 : place.column_lane < 2;
+        const int pair = (place.segment * SPLIT + place.split) * (SPLIT > 1 ? 2 : 1) + place.column_lane;
+        if (publishes && !(FAULT("block-1-absent") && blockIdx.x == 1)) {
+            u64* to = words + WORDS * (pair * BLOCK_ROWS + row);
+            if constexpr (PAIRED) {
+                ptx::store_relaxed_gpu_v2(to, u64(epoch) << 32 | sum.x, u64(epoch) << 32 | sum.y);
+            } else {
+                leave_word(to, epoch, sum.x);
+            }
+        }
+    }
+    Pair parts[SLOTS][PAIRS];
+    if (!given_up) await_row(parts, words, place, epoch, patience, given_up);
+    __syncwarp();
+    float total = 0.0f;
+    u32 largest = 0;
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        const Pair sum = butterfly(parts[slot]);
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i) {
+            const u32 of_segment = __shfl_sync(0xffffffffu, sum.x, i * WARP_ROWS + place.lane % WARP_ROWS);
+            const u32 magnitude = PAIRED ? __shfl_sync(0xffffffffu, sum.y, i * WARP_ROWS + place.lane % WARP_ROWS) : 0;
+            if (slot * TURNS + i < place.segments) {
+                total = __fadd_rn(total, __uint_as_float(of_segment));
+                largest = max(largest, magnitude);
+            }
+        }
+    }
+    return {__float_as_uint(total), largest};
+}
+
+// Waits for `count` words that are `stride` words apart, and sets `maximum` to the largest value in all lanes. Word i
+// is stored by block i * blocks. Called by a whole warp. Returns false on a time-out.
+__device__ __forceinline__ bool await_maxima(u32& maximum, const u64* words, int count, int stride, int blocks,
+                                             u32 epoch, const Scratch& scratch) {
+    Patience patience(scratch, true);
+    bool given_up = false;
+    maximum = 0;
+    for (int first = 0; first < count; first += 64) {
+        Awaited awaited[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int number = first + 32 * i + int(threadIdx.x) % 32;
+            awaited[i] = {number < count ? words + number * stride : nullptr, u32(number * blocks), 0};
+        }
+        if (!given_up) await_words(awaited, epoch, patience, given_up);
+        maximum = max(maximum, max(awaited[0].value, awaited[1].value));
+    }
+    __syncwarp();
+    maximum = ptx::warp_max(maximum);
+    return !given_up;
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel behind an exchange of bytes between nodes: it checks the abort words that the exchange has brought.
+//
+// Layout. Behind the bytes that a rank sends to its peer of another node, the exchange carries the rank's abort word, to
+// nodes_word(n) of the peer's workspace, n being the rank's node. A word without an exchange is 0 since the last reset.
+// Grid. One block of 32 threads; thread t checks nodes t, t + 32, ... It is launched without PDL.
+// Why no failure is missed. A kernel that gives up does so by give_up, which sets the rank's abort word unless another
+// thread of the rank does, or since it has read the word as set (workspace.cuh). So when a kernel that has given up is
+// complete, the abort word of its rank is set, and the exchange behind it on the stream carries the word. If the word is
+// set by a peer while the exchange reads it, the kernels in front of the exchange have not given up, and the bytes are
+// right: either value may arrive.
+// Memory ordering. The exchange is complete when this kernel begins, in the order of the stream, and later kernels of the
+// stream read the abort word that this one sets.
+// Failure. It waits for nothing.
+#include "collectives/node_failure.cuh"
+
+constexpr int RANKS = DRVFUSE_RANKS;
+
+struct ExchangeEndedParams {
+    Call call;
+    u64* received;  // Progress::received of this rank (progress.cuh), null if exchanges are not counted
+    i64 nodes;
+};
+
+extern "C" __global__ void __launch_bounds__(32) exchange_ended(const __grid_constant__ ExchangeEndedParams p) {
+    const u64* const words = nodes_word(p.call.workspaces[p.call.rank], 0);
+    for (int node = threadIdx.x; node < p.nodes; node += 32) {
+        if (words[node] != 0) node_gave_up<RANKS>(p.call, node, p.nodes);
+    }
+    if (threadIdx.x == 0 && p.received != nullptr)
+        ptx::store_relaxed_sys(p.received, ptx::load_relaxed_sys(p.received) + 1);
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank does when it learns, behind an exchange, that a kernel of another node gave up in front of it.
+#pragma once
+#include "sync/workspace.cuh"
+
+// Reports leg EXCHANGE with the place of the node that gave up as `peer`, and the number of places as `seen`, and aborts
+// the ranks of the own node. If these are aborted already, one of them has reported the reason, and nothing happens.
+template <int Ranks>
+__device__ __forceinline__ void node_gave_up(const Call& call, int place, int places) {
+    char* const own = call.workspaces[call.rank];
+    if (ptx::load_relaxed_sys(abort_word(own)) != 0) return;
+    give_up<Ranks>(call, [&](Report* report) {
+        report->peer = place;
+        report->phase = 0;
+        report->expected = *epoch_word(own) / EPOCH_UNIT;
+        report->seen = places;
+        report->leg = 4;
+    });
+}

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures of the race detector (`native/race.cuh`) that Python allocates or reads.
+
+A `Ref` is the offset of a piece of the detector's arena, in units of 32 bytes; 0 names none. The structures that only
+the native runtime knows, such as clocks and entries, are declared there.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure
+
+from . import BARRIERS, CLASSES, DOUBTS, FOUND_RACES, KNOWN_OPS, MISSED_FLAGS, RECENT_JOINS
+from .layout import layout
+
+
+@layout(
+    "u32 chain, place",  # its chain (a stream, or a branch of a graph), and its place there, from 1
+    "u32 device",
+    "u32 primary",  # the number of the kernel of which it is a programmatic dependent, or 0
+)
+class Op(Structure):
+    """An operation: a launch, copy or fill. Python writes it when the operation is queued; the native runtime reads it.
+    The table has an entry for each operation of the machine, by its number, until the machine is closed.
+    """
+
+
+@layout("Ref a, b, result")
+class RecentJoin(Structure):
+    """An entry of a cache: two clocks and their join. The native runtime alone uses it, and owns the references."""
+
+
+@layout("Ref clock", "u32 op")
+class KnownOp(Structure):
+    """An entry of a cache: the clock knows the whole operation. The native runtime alone uses it. It owns no reference:
+    the entry is cleared when the clock is freed.
+    """
+
+
+@layout(
+    "u64 addr",  # the first byte of the race
+    "u64 events",  # the number of events before the later access
+    "u32 size",  # bytes of the later access
+    "u32 edge",  # the `Edge` that is missing
+    "u32 op, block, thread, site, flags",  # the later access; `flags` are those of `Entry`
+    # The earlier access. Each of the lanes in the mask other_lanes has made it.
+    "u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags",
+    "u32 store_site, load_site",  # the store and the load of a flag that does not order the accesses, or NO_SITE
+    "u32 store_op",  # the operation of that store
+)
+class Found(Structure):
+    """A race of two accesses. The native runtime writes it at the later access; Python makes a report of it when the
+    run pauses, and empties the list (`Detector.drain`).
+    """
+
+
+@layout(
+    "u64 line",  # the address of the line
+    "u64 low, high",  # the contents of the line before the later store
+    "u32 bytes, pad",  # mask of the bytes that both stores write
+    "Found found",  # the record, if the pair is a race
+)
+class Doubt(Structure):
+    """Two stores of one block that are a race if the later one changes any of `bytes`. The native runtime alone uses
+    it, from the check of the later store until its thread next enters the runtime or suspends.
+    """
+
+
+@layout(
+    # The arena, which Python reserves: its address, its size in bytes, and the bytes in use.
+    "u64 arena, arena_bytes, arena_top",
+    "u64 cells",  # the address of the cell of the window's first line
+    "u64 window_base",  # the address of the window
+    "Op* ops",  # the table of operations, by number
+    "Ref* pools",  # for each 1 << POOL_SHIFT bytes of the window: a list of chunks with free entries
+    "u32 strict",  # 1 for the profile "strict"
+    "u32 exhausted",  # 1 once the arena is used up: no access is checked any more
+    "u32 whole_items",  # the number of clock items for block WHOLE that were made so far
+    "u32 found_count",  # the number of records in found_races
+    "u32 random",  # state of the generator that draws reads which check a whole list
+    "u32 write_serial",  # the number of strong writes so far
+    "u32 change_count",  # changes with each event that may change the result for a poll: writes, and what they publish
+    "u32 doubt_count",  # the number of doubts
+    f"Ref free_pieces[{CLASSES}]",  # free lists of the arena, by size class
+    f"KnownOp known_ops[{KNOWN_OPS}]",  # a cache, by operation
+    f"RecentJoin recent_joins[{RECENT_JOINS}]",  # a cache, by a hash of both clocks
+    f"Found found_races[{FOUND_RACES}]",
+    f"Doubt doubts[{DOUBTS}]",
+)
+class Race(Structure):
+    """The state of the race detector of a machine. Python allocates it with the machine and sets the first members; the
+    native runtime changes the others. Python reads `found_races` and `exhausted`.
+    """
+
+
+@layout(
+    "Ref clock",  # what the thread knows of others; its own accesses since barrier_time are not in it
+    "u32 time",  # the number of its releases, plus 1
+    # By scope (block, cluster, GPU, system). fence_release: what the thread knew at its last fence of at least that
+    # scope, which its later strong writes publish. fence_acquire: what its relaxed reads have found published, which it
+    # learns at its next fence of at least that scope.
+    "Ref fence_release[4], fence_acquire[4]",
+    "Ref flag_reads",  # reads of others, published by relaxed flags that it has read; its block's end clock learns them
+    "u32 alias_fence_time",  # its accesses before this time precede a fence.proxy.alias of its own; 0: no such fence
+)
+class RaceThread(Structure):
+    """The race detector's state for a thread, from the start of its block until the thread exits. The native runtime
+    alone uses it, and owns the references.
+    """
+
+
+@layout(
+    "u32 op, block",  # the block that stored the flag
+    "u32 edge",  # the `Edge` that is missing between the store and the load
+    "u32 store_site, load_site",
+    "Ref clock",  # the clock that the load would have learnt
+)
+class MissedFlag(Structure):
+    """A flag of another block that a block has read without learning anything. The native runtime uses it to name the
+    flag in a later race. It is valid if `op` is not 0, until a newer one replaces it or the block ends.
+    """
+
+
+@layout(
+    "u32 barrier_time",  # each thread of the block knows all accesses of the block before this time
+    "Ref end_clock",  # the joined clocks of its threads that have exited
+    "Ref proxy_fence_clock",  # the joined clocks of its threads at their fence.proxy.async
+    # The last fence.proxy.alias: the clock of its thread before and after it, and barrier_time then. Threads with the
+    # same clock share the result.
+    "Ref alias_clock_before, alias_clock_after",
+    "u32 alias_barrier_time",
+    f"Ref arrivals[{BARRIERS}]",  # for each barrier: what the arrivals of this phase have published
+    # In the block of rank 0, for the barrier of the cluster: what the arrivals of this phase, and of the last phase,
+    # have published.
+    "Ref cluster_arrivals, cluster_phase_clock",
+    "u32 relaxed_arrival_time",  # the latest time of a thread that arrived at that barrier with .relaxed
+    "u32 missed_flag_count",  # the number of missed flags so far; the last MISSED_FLAGS are kept
+    "u32 bulk_count",  # the number of bulk copies so far, which numbers their agents
+    f"MissedFlag missed_flags[{MISSED_FLAGS}]",
+)
+class RaceBlock(Structure):
+    """The race detector's state for a resident block. The RaceThreads of its threads follow it in memory. The native
+    runtime alone uses it, from the start of the block to the end of its cluster, and owns the references.
+    """

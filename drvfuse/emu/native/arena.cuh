@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of the race detector: an arena of pieces, from which clocks, entries and locations are allocated.
+//
+// Python reserves the arena once per machine (Race::arena, Race::arena_bytes). A Ref names a piece by its offset in
+// units of 32 bytes; Ref 0 names no piece. The size of a piece is 32 << size_class bytes. A piece that is given back is
+// linked into the free list of its class (Race::free_pieces), and its first word is then the link. The arena never
+// shrinks. When fewer than RESERVE bytes are left, the detector stops for good (Race::exhausted), and Python reports
+// it.
+#pragma once
+
+#include "common.cuh"
+
+const u64 RESERVE = 64 << 20;  // bytes of the arena that stay unused, so that no single access can overrun it
+
+FN void* arena_at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }
+
+// A piece of at least `bytes` bytes, whose class is stored in *size_class.
+FAR Ref take_piece(Race* r, u32 bytes, u32* size_class) {
+    u32 k = 0;
+    LOOP while ((32ull << k) < bytes) k++;
+    *size_class = k;
+    Ref ref = r->free_pieces[k];
+    if (ref) {
+        r->free_pieces[k] = *(Ref*)arena_at(r, ref);
+    } else {
+        ref = (Ref)(r->arena_top / 32);
+        r->arena_top += 32ull << k;
+        if (r->arena_top + RESERVE > r->arena_bytes) r->exhausted = 1;
+    }
+    return ref;
+}
+
+// Gives back a piece of the arena.
+FN void give_piece(Race* r, Ref ref, u32 size_class) {
+    *(Ref*)arena_at(r, ref) = r->free_pieces[size_class];
+    r->free_pieces[size_class] = ref;
+}

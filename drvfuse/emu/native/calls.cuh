@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions that translated code calls for other purposes than accesses: loops, fences, clocks, output, the heap.
+#pragma once
+
+#include "access.cuh"
+
+// Called after each LOOP_SLICE rounds of loops without accesses. Returns 0 if the thread may continue.
+API u32 rt_loop(Thread* t, u32 site) {
+    Engine* e = t->launch->engine;
+    e->rounds += LOOP_SLICE;
+    if (e->rounds < e->loop_limit) return e->rounds % FUEL ? 0 : interrupted(t, site);
+    fault(t->launch, t, F_ENDLESS, site, ENDLESS_ROUNDS, 0, 0, e->loop_limit);
+    return 1;
+}
+
+// A fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is no event of a timeline, and orders
+// nothing in the race detector but the proxies that it names.
+API void rt_fence(Thread* t, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    if (l->engine->delay) delay_fence(t, flags);
+    if (flags & FENCE_ASYNC && l->engine->race) race_proxy_fence(t);
+    if (flags & FENCE_ALIAS && l->engine->race && l->engine->teams->count) race_alias_fence(t);
+    if (flags & FENCE_PROXY) return;
+    note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
+    u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> ORDER_SHIFT & 3;
+    if (!l->engine->race) return;
+    if (flags & FENCE_INIT) race_init_fence(t);
+    else race_fence(t, flags >> SCOPE_SHIFT & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
+}
+
+// griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
+API void rt_trigger(Thread* t) {
+    Block* b = t->block;
+    if (!b->triggered) {
+        b->triggered = 1;
+        t->launch->triggered++;
+        note(t->launch, b, t->linear, V_TRIGGER, t->site, 0, 0, 0);
+    }
+}
+
+// Virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of a thread
+// and with each read of the clock. If one thread reads the clock again and again, the step of a read doubles each time.
+API u64 rt_clock(Thread* t, u32 kind) {
+    Engine* e = t->launch->engine;
+    e->clock_reads++;
+    if (e->clock_thread == t && e->clock == e->clock_read) {
+        if (e->clock_run < (1 << 20)) e->clock_run *= 2;
+    } else {
+        e->clock_thread = t;
+        e->clock_run = 32;
+    }
+    e->clock += e->clock_run;
+    e->clock_read = e->clock;
+    return e->clock;
+}
+
+// printf: the engine's Python code formats it.
+API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
+    Print call = {t, format, args};
+    return rt_call(t->launch->engine->print, &call);
+}
+
+// Called at the start of a recursive function. Returns 1, after recording a fault, if more calls could overflow the
+// stack of the host.
+API u32 rt_depth(Thread* t, u32 site) {
+    u32 mark;
+    u64 used = t->launch->engine->stack - (u64)&mark;
+    if (used < STACK_LIMIT) return 0;
+    fault(t->launch, t, F_STACK_OVERFLOW, site, 0, 0, 0, STACK_LIMIT >> 20);
+    return 1;
+}
+
+// malloc. The engine's Python code keeps the heap.
+API u64 rt_malloc(Thread* t, u64 size) {
+    Heap call = {t, 0, size, HEAP_MALLOC, 0};
+    if (t->launch->heap) rt_call(t->launch->heap, &call);
+    return call.address;
+}
+
+// free. To the race detector, it is a write of all bytes of the memory. It has A_LATER, so that it does not count as a
+// plain store, which may store the same value as another one without an order.
+API u32 rt_free(Thread* t, u64 addr, u32 site) {
+    Launch* l = t->launch;
+    Heap call = {t, addr, 0, HEAP_SIZE, 0};
+    if (!addr) return 0;
+    if (l->heap) rt_call(l->heap, &call);
+    if (!call.nbytes) {
+        fault(l, t, F_BAD_FREE, site, addr, 1, 0, 0);
+        return 1;
+    }
+    if (l->engine->race) race_access(t, addr, (u32)call.nbytes, A_WRITE | A_LATER, site);
+    call.kind = HEAP_FREE;
+    rt_call(l->heap, &call);
+    return 0;
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of pending stores, and which of them memory shows (delay.cuh says why stores are pending).
+//
+// Memory holds one view at a time: that of everybody, of a device, or of a block. A pending store is shown by
+// exchanging its bytes with those in memory. To put a view in memory, its stores are exchanged from the oldest to the
+// newest; to take it out, from the newest to the oldest. So a load needs no search. Invariant: while a store is shown,
+// PendingStore::bits are the bytes that were in memory before; otherwise they are the bytes of the store.
+#pragma once
+
+#include "common.cuh"
+
+const u32 PENDING_STORES = 1 << 13;  // entries of the table
+const u32 BUCKETS = 1 << 14;         // lists of the hash table; a power of two
+const u32 CHUNK = 5;  // shift: accesses are aligned and have at most 32 bytes, so each lies in one chunk of 32 bytes
+
+// PendingStore::level. The store is visible to the block alone (P_BLOCK, or P_ENDED once the block has ended), or to
+// all blocks of the device (P_DEVICE).
+enum { P_FREE, P_BLOCK, P_ENDED, P_DEVICE };
+
+struct PendingStore {
+    u64 addr;
+    u64 bits[4];  // the bytes of the store or, while it is shown, those that were in memory before
+    Launch* launch;
+    Block* block;
+    u64 owner;            // Block::owner of the block, whose slot another block may use later
+    u64 order;            // counts stores and passings on, so it is larger for newer ones
+    u64 due_pass;         // the pass after which it is passed on at the latest
+    u32 size;             // bytes
+    u32 thread, warp;     // who stored: the number of the thread in its block, and its warp
+    u32 epoch, syncs;     // Block::epoch and Warp::syncs at the store
+    u32 level;            // where it is visible: one of P_
+    u32 released_to_cta;  // 1 if a release of scope CTA covers it
+    u32 device;
+    u32 next, previous;  // links in the list of its block or device, oldest first; `next` also links free entries
+    u32 bucket_next, bucket_previous;  // links in its list of the hash table
+};
+
+// The table of a machine. Python reserves it, zeroed (Engine::delay). Indices of stores are those in `pool`; 0 is none.
+struct Delay {
+    Block* shown_block;          // the block whose view is in memory, or null
+    u32 shown_device;            // the device whose view is in memory, plus one; 0 for none
+    u32 live_count;              // stores in the table
+    u32 highest;                 // the highest index that is in use or on the free list
+    u32 free_list;               // the first free entry
+    u64 last_owner, last_order;  // the numbers that were given out last
+    u64 pass;                    // the number of passes so far
+    u64 earliest_due;            // a lower bound of all due_pass
+    u64 last_check;              // the pass in which due stores were last looked for
+    List devices[8];             // the stores of level P_DEVICE
+    u32 buckets[BUCKETS];        // the hash table, by chunk
+    PendingStore pool[PENDING_STORES];
+};
+
+FN List* list_of(Delay* d, PendingStore* p) {
+    return p->level == P_DEVICE ? &d->devices[p->device] : &p->block->pending;
+}
+
+FN u32 bucket_of(u64 addr) { return (u32)(((addr >> CHUNK) * 0x9E3779B97F4A7C15ull) >> 48) & (BUCKETS - 1); }
+
+// The bytes that an access touches, as a mask of the bytes of its chunk.
+FN u32 bytes_of(u64 addr, u32 size) { return (size >= 32 ? ~0u : (1u << size) - 1) << (addr & 31); }
+
+FN u32 same_chunk(PendingStore* p, u64 addr) { return p->addr >> CHUNK == addr >> CHUNK; }
+
+FN u32 overlaps(PendingStore* p, u64 addr, u32 bytes) {
+    return same_chunk(p, addr) && bytes_of(p->addr, p->size) & bytes;
+}
+
+// Views ---------------------------------------------------------------------------------------------------------------
+
+// Swaps the bytes of a store with those in memory.
+FAR void exchange(PendingStore* p) {
+    u64 addr = p->addr, old;
+    if (p->size == 4) {
+        old = *(u32*)addr;
+        *(u32*)addr = (u32)p->bits[0];
+    } else if (p->size == 2) {
+        old = *(unsigned short*)addr;
+        *(unsigned short*)addr = (unsigned short)p->bits[0];
+    } else if (p->size == 1) {
+        old = *(u8*)addr;
+        *(u8*)addr = (u8)p->bits[0];
+    } else {
+    LOOP for (u32 i = 0; i < p->size / 8; i++) {
+            old = ((u64*)addr)[i];
+            ((u64*)addr)[i] = p->bits[i];
+            p->bits[i] = old;
+        }
+        return;
+    }
+    p->bits[0] = old;
+}
+
+// Shows the stores of a list.
+FAR void show(Delay* d, List* list) {
+    LOOP for (u32 i = list->first; i; i = d->pool[i].next) exchange(&d->pool[i]);
+}
+
+// Hides the stores of a list.
+FAR void hide(Delay* d, List* list) {
+    LOOP for (u32 i = list->last; i; i = d->pool[i].previous) exchange(&d->pool[i]);
+}
+
+// Puts the view of a block in memory, on top of the view of its device, which is there already. Null: of no block.
+FAR void view_block(Delay* d, Block* b) {
+    if (d->shown_block == b) return;
+    if (d->shown_block) hide(d, &d->shown_block->pending);
+    d->shown_block = b;
+    if (b) show(d, &b->pending);
+}
+
+// Puts the view of a device in memory, given as its number plus one. 0: the view of everybody.
+FAR void view_device(Delay* d, u32 device) {
+    view_block(d, 0);
+    if (d->shown_device == device) return;
+    if (d->shown_device) hide(d, &d->devices[d->shown_device - 1]);
+    d->shown_device = device;
+    if (device) show(d, &d->devices[device - 1]);
+}
+
+// Lists ---------------------------------------------------------------------------------------------------------------
+
+// Appends a store to the list of its block or device.
+FN void append_to_list(Delay* d, u32 i) {
+    List* list = list_of(d, &d->pool[i]);
+    d->pool[i].next = 0;
+    d->pool[i].previous = list->last;
+    if (list->last) d->pool[list->last].next = i;
+    else list->first = i;
+    list->last = i;
+}
+
+// Removes a store from the list of its block or device.
+FN void remove_from_list(Delay* d, u32 i) {
+    PendingStore* p = &d->pool[i];
+    List* list = list_of(d, p);
+    if (p->previous) d->pool[p->previous].next = p->next;
+    else list->first = p->next;
+    if (p->next) d->pool[p->next].previous = p->previous;
+    else list->last = p->previous;
+}
+
+// Removes a store from its list of the hash table.
+FN void remove_from_bucket(Delay* d, PendingStore* p) {
+    if (p->bucket_next) d->pool[p->bucket_next].bucket_previous = p->bucket_previous;
+    if (p->bucket_previous) d->pool[p->bucket_previous].bucket_next = p->bucket_next;
+    else d->buckets[bucket_of(p->addr)] = p->bucket_next;
+}

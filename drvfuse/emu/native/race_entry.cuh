@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The entries of the race detector: records of past accesses, and where they are kept.
+//
+// Each line of 16 bytes has a cell of 32 bits, in an area that is parallel to the data (Race::cells). A cell is the
+// head of the list of the line's entries and locations: writes first, then reads, newest first. Each entry has a mask
+// of the bytes that it touched.
+//
+// An entry is dropped when a later access is ordered after it and conflicts with every access with which the entry
+// conflicts. So the first race on a byte is never missed. Three measures keep the lists short:
+//
+//     Lanes. Plain accesses by lanes of one warp, at one time and by one instruction, share an entry if they touch the
+//     same bytes, or if each lane touches the element next to that of the lane before it (Entry::spread).
+//
+//     Repeats. A plain access that finds only writes that its thread knows, and an entry that it can share, needs no
+//     further check (race_quick.cuh).
+//
+//     Chains of atomics. Each atomic of a chain on one word has observed the earlier ones, so whoever knows an atomic
+//     of the chain knows those before it. For each instruction, two entries of a chain are kept: the last atomic of the
+//     present block, and the last one of any other block. An access that is not ordered after the chain, or not strong
+//     enough, conflicts with one of the two.
+#pragma once
+
+#include "clock_join.cuh"
+
+// One access, or the accesses of several lanes. It lives in a chunk of its part of the window (race_quick.cuh) from the
+// access until a later access, a free or a new block replaces it.
+struct Entry {
+    u32 op;                // the operation that made the access
+    u32 block;             // its block, with AGENT_PENDING or AGENT_BULK for a copy
+    u32 time;              // the time of its threads
+    u32 lanes;             // mask of the lanes that made it
+    unsigned short bytes;  // mask of the bytes of the line that it touched
+    u8 warp : 5,           // its warp
+        variant : 3;  // of a strong access: log2 of the bytes of an element; of an mbarrier or a plain access: VARIANT_
+    u8 kind;          // flags N_ and, from bit ENTRY_SCOPE_SHIFT on, the scope
+    u32 site;         // its instruction, or NO_SITE
+    Ref next;         // the next entry or location of the line
+    union {
+        u32 serial;  // of a strong write: its number among all strong writes. Of a bulk copy: the issuing thread.
+        u32 spread;  // of a plain access by threads: 0 if each lane touched all of `bytes`, else see spread_of
+    };
+};
+
+// The state of bytes that strong writes of one size have written. A location is no access: its members of Entry
+// describe the last strong write. The first strong write creates it. A write that overlaps it without having exactly
+// its bytes drops it.
+struct Location : Entry {
+    Ref published;                             // list of Published
+    Ref last_release;                          // the clock that the last writer published by a release, or 0
+    u32 last_release_scope;                    // the scope of that release
+    u32 chain_begin;                           // serial of the write that the chain of atomics continues
+    Ref observations;                          // list of Observation
+    Ref published_reads;                       // clock of the reads that strong writes of system scope have published
+    u32 observation_count, observation_limit;  // the length of `observations`, and the length at which it is compacted
+};
+
+// A read or atomic of a location. It observed the writes with the serials `first_serial` to `last_serial`, and its
+// thread did not know the last of them before. race_observe.cuh makes it; it is dropped with its location.
+struct Observation {
+    u32 op, block, warp;  // who observed
+    u32 lanes;            // mask of the lanes that observed the same writes
+    u32 time;             // the time of these lanes
+    u32 first_serial, last_serial;
+    Ref next;
+};
+
+// What strong writes have published at a location for one scope. There is one for each device that published, or for
+// each cluster (SCOPE_CLUSTER) or block (SCOPE_CTA).
+struct Published {
+    u32 device, scope;
+    Ref clock;        // the join of what was published
+    u32 op, block;    // the block that published last
+    Ref block_clock;  // the part of `clock` that this block has published
+    Ref next;
+    u32 start_only;  // 1 if the last write published only what its launch knew at its start
+};
+
+static_assert(sizeof(Entry) == 32 && sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Observation) == 32,
+              "");
+
+const u32 ENTRY_SCOPE_SHIFT = 4;
+
+// Bit of Entry::block for a cp.async between its issue and its thread's wait for it. No clock has an item for such a
+// block, so the access is ordered with no other access, not even with those of its own thread. The wait removes the bit
+// and sets the flag N_COPIED. Neither entry is shared by lanes.
+const u32 AGENT_PENDING = 1 << 25;
+
+// Bits of Entry::block for a bulk copy. It counts as a thread of its own, which others know through its mbarrier. The
+// bulk copies of a block are numbered. `warp` and `lanes` are the number modulo BULK_LANES, `time` is the quotient
+// plus 1, and `serial` is the thread that issued the copy.
+const u32 AGENT_BULK = AGENT_PENDING | 1 << 24, BULK_LANES = 64;
+
+// Bits of the block in the key of a clock's item. With a tag, the item does not stand for all accesses of the block.
+// TAG_INIT: for its initialisations of mbarriers, from fence.mbarrier_init. TAG_READS: for its reads. TAG_ALIASED: for
+// its accesses that a fence.proxy.alias has followed.
+const u32 TAG_INIT = 1 << 24, TAG_READS = TAG_INIT | 1 << 23, TAG_ALIASED = 1 << 23;
+
+// Entry::variant of accesses that are not strong, or operate on an mbarrier.
+const u32 VARIANT_AFTER_READ = 1;     // a plain write of bytes that its thread has read at the same time
+const u32 VARIANT_MBARRIER_INIT = 6;  // mbarrier.init or .inval
+const u32 VARIANT_MBARRIER = 7;       // any other operation on an mbarrier
+
+const u32 VIA_MULTICAST = 1u << 31;  // bit of Entry::site: the access was made by a multicast address
+const u32 CHECKED_READS = 4;         // the number of reads at the front of a list that a read usually checks
+const u32 CHUNK_ENTRIES = 16;        // entries of a chunk
+
+FN u32 via_multicast(u32 site) { return site != NO_SITE && site & VIA_MULTICAST; }
+FN u32 plain_site(u32 site) { return site == NO_SITE ? site : site & ~VIA_MULTICAST; }
+
+// Lines ---------------------------------------------------------------------------------------------------------------
+
+const u32 UNCHECKED = 0x80000000u;  // bit of a cell: some bytes of the line are not checked
+
+// A line with bytes that are not checked, as a protocol accesses them without an order (rt_race_polled). Its cell has
+// the bit UNCHECKED and the Ref of this structure, or no Ref if no byte of the line is checked.
+struct UncheckedLine {
+    u32 bytes;  // mask of the bytes that are not checked
+    Ref list;   // entries of the other bytes
+    u32 pad[6];
+};
+
+FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> LINE_SHIFT) * 4); }
+
+// The head of the list of a line's entries. Removes the bytes that are not checked from *mask.
+FN Ref* list_at(Race* r, u64 addr, u32* mask) {
+    Ref* cell = cell_at(r, addr);
+    if (!(*cell & UNCHECKED)) return cell;
+    if (*cell == UNCHECKED) {
+        *mask = 0;
+        return cell;
+    }
+    UncheckedLine* line = (UncheckedLine*)arena_at(r, *cell & ~UNCHECKED);
+    *mask &= ~line->bytes;
+    return &line->list;
+}
+
+// The head of the list of chunks for the part of the window that has an address.
+FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
+
+// The bytes from `addr` to `end` that lie in the line of `addr`, as a mask.
+FN u32 line_mask(u64 addr, u64 end) {
+    u64 base = addr & ~15ull;
+    u32 first = (u32)(addr - base), last = end - base >= 16 ? 16 : (u32)(end - base);
+    return (0xFFFFu << first) & (0xFFFFu >> (16 - last)) & 0xFFFF;
+}
+
+// Lanes ---------------------------------------------------------------------------------------------------------------
+
+// Entry::spread for an access to the bytes `mask` by one lane, in a row of lanes that touch adjacent elements of n
+// bytes: n << 16 | period << 8 | first. The first element of the line is touched by lane `first`, and by the lanes that
+// differ from it by a multiple of `period`. With a period below 32, several rows of lanes share the entry. The result
+// is 0 if `mask` is no aligned element of 1, 2, 4 or 8 bytes.
+FN u32 spread_of(u32 lane, u32 mask) {
+    u32 n = POPC(mask), first = FFS(mask) - 1;
+    if (n > 8 || n & (n - 1) || first & (n - 1) || mask >> first != (1u << n) - 1) return 0;
+    return n << 16 | 32 << 8 | (lane - first / n & 31);
+}
+
+// The lanes of an entry that have accessed any of `bytes`. These must be bytes of the entry.
+FN u32 lanes_at(Entry* e, u32 bytes) {
+    if (e->kind & (N_STRONG | N_ASYNC) || !e->spread) return e->lanes;
+    u32 n = e->spread >> 16, period = e->spread >> 8 & 0xFF, lanes = 0;
+    u32 each = period == 32 ? 1 : period == 16 ? 0x10001 : period == 8 ? 0x01010101 : 0x11111111;
+    LOOP while (bytes) {
+        u32 i = (FFS(bytes) - 1) / n, lane = (e->spread & 0xFF) + i & 31;
+        lanes |= lane ? each << lane | each >> 32 - lane : each;
+        bytes &= ~(((1u << n) - 1) << i * n);
+    }
+    return lanes & e->lanes;
+}
+
+// Adds a plain access by one lane to an entry of the same warp, time, kind and site, if one value of `spread` can
+// describe both. Returns 1 if it did.
+FN u32 merge_lane(Entry* e, u32 lane_bit, u32 mask, u32 spread) {
+    if (e->bytes == mask && (!e->spread || !(e->lanes & (e->lanes - 1)))) {
+        if (e->lanes != lane_bit) e->spread = 0;
+    } else if (e->spread != spread) {
+        u32 n = spread >> 16, period = e->spread >> 8 & 0xFF, distance = e->spread - spread & 0x1F;
+        if (!n || e->spread >> 16 != n) return 0;
+        LOOP while (distance & (period - 1)) period >>= 1;
+        if (period < 4 || period * n < 16) return 0;
+        e->spread = e->spread & ~0xFF00u | period << 8;
+    } else if (!spread) {
+        return 0;
+    }
+    e->lanes |= lane_bit;
+    e->bytes |= (unsigned short)mask;
+    return 1;
+}
