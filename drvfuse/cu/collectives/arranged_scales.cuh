@@ -18,7 +18,7 @@ struct Arrangement {
     int itemsize;  // bytes of a scale: 4 or 1
     int tiles;     // 1: the scales are in tiles, 0: by column
 
-    // By distance, for the rank from which this rank receives:
+    // Entry d is for the rank at distance d, from which this rank receives:
     int first[DRVFUSE_MAX_RANKS];  // the index of that rank's first row among all rows
     int count[DRVFUSE_MAX_RANKS];  // the number of that rank's rows
 };
