@@ -102,7 +102,7 @@ def kind_of(value: object) -> str:
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, for messages: "1 array", "2 arrays". `plural` is for nouns whose plural does not end in
-    an "s" behind the singular."""
+    an "s" after the singular."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 

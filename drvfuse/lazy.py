@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packages that load each public name on first use.
 
-The stub `__init__.pyi` beside a package's `__init__.py` is the only list of its public names. Type checkers and editors
-read it like any stub; `attach` reads the same lines when the package is imported. Each line has one of two forms:
+The stub `__init__.pyi` next to a package's `__init__.py` is the only list of its public names. Type checkers and
+editors read it like any stub; `attach` reads the same lines when the package is imported. Each line has one of two
+forms:
 
     from .module import name as public
     from . import module as public

@@ -202,7 +202,7 @@ class Decoder:
         ).launch
 
     def step(self, token: int, position: int) -> np.ndarray:
-        """The logits behind a token."""
+        """The logits of the token that follows this one."""
         for residual, place in zip(self.residual, self.position, strict=True):
             residual.copy_from(self.model["embedding"][token : token + 1])
             place.copy_from(np.array([position], np.int32))
@@ -212,7 +212,7 @@ class Decoder:
 
 
 def part(name: str, tensor: np.ndarray, rank: int) -> np.ndarray:
-    """A rank's part of a weight: rows, or columns of those whose products are summed over the ranks."""
+    """A rank's part of a weight: some of its rows, or some of its columns if the ranks sum their products."""
     kind = name.rpartition(".")[2]
     if kind == "qkv":
         return tensor.reshape(3, RANKS, -1, HIDDEN)[:, rank].reshape(-1, HIDDEN)

@@ -2,8 +2,8 @@
 """An all-gather by a kernel of one's own on multicast memory: each store reaches every rank.
 
 Rank r writes its part of the result once, to the multicast address, and the switch delivers it to all members. Then one
-`multimem.red` adds 1 to the counter of every rank, and each rank waits for its own counter. Emulated GPUs, always: see
-docs/multicast.md on what a multicast object depends on before you create one on real GPUs.
+`multimem.red` adds 1 to the counter of every rank, and each rank waits for its own counter. The GPUs are
+always emulated: read in docs/multicast.md what a multicast object depends on before you create one on real GPUs.
 
     python examples/multicast_kernel.py
 

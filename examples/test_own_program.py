@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest of a program of one's own, written for cuda-python, without a GPU and with every access checked.
+"""Tests, with pytest, of a program of one's own for cuda-python: they need no GPU, and every access is checked.
 
 `moving_average` is such a program: it knows nothing of drvfuse. drvfuse's pytest plugin switches `cuda.bindings` to
 emulated GPUs for the tests that have the mark `emu`, and fails them for races, accesses out of bounds, uninitialised

@@ -68,7 +68,7 @@ def main() -> None:
             residual.copy_(torch.randn(TOKENS, HIDDEN))
             graph.replay()
             torch.cuda.synchronize()
-            group.check()  # raises if a rank gave up waiting; replays of torch's graphs do not ask
+            group.check()  # raises if a rank gave up waiting, which replays of torch's graphs do not check
             total = sum((inner @ weight.T).float() for weight in weights)
             expected = (total + residual.float()).bfloat16()
             x = new_residual.float()

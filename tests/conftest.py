@@ -21,15 +21,15 @@ from drvfuse.errors import ArgumentError
 
 DRIVER = os.environ.get("DRVFUSE_TEST_DRIVER", "emu")
 
-# Generated tests run the same examples every time, and a busy machine fails none of them.
+# Hypothesis draws the same examples in every run, and no test fails because the machine is slow.
 hypothesis.settings.register_profile("drvfuse", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("drvfuse")
 
 
 def pytest_configure() -> None:
-    """Make garbage collections rare, and refuse multicast objects on the CUDA driver unless the variable allows them.
+    """Make garbage collections rare. Refuse multicast objects on the CUDA driver unless DRVFUSE_TEST_MULTICAST is "1".
 
-    Nothing sets the variable by default, CI included: see CONTRIBUTING.md.
+    Nothing sets that variable by default, CI included: see CONTRIBUTING.md.
     """
     gc.set_threshold(50_000)
     if os.environ.get("DRVFUSE_TEST_MULTICAST") != "1":
@@ -127,7 +127,7 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return function(*args[0])
 
         def known() -> list[str]:
-            """The names of functions that the driver has cached together with its sink."""
+            """The names of the cached functions of the driver, which pass their calls to its sink."""
             return [name for name in vars(driver) if name.startswith("cu") or name in ("capture_status", "launch")]
 
         with monkeypatch.context() as patch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in processes of their own, in one process: each has a thread, an emulated process and a board."""
+"""Ranks that stand for processes but run in one: each has a thread, an emulated process and a board."""
 
 from __future__ import annotations
 

@@ -78,14 +78,14 @@ class _Ranges:
 
 
 def _plain(value: Any) -> Any:
-    """The argument of the real function that stands for this one."""
+    """What the real function gets in place of an argument of the divided GPU."""
     if isinstance(value, DividedDevice):
         return bindings.CUdevice(0)
     return value.real if isinstance(value, DividedContext) else value
 
 
 class DividedGpu:
-    """A driver API of several devices, made of a `real` one of which device 0 is used. It has the functions of `real`.
+    """A driver API with the functions of the driver API `real`. Each of its devices is a part of device 0 of `real`.
 
     `how` is the number of devices, as in "4", or also the number of multiprocessors that each reports, as in "4:132".
     """
@@ -266,7 +266,7 @@ class DividedGpu:
 def divide(how: str) -> None:
     """Make `cuda.bindings.driver` of this process that of a `DividedGpu`. Call it before drvfuse opens the driver.
 
-    The streams of all ranks must be able to run at once, so it sets CUDA_DEVICE_MAX_CONNECTIONS to the largest value.
+    The streams of all ranks must be able to run at once, so CUDA_DEVICE_MAX_CONNECTIONS is set to its largest value.
     """
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     names = [name for name in dir(bindings) if name[:2] == "cu" and name[2:3].isupper()]

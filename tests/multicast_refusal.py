@@ -23,7 +23,7 @@ from cuda.bindings import driver as bindings
 from drvfuse.runtime.driver import Driver
 
 IN_CHILDREN = str(Path(__file__).with_name("in_children"))
-"""The directory of the `sitecustomize` that forbids in processes that tests start."""
+"""The directory of the `sitecustomize` that installs the refusal in processes that tests start."""
 
 
 def refusal(*args: Any, **kwargs: Any) -> NoReturn:
@@ -33,8 +33,8 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def forbid() -> None:
-    """Make cuda.bindings, the gate of every CUDA driver and the bindings of every process that is started from now on
-    refuse the function. Gates of stand-ins for the CUDA driver refuse it too."""
+    """Make three places refuse the function: cuda.bindings; every `Driver` object named "cuda", those of stand-ins for
+    the CUDA driver included; and the bindings of every process that is started from now on."""
     bindings.cuMulticastCreate = refusal
     original = Driver.raw
 
@@ -53,7 +53,7 @@ def forbid() -> None:
 
 
 def _forbid_in_child(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """Put the directory before all others of PYTHONPATH, so that no other `sitecustomize` hides its own."""
+    """Put the directory before all others of PYTHONPATH, so that no other `sitecustomize` is imported instead."""
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", IN_CHILDREN)]
     environment["PYTHONPATH"] = os.pathsep.join([IN_CHILDREN, *others])
     return environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite creates no multicast object on the CUDA driver: the bindings and the gate of the driver refuse the call. In
+"""The suite creates no multicast object on the CUDA driver: the bindings and the `Driver` object refuse the call. In
 the processes that tests start, the bindings refuse it."""
 
 from __future__ import annotations

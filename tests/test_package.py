@@ -43,7 +43,7 @@ MODULES = {
 
 
 def _room(module: str) -> str | None:
-    """The room in which a module lies."""
+    """The folder ("room") in which a module lies."""
     parts = module.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in ROOMS), None)

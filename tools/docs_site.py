@@ -34,7 +34,7 @@ SECTIONS = {
     "trace": "Traces",
     "runtime": "Devices, arrays, streams, kernels",
 }
-"""Room of `drvfuse` -> heading of its public names, in the order of the page. Other rooms' names stand with the ops."""
+"""Folder of `drvfuse` -> heading of its public names, in the order of the page. The ops have those of other folders."""
 
 BESIDES = {
     "comm": [f"drvfuse.nodes.exchange.{name}" for name in ("Exchange", "Member", "Part", "Pieces", "Piece")],
@@ -45,7 +45,7 @@ BESIDES = {
     ],
     "runtime": ["drvfuse.dtypes.DType", "drvfuse.dtypes.get"],
 }
-"""Room -> names without a short form: what calls return, and what an engine of one's own has to implement."""
+"""Folder -> names without a short form: what calls return, and what an engine of one's own has to implement."""
 
 TYPES = {
     "DriverLike": "drvfuse.runtime.driver",
@@ -90,7 +90,7 @@ INTERNAL = {
     "healthy stream drop_context enqueue refuse_implicit refuse_in_capture context_ops synchronise",
     "AttachedMachine": "call refuse finding",
 }
-"""Class -> its members without an underscore that are for other rooms of the package, and not for programs."""
+"""Class -> its members without an underscore that are for other folders of the package, and not for programs."""
 
 
 def api() -> str:
@@ -192,7 +192,7 @@ def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[arg
 
 
 def title(page: str) -> str:
-    """The title of a page of `docs`, of which two include a page of the root."""
+    """The title of a page in the folder `docs`. A page that includes another one has the title of that page."""
     lines = (ROOT / "docs" / page).read_text().splitlines()
     if included := re.fullmatch(r"```\{include\} (\S+)", lines[0]):
         lines = (ROOT / "docs" / included[1]).read_text().splitlines()
@@ -207,7 +207,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
-    """Sphinx's `autodoc-skip-member`: omit what other rooms use, and named tuples' fields, which heads show."""
+    """Sphinx's `autodoc-skip-member`: omit INTERNAL members, and fields of named tuples, as the signature has them."""
     owner = app.env.current_document.autodoc_class
     described = inspect.getdoc(member) or ""
     return skipped or name in INTERNAL.get(owner, "").split() or described.startswith(("Called ", "Alias for field "))

@@ -51,7 +51,7 @@ def tables() -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """The page with its tables as they have to be."""
+    """The text of the page, with current tables in place of those that it has."""
     before, _, rest = page.partition(START)
     return before + tables() + rest.partition(END)[2]
 

@@ -35,6 +35,6 @@ def table(section: str, where: str) -> list[Row]:
 
 
 def shape_of(text: str) -> tuple[int, int]:
-    """The rows and columns of a cell that begins as "2048x8192"."""
+    """The rows and columns of a cell that begins with a shape such as "2048x8192"."""
     rows, columns = re.match(r"(\d+)x(\d+)", text).groups()  # type: ignore[union-attr]
     return int(rows), int(columns)

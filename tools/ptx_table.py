@@ -324,7 +324,7 @@ NEWER = (
     "`mma` with block scaling",
     "`multimem.cp.async.bulk`, `multimem.cp.reduce.async.bulk` (PTX 9.1)",
 )
-"""What needs a target above sm_90a, or a later assembler than the examples: not translated."""
+"""Instructions that need a target above sm_90a, or a later assembler than the examples. They are not translated."""
 
 _INTRODUCTION = """# PTX instructions
 

@@ -52,7 +52,7 @@ class Case:
 
 
 def device_code(text: str) -> str:
-    """A CUDA source without comments, includes and host functions, lines in place."""
+    """A CUDA source without comments, includes and host functions. Lines keep their numbers."""
     text = re.sub(r"/\*.*?\*/|//[^\n]*", lambda found: "\n" * found.group().count("\n"), text, flags=re.DOTALL)
     text = re.sub(r"^#include.*$", "", text, flags=re.MULTILINE)
     at = 0
@@ -121,7 +121,7 @@ def indigo(root: Path) -> Iterator[Case]:
 
 
 def run(case: Case, seed: int, profile: str) -> tuple[list[Any], str]:
-    """Races that are reported under a seed, and how else the launch failed, if it did."""
+    """Run a case under a seed. Returns the reported races, and the error of the launch or the compiler, or ""."""
     with emu.Machine(devices=1, seed=seed, race=profile, check_initialised=False) as machine:
         device = df.device(0, driver=machine)
         try:

@@ -35,7 +35,7 @@ def table() -> str:
 
 
 def page_with_table(page: str) -> str:
-    """The page with its table as it has to be."""
+    """The text of the page, with the current table in place of the one that it has."""
     before, _, rest = page.partition(START)
     return before + table() + rest.partition(END)[2]
 

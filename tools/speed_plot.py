@@ -61,7 +61,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Forms(Panel):
-    """One diagram whose lines are rows of a table, over its columns, which are shapes: the numbers in brackets."""
+    """One diagram with a line for each row of a table, whose columns are shapes. The numbers in brackets are drawn."""
 
     def points(self, column: str) -> Points:
         (row,) = [row for row in table(self.section, self.where) if row["form"] == column]

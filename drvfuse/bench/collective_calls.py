@@ -25,7 +25,7 @@ from ..runtime.array import Array
 from ..trace.buffer import Trace
 from .timing import Timing, microseconds_per_call, together
 
-BANK = 131  # rows: a prime, so that rows of one owner, chunk or tile differ
+BANK = 131  # rows of a bank: a prime, so that the rows of an owner, chunk or tile differ
 LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 
 Host = npt.NDArray[Any]
@@ -40,7 +40,7 @@ def bank(seed: int, rows: int, columns: int, dtype: str = "bfloat16") -> Host:
 
 
 def repeated(values: Host, rows: int) -> Host:
-    """The tensor with that number of rows that repeats the rows of a bank."""
+    """A tensor with `rows` rows, which repeats the rows `values` of a bank."""
     return values if len(values) == rows else np.resize(values, (rows, *values.shape[1:]))
 
 
@@ -57,7 +57,7 @@ class Result:
     before: Sequence[Host] | None = None
 
     def clear(self) -> None:
-        """Remove what earlier calls have left."""
+        """Restore the contents that the arrays must have before the call."""
         before = self.before or [np.zeros(array.shape, array.dtype.numpy) for array in self.arrays]
         for array, host in zip(self.arrays, before, strict=True):
             array.copy_from(host)
@@ -65,7 +65,8 @@ class Result:
 
 @dataclass
 class CollectiveCalls:
-    """Calls of one collective on several `sets` of inputs, each as `prepare` takes it. Results are shared."""
+    """Calls of one collective, one for each of several sets of inputs. An entry of `sets` is the argument `inputs` of
+    `prepare`. All calls write the same `results`."""
 
     group: Group
     prepare: Callable[..., Prepared[Any]]
@@ -75,7 +76,7 @@ class CollectiveCalls:
     def prepared(
         self, algo: str, pdl_level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, sets: int | None = None
     ) -> list[Prepared[Any]]:
-        """A call on each of the first `sets` sets of inputs, by an algorithm, which may be one by multimem."""
+        """A prepared call for each of the first `sets` sets of inputs. `algo` may also name a form of multimem."""
         forms = {name: form for form, name in multimem.NAMES.items()}
         options: dict[str, Any] = {"algo": forms.get(algo, algo), "pdl_level": pdl_level, "trace": trace}
         if algo in forms:
@@ -101,8 +102,8 @@ class CollectiveCalls:
                     raise DrvfuseError(f"{call.describe()}: {result.name} of rank {rank.index} are wrong")
 
     def times(self, algo: str, calls: int) -> dict[str, Any]:
-        """The time of a call for each level of PDL, in graphs of at least that number of calls, and the algorithm that
-        "auto" chose. `check` has compared the results before."""
+        """The time of a call for each level of PDL, in graphs of at least `calls` calls, and the algorithm that "auto"
+        chose. `check` has compared the results before."""
         self.check(algo)
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():

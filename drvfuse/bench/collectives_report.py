@@ -17,7 +17,7 @@ MULTIMEM = ("multimem_one_stage", "multimem_two_stage")
 HEAD = ["rows x cols", "residual", "PDL", "KiB", *ALGORITHMS, *MULTIMEM, "adds", "wire", "push", "x wire"]
 HEAD += [*PEERS, NORM, "stored", "x peer", "x stored"]
 TEXT_COLUMNS = 3
-_WIRE_RULES_US = 10.0  # times of at least this are compared with the time of the wire
+_WIRE_RULES_US = 10.0  # times from this number of microseconds on are compared with the wire time
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:

@@ -22,8 +22,8 @@ HEAD, TEXT_COLUMNS = ["algorithm", "detector", "first s", "slowest s"], 2
 
 
 def measure(gpus: int, rows: int, cols: int, calls: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """A result for each algorithm, without and with the detector: a list of CPU seconds for each seed, one for each
-    call.
+    """A result for each algorithm, without and with the detector. For each seed it has a list with the CPU seconds of
+    each call.
 
     Raises DrvfuseError if the machine reports something.
     """

@@ -34,8 +34,8 @@ def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
 def least_wire_bytes(op: str, residual: bool, ranks: int, nbytes: int) -> int:
     """The fewest bytes that a rank can receive for `nbytes` of input per rank.
 
-    For an all-reduce it is the lesser of those by one shot and by two shots. The fused op may gather FP8 rows instead,
-    unless every rank needs the sums too, as residual output.
+    For an all-reduce it is the smaller of the numbers for one shot and for two shots. The fused op may gather FP8 rows
+    instead, unless every rank needs the sums too, as residual output.
     """
     one, two = (ranks - 1) * nbytes, 2 * (ranks - 1) * nbytes // ranks
     gathered = 3 * (ranks - 1) * nbytes // (2 * ranks)
@@ -52,7 +52,8 @@ class Links:
         self._targets = [rank.empty(self._nbytes, "uint8") for rank in group]
 
     def push_us(self, nbytes: int, calls: int) -> Timing:
-        """The time to push `nbytes` with the best of some grids; the constructor's `nbytes` is the largest."""
+        """The time to push `nbytes` bytes, at most as many as the constructor was given, with the fastest of several
+        grids."""
         most = -(-nbytes // _COPY_BYTES)
         sms = self._group[0].device.sm_count
         grids = sorted({max(1, min(most, times * sms)) for times in (1, 2, 4)})

@@ -34,7 +34,7 @@ class Form:
         return self == Form(self.quantisation) and self.quantisation.scales is not None
 
     def fits(self, columns: int) -> bool:
-        """Whether heads divide rows with that number of columns, and groups divide heads or rows."""
+        """Whether the heads of this form divide rows of `columns` columns, and its groups divide heads or rows."""
         of_norm = self.head_columns or columns
         return columns % of_norm == 0 and of_norm % (self.quantisation.group or 1) == 0
 

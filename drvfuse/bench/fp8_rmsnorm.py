@@ -2,8 +2,9 @@
 """Times of FP8 RMSNorm forward and backward, compared with the memory floor, torch.compile and COAT's stored times.
 
 Inputs are random. Calls use several sets of inputs in turn, more than L2 holds. "chain" is a chain of dependent
-launches with `PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the number of bytes that must move (x and its scales, qy,
-qy_t and rstd; x, its scales, g, dx, rstd and dw) divided by the bandwidth of a large copy in the same run.
+launches with `PDLLevel.OVERLAP_AT_BEGINNING`. The floor is the number of bytes that must move (forward: x and its
+scales, qy, qy_t and rstd; backward: x, its scales, g, dx, rstd and dw) divided by the bandwidth of a large copy in the
+same run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 RMSNorm as a torch user would write it, through torch.compile: a peer of the benchmark."""
+"""FP8 RMSNorm as a torch user would write it, through torch.compile, for comparison."""
 
 from __future__ import annotations
 

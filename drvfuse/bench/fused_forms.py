@@ -98,7 +98,7 @@ def _line(result: dict[str, Any], level: str) -> list[str]:
 
 
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
-    """How it was measured."""
+    """The notes below the table: how the times were measured."""
     first = results[0]
     return [
         f"microseconds per call, median and (largest - smallest) of {timing.REPLAYS} replays; at least "

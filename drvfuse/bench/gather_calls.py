@@ -18,7 +18,8 @@ from .collective_calls import CollectiveCalls, Host, Result
 
 
 def gathers(group: Group, rows: int, columns: int, sets: int, made: Quantisation) -> CollectiveCalls:
-    """Calls that gather random codes and scales of `rows` rows in all, divided among the ranks as equally as can be."""
+    """Calls that gather random codes and scales of `rows` rows in all, divided among the ranks as equally as
+    possible."""
     of_codes, of_scales = made.dtype, made.scales
     assert of_codes is not None and of_scales is not None
     counts = split_rows(rows, group.size)
@@ -28,7 +29,7 @@ def gathers(group: Group, rows: int, columns: int, sets: int, made: Quantisation
     by_row = [of_rank.view(of_scales.numpy) for of_rank in bytes_of_scales]
 
     def stored(scales: Host) -> Host:
-        """Scales [rows, groups] as a call with this quantisation has them."""
+        """The scales [rows, groups] in the layout of this quantisation."""
         return arrange(scales, made) if made.group else scales[:, 0]
 
     def empty(of_all: bool) -> tuple[list[Array], list[Array]]:

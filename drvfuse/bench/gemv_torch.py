@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GEMV with partial RMSNorm as torch users write it: peers of the benchmark."""
+"""The GEMV with partial RMSNorm as torch users write it, for comparison."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ TEXT_COLUMNS = 1
 
 
 class Case(NamedTuple):
-    """A call with small arrays, for whose end the host does not wait. `streams` are the streams of `prepared`, and
+    """A call with small arrays, which returns before its work is complete. `streams` are the streams of `prepared`, and
     `wait` waits for the end of a burst of calls.
 
     `prepare` prepares the call again, and `traced` with a trace.

@@ -23,7 +23,8 @@ OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to
 
 
 def unit_of(ranks: int) -> int:
-    """The bytes of which sizes are multiples, so that each rank's part of each rank's input consists of whole packs."""
+    """The number of bytes of which sizes must be multiples, so that each rank's part of each rank's input consists of
+    whole packs."""
     return 16 * ranks**2
 
 

@@ -28,7 +28,7 @@ def measure(
             turns = -(-plan["calls"] // len(inputs)) * len(inputs)
             us = torch_times(call, [(inputs[turn % len(inputs)], output) for turn in range(turns)])
             write(rows=1, cols=nbytes, residual=False, us=us)
-        except Exception as error:  # this size has failed; if the device is lost, the others fail too
+        except Exception as error:  # this size has failed; after the loss of the device all others fail too
             write(rows=1, cols=nbytes, residual=False, failed=failure(error))
 
 

@@ -74,7 +74,7 @@ def _exchange(calls: CollectiveCalls) -> Callable[[], object]:
 
 
 class _Noting:
-    """An engine that notes its exchanges, as functions that repeat them."""
+    """An engine that records each exchange as a function that repeats it."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

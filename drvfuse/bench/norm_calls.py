@@ -38,7 +38,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
     heads = (columns // of_norm,) if form.head_columns else ()
 
     def own(values: Host, rank: Rank) -> Host:
-        """The rows of a rank in the tensor of results, which repeats the rows of a bank."""
+        """The rows of `rank` in a tensor of results. The tensor repeats `values`, the results for a bank."""
         return repeated(values, rows)[starts[rank.index] : starts[rank.index] + counts[rank.index]]
 
     def empty(dtype: Any, shape: Callable[[int], tuple[int, ...]]) -> list[Array]:
@@ -67,7 +67,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
 
     @functools.cache
     def solved() -> dict[str, Any]:
-        """The results for the rows of the banks, with the scales of groups row by row."""
+        """The reference's results for the rows of the banks. Group scales have the layout "row"."""
         of_form: dict[str, Any] = {"norm": form.norm, "beta": beta, "head_columns": form.head_columns or None}
         wanted = partial(reference.allreduce_rmsnorm_fp8, banks, gamma, EPSILON, nodes=group.nodes, **of_form)
         found = wanted(residual=residual, quantisation=made)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a peer: `python -m drvfuse.bench.peer_worker RANK PLAN`, started by `peers`, with torch.
+"""One rank of the measurement of a peer, a collective of another library, in a process of its own: `python -m
+drvfuse.bench.peer_worker RANK PLAN`, started by `peers`, with torch.
 
 The plan, a JSON object, has `peer`, `op`, `residuals`, `ranks`, `shapes`, `calls`, `sets`, `weight_columns` (K of the
 GEMV, for each shape), `epsilon`, `folder` and `seconds`. The process writes `folder`/RANK, a JSON object per line: the
@@ -97,7 +98,7 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
                     gemv=torch_times(gemv, pairs),
                     chain=torch_times(_after_gemv(gemv, call), pairs),
                 )
-            except Exception as error:  # this shape has failed; if the device is lost, the others fail too
+            except Exception as error:  # this shape has failed; after the loss of the device all others fail too
                 write(rows=rows, cols=cols, residual=residual, failed=first_line(error))
 
 
@@ -224,4 +225,4 @@ if __name__ == "__main__":
     status = main(int(sys.argv[1]), json.loads(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # a communicator whose peer has failed would wait for it in its destructor
+    os._exit(status)  # the destructor of a communicator would wait for a rank that has failed

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the collectives of torch and NCCL. Each is measured by separate processes, one for each GPU.
+"""Times of the collectives of other libraries (torch, NCCL), which the benchmarks call peers. Each is measured by
+separate processes, one for each GPU.
 
 A peer that fails has the reason in place of times. Every wait is bounded by the settings.
 """
@@ -37,7 +38,7 @@ Figures = dict[str, Any]
 
 def names(op: str) -> tuple[str, ...]:
     """The names of an op's peers. For the fused op each peer is followed by the compiled norm and quantisation; `NORM`
-    is these alone.
+    is the name of norm and quantisation alone.
     """
     return PEERS if op == "allreduce" else (*PEERS, NORM)
 
@@ -69,7 +70,8 @@ def measure(
 
 
 def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
-    """The figures from the ranks' records for one key. The time of a replay is that of the slowest rank."""
+    """The figures of one peer and shape, from the ranks' records under one key. The time of a replay is that of the
+    slowest rank."""
     for record in records:
         if record is not None and "failed" in record:
             return {"failed": record["failed"]}
@@ -115,7 +117,7 @@ def _run(plan: dict[str, Any], seconds: float) -> str:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,  # so that what it starts can be ended with it
+                        start_new_session=True,  # the whole session of the process can be killed
                     )
                 )
         end, hasty = time.monotonic() + seconds, False

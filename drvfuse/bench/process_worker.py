@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of `bench.processes`: `python -m drvfuse.bench.process_worker NODES`, with the variables of torchrun.
 
-It reads a JSON object per line: a call to prepare (`op`, `rows`, `cols`, `algo`, `sets`, `calls`), {} to time one
-replay, until the end of its input. It answers each with a line: the algorithm that was chosen, or the microseconds.
+It reads requests, one JSON object per line, until the end of its input. An object with `op`, `rows`, `cols`, `algo`,
+`sets` and `calls` prepares that call, and is answered with the algorithm that was chosen. The object {} times one
+replay, and is answered with the microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .timing import Replays
 
 
 def main(nodes: int) -> None:
-    """Serve the requests. All ranks get the same ones; a barrier before each replay makes them start together."""
+    """Serve the requests, which are the same for all ranks; a barrier before each replay makes them start together."""
     exchange = "nccl" if nodes > 1 else None  # the engine of the group in one process
     with Group.connect(nodes=nodes, exchange=exchange) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None

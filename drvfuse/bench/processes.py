@@ -35,8 +35,8 @@ _COMMAND = [sys.executable, "-m", "drvfuse.bench.process_worker"]
 
 
 class Workers:
-    """A process for each of `ranks` GPUs, which form a group over that number of nodes. A context manager, which ends
-    them."""
+    """A process for each of `ranks` GPUs, which form a group of `nodes` nodes. A context manager, which ends the
+    processes."""
 
     def __init__(self, driver: str, ranks: int, nodes: int = 1) -> None:
         shared = {
@@ -106,7 +106,7 @@ def measure(
             calls = calls_of(group, op, rows, cols, settings.sets)
             for algo in known:
                 asked = {"op": op, "algo": algo, "rows": rows, "cols": cols}
-                calls.check(algo)  # first, as it raises the error of an algorithm that the group does not have
+                calls.check(algo)  # first, since it raises an error for an algorithm that the group lacks
                 in_processes = workers.ask(**asked, sets=settings.sets, calls=settings.calls)[0]
                 prepared = calls.prepared(algo)
                 with contextlib.closing(Replays(group, launches(prepared), settings.calls)) as replays:

@@ -49,6 +49,6 @@ def sums(group: Group, op: str, rows: int, columns: int, sets: int, multicast: b
 
 
 def _cut(arrays: list[Array]) -> list[list[Array]]:
-    """Each array as several tensors of equal size."""
+    """Divide each array into several tensors of equal size."""
     count = tensors_of(arrays[0].nbytes)
     return [[rows[i] for i in range(count)] for rows in (array.reshape((count, -1)) for array in arrays)]

@@ -98,7 +98,7 @@ def microseconds_per_call(
 
 
 def together(calls: Iterable[Callable[[], object]]) -> Callable[[], object]:
-    """One function that makes all of these calls in their order."""
+    """A function that makes all of `calls`, in their order."""
     every = tuple(calls)
 
     def run() -> None:

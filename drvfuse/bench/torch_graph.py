@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of a torch function inside torch's own CUDA graph: the peers of the benchmarks."""
+"""Times of a torch function inside torch's own CUDA graph, for the comparisons of the benchmarks with torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .timing import REPLAYS
 
 
 def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> float:
-    """The median of `torch_times`."""
+    """The median of `torch_times`: microseconds per call."""
     return statistics.median(torch_times(function, arguments))
 
 

@@ -2,9 +2,9 @@
 """The cost of tracing, and the accuracy of the clocks.
 
 Times are microseconds per call inside a CUDA graph of back-to-back calls, which use some sets of inputs in turn,
-without and with a trace. Replays of the two graphs alternate, and their medians are compared; "spread" is the larger
-distance between the quartiles. The GEMV runs on the first GPU, with more weights than L2 holds. The clocks are those of
-each row's trace.
+without and with a trace. Replays of the two graphs alternate, and their medians are compared; "spread" is the larger of
+their two interquartile ranges. The GEMV runs on the first GPU, with more weights than L2 holds. A row also shows the
+resolution and error of the clocks in its trace.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _holder(name: str) -> str:
 
 
 def listen_at(host: str, port: int, until: float) -> socket.socket:
-    """Listen at that address, or at all addresses of this host if the address is not one of its own (behind a NAT).
+    """Listen at `host`, or at all addresses of this host if `host` is not one of them (behind a NAT).
 
     Waits while the port is taken, since another group of this job may be connecting. Raises ArgumentError.
     """

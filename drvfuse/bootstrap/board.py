@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The board of a group: its ranks agree by it, and learn whether all ranks are still running.
+"""The board of a group: through it ranks agree, and learn whether all ranks are still running.
 
 Every step is collective: all ranks of the board call the same method with the same `what`, which describes the step
 ("export the workspace") and appears in errors. A step either succeeds on all ranks or raises on all that take part:
@@ -93,7 +93,7 @@ class Board:
         seconds = self.timeout if timeout is None else seconds_of("timeout", timeout)
         with self._turn:
             if self._closed or self._connection.pid != os.getpid():
-                raise ClosedError("the board was closed" if self._closed else "the board is of the parent process")
+                raise ClosedError("the board was closed" if self._closed else "the board belongs to the parent process")
             answer, data = self._connection.ask(self._number, kind, what[:4096], value, seconds)
         if answer["outcome"] not in ("values", "board"):
             raise _error(what, answer)

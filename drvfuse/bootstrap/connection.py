@@ -34,7 +34,7 @@ class AnotherGroup(Exception):
 def greet(connected: socket.socket, group: str, rank: int, size: int, secret: bytes, seconds: float) -> Unpacker:
     """Do the handshake of a rank (`handshake`), in which both ends prove that they know `secret`.
 
-    The caller keeps the socket. Returns the bytes that arrived behind the handshake. Raises AnotherGroup; GroupMismatch
+    The caller keeps the socket. Returns the bytes that arrived after the handshake. Raises AnotherGroup; GroupMismatch
     if the secrets, versions or sizes differ, or if the rank is connected already; OSError if the server has ended or
     does not answer within `seconds`.
     """
@@ -100,7 +100,8 @@ class Connection:
         threading.Thread(target=self._read, name=f"drvfuse board, rank {rank}", daemon=True).start()
 
     def open(self, board: int, members: tuple[int, ...]) -> dict[int, str]:
-        """Begin to use the board of that number. Returns the dictionary of its ended ranks, which the thread fills."""
+        """Begin to use board number `board`. Returns the dictionary of its ended ranks, which the reading thread
+        fills."""
         with self._news:
             self._members[board] = members
             return self._ended.setdefault(board, {})
@@ -123,8 +124,8 @@ class Connection:
                 del self._answers[number]
 
     def leave(self, board: int, how: str) -> None:
-        """Take no further step on that board. When the last board is left, the connection is closed. Does nothing in a
-        forked child.
+        """Take no further step on board number `board`. When the last board is left, the connection is closed. Does
+        nothing in a forked child.
         """
         if self.pid != os.getpid():  # in a child the lock may be held for ever, by a thread of the parent
             return
@@ -133,7 +134,7 @@ class Connection:
                 return
             last = not self._members
         self._send({"do": "leave", "board": board, "number": 0, "how": how})
-        if last:  # the server reads what was sent and closes its end; then the thread closes this one
+        if last:  # the server reads what was sent and closes its end; then the thread closes this end
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
@@ -157,7 +158,7 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                self.sever()  # part of a frame may be sent; the thread reads what has arrived and wakes those that wait
+                self.sever()  # a part of a frame may be sent; the reading thread then wakes all threads that wait
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE

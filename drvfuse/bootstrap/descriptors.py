@@ -154,7 +154,7 @@ def _all_can(what: str, cards: list[dict[str, str]], wrong: ArgumentError | None
             raise GroupError(what, rank, card["failure"])
     if len({card["host"] for card in cards}) > 1:
         hosts = {rank: card["host"] for rank, card in enumerate(cards)}
-        raise GroupMismatch("the host (boot id, network namespace), which descriptors do not leave", hosts)
+        raise GroupMismatch("the host (boot id, network namespace), and descriptors pass only within a host", hosts)
 
 
 def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> socket.socket:

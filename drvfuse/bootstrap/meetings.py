@@ -71,13 +71,14 @@ class Meetings:
         return all(rank in self._seen for rank in self._boards[0].members)
 
     def came(self, rank: int, who: str) -> str | None:
-        """Record that a rank has connected, from `who`. If that rank was connected already, returns its first `who`."""
+        """Record that a rank has connected; `who` describes its process. Returns the description of the process that
+        had connected as this rank before, or None."""
         before = self._seen.get(rank)
         self._seen.setdefault(rank, who)
         return before
 
     def suspect(self, rank: int, text: str) -> None:
-        """Mention `text` in the error if that rank does not connect."""
+        """Mention `text` in the error if `rank` does not connect."""
         if rank in self._boards[0].members:
             self._suspects[rank] = text
 
@@ -88,7 +89,8 @@ class Meetings:
             self._mismatch(board, *self._refused)
 
     def ask(self, rank: int, number: int, request: Request) -> None:
-        """Record that `rank` takes a step on board `number`. Raises KeyError if it is not a member of that board."""
+        """Record that `rank` takes a step on board `number`. Raises KeyError if the rank is not a member of that
+        board."""
         board = self._boards[number]
         if rank not in board.members or rank in board.requests:
             raise KeyError(rank)
@@ -101,7 +103,7 @@ class Meetings:
             self._meet(board)
 
     def withdraw(self, rank: int, number: int, request: int) -> None:
-        """Record that `rank` no longer waits for the answer to that request."""
+        """Record that `rank` no longer waits for the answer to its request number `request`."""
         board = self._boards.get(number)
         if board and rank in board.requests and board.requests[rank].number == request:
             del board.requests[rank]

@@ -120,7 +120,7 @@ class Server:
         elif ready in self._listeners:
             try:
                 connected, address = ready.accept()
-            except OSError:  # the client has disconnected; or no descriptor is free, so it is useless to try at once
+            except OSError:  # the client has gone, or no descriptor is free: a retry now would fail too
                 return time.sleep(0.01)
             known = handshake.credentials(connected)
             where = f"process {known[0]}" if known else f"{address[0]}"
@@ -229,7 +229,8 @@ class Server:
         self._flush(client)
 
     def _flush(self, client: _Client) -> None:
-        """Send as many bytes as the socket takes; the rest is sent when it is ready. A later read reports an error."""
+        """Send as many bytes as the socket takes; the rest is sent when the socket is ready. Errors appear at a later
+        read."""
         with contextlib.suppress(OSError):
             while client.out:
                 del client.out[: client.socket.send(client.out)]

@@ -4,8 +4,8 @@
 `Store` is the interface that a user's key-value store must have. `notice_board` makes a `Notices` of such a store, of
 an mpi4py communicator, or of a store or process group of torch.distributed. None of these packages is imported here.
 
-A store serves one group at a time: if two groups connect by the same store at once, one of them fails with an error
-that says so. Subgroups need a store of their own (torch's PrefixStore, or a communicator of their ranks), or use
+A store serves one group at a time: if two groups connect through the same store at once, one of them fails with an
+error that says so. Subgroups need a store of their own (torch's PrefixStore, or a communicator of their ranks), or use
 `split`.
 """
 

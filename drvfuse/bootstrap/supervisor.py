@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 from ..errors import DrvfuseError
 
-_END_SECONDS = 5.0  # time for processes to end after SIGTERM, and for their last output to arrive
+_END_SECONDS = 5.0  # limit of the time in which processes end after SIGTERM, and their last output arrives
 _LONGEST_LINE = 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +42,8 @@ class Process:
         self.ended = False
 
     def signal(self, number: int) -> None:
-        """Send a signal to its whole process group, unless it has ended: then another group may have its number."""
+        """Send a signal to the whole process group of this process, unless the process has ended: then another group
+        may have the number."""
         if self.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)
@@ -95,7 +96,7 @@ class Supervisor:
 
         def tie() -> None:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # this process died before PR_SET_PDEATHSIG took effect
+            if os.getppid() != parent:  # the supervisor died before PR_SET_PDEATHSIG took effect
                 os._exit(1)
 
         popen = subprocess.Popen(

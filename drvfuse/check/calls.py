@@ -35,7 +35,7 @@ INPUTS, BOTH = "inputs", "both"
 
 class Calls:
     """Calls of one collective, one for each of several problems. All calls read the same input arrays, to which a
-    kernel in front of each call writes the inputs of its problem.
+    kernel before each call writes the inputs of its problem.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ def _multicast(group: Group, shape: Sequence[int], dtype: DType) -> list[Array]:
 
 @contextlib.contextmanager
 def maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
-    """A block whose work is captured and then launched `replays` times; without `graph` it runs directly."""
+    """A `with` block whose work is captured and then launched `replays` times; without `graph` it runs directly."""
     if not graph:
         yield
         return

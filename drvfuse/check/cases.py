@@ -62,6 +62,8 @@ CASES: dict[str, Case] = {
     "moves-arranged": partial(moves.moves, ops=("arranged",)),
     "moves-nodes": over_nodes.moving,
     "mixed-nodes": over_nodes.mixed,
+    "failing-nodes-sums": over_nodes.failing_sums,
+    "failing-nodes-bytes": over_nodes.failing_bytes,
     "mixed": mixed,
     "many-push": forms.many,
     "scatter-push": partial(repeated, op="reduce_scatter", algo="push"),

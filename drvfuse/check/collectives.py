@@ -2,8 +2,8 @@
 """Cases of collectives: sequences of calls on one group, with a kernel directly before each call that writes its
 inputs.
 
-The host waits once, at the end. So a rank that has completed a call at once overwrites its input, and uses the
-workspaces again. If a peer may still read these, a case fails. Results of all calls are compared with
+The host waits once, at the end. So a rank that has completed a call overwrites its input at once, and uses the
+workspaces again. If a peer may still read them, a case fails. Results of all calls are compared with
 `drvfuse.reference`.
 """
 
@@ -25,7 +25,7 @@ from .problems import MAIN, Problem
 from .run import Run
 
 TIGHT = 20 << 10
-TIGHT_SLOTS = 26 << 10  # half of it has room for a row of every rank and its results
+TIGHT_SLOTS = 26 << 10  # bytes of the slots; half has room for one row of every rank and for the results
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 FUSED = "allreduce_rmsnorm_fp8"
 
@@ -52,10 +52,10 @@ def repeated(
     """Two calls on 4 GPUs, by default with 64 KiB per rank. The seed selects the options that are None.
 
     With `side` a call of another shape and dtype comes between the two. `private` inputs are staged. With `tight` the
-    workspace holds only a fraction of them. With `graph` the sequence is replayed twice from a graph. With `alone` the
-    ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in multicast
-    memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of both
-    calls.
+    workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
+    `alone` the ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in
+    multicast memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of
+    both calls.
     """
     naive = algo == "naive"
     if multimem:

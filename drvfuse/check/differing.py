@@ -56,7 +56,7 @@ def compared(
     timeout: float = 10.0,
     pdl: PDLLevel | None = None,
 ) -> None:
-    """Calls of these kinds on a group of 2, 3 or 4 ranks, first in order, then at random, equal on all ranks."""
+    """Calls of the kinds `kinds` on a group of 2, 3 or 4 ranks, first in order, then at random, equal on all ranks."""
     ranks = (2, 3, 4)[run.seed % 3]
     tight = run.chance(0.3)
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS if tight else AMPLE, max_blocks=4) as group:

@@ -74,8 +74,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
-    """The results, in the order in which tasks end. With one job this process does all tasks, else that number of other
-    processes does. Closing the iterator ends the processes.
+    """The results, in the order in which tasks end. If `jobs` is 1, this process does all tasks, else `jobs` other
+    processes do them. Closing the iterator ends the processes.
 
     Raises DrvfuseError if a process of the pool is killed.
     """
@@ -113,7 +113,7 @@ def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, N
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """A block in which SIGINT is held back until its end. Processes that are started in the block do not get SIGINT.
+    """A `with` block that holds SIGINT back until its end. Processes that are started in the block do not get SIGINT.
 
     KeyboardInterrupt may be raised between any two bytecodes of the main thread. It could leave a lock taken that the
     threads of the pool need, and the process does not exit before these threads end.

@@ -31,13 +31,13 @@ EPSILON = 1e-6
 GROUP = 16
 E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
-RMSNORM_SHAPE = (17, 272)  # more rows than one block or cluster holds
-HELD_SHAPE = (12, 1040)  # a cluster of four blocks, of which one has no columns
-TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # the rows are divided into two strips, each for several blocks
-TALL_SHAPE = (514, 128)  # enough rows that blocks of the backward pass wait for one another
-ODD_SHAPE = (13, 273)  # db begins at an even column of the partial sums of the blocks
+RMSNORM_SHAPE = (17, 272)  # a shape with more rows than one block or cluster holds
+HELD_SHAPE = (12, 1040)  # a shape for a cluster of four blocks, of which one has no columns
+TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # a shape for two strips of several blocks
+TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward kernel wait for one another
+ODD_SHAPE = (13, 273)  # an odd number of columns: db begins at an odd offset of the partial sums
 SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # two teams of blocks share the columns
-DIVISION_SHAPE = (40, 656)  # tiles for two blocks
+DIVISION_SHAPE = (40, 656)  # a shape with tiles for two blocks
 
 
 def _of(out: Arrays, names: Iterable[str], suffix: str = "") -> tuple[Array, ...]:

@@ -60,7 +60,7 @@ def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:
 
 @functools.lru_cache(maxsize=STEPS)
 def _solved_fp8(number: int) -> Step:
-    """Three rows of act, and a scale for each 128 columns of act and of the weight."""
+    """A step with three rows of FP8 act, an FP8 weight, and a scale for each 128 columns of both."""
     act, weight = (random(number, (3, COLUMNS), E4M3), random(0, (ROWS, COLUMNS), E4M3))
     of_act, of_weight = (
         np.abs(random(number if rows == 3 else 0, (rows, -(-COLUMNS // 128)), "float32")) for rows in (3, ROWS)

@@ -21,8 +21,9 @@ WRONG = ("race", "mismatch", "uninitialised")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault. `what` says what is wrong, `seen` in what kind of system it occurred, `case` shows it, and `expected`
-    are the kinds of findings of which one must appear. It is planted `in_kernels` by its name, on the `host`, or both.
+    """A fault. `what` describes it, and `seen` names the kind of system in which it occurred. The case `case` must have
+    a finding of one of the kinds `expected`. With `in_kernels` the fault is compiled into kernels under its name;
+    `host` is the fault of the host, if it has one.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Mutant:
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """A block in which all calls have the fault."""
+        """A `with` block in which all calls have the fault."""
         with (
             faults.in_kernels(self.name if self.in_kernels else ""),
             contextlib.nullcontext() if self.host is None else self.host.made(),

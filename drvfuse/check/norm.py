@@ -18,8 +18,8 @@ from .run import Run
 from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
-SHAPE, MULTIPROCESSORS = (13, 2048), 2  # a block has several rows
-FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a cluster has one row
+SHAPE, MULTIPROCESSORS = (13, 2048), 2  # a shape of which each block has several rows
+FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a shape of which each cluster has one row
 GROUPS = Quantisation.per_group(layout="column")
 
 

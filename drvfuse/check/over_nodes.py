@@ -3,24 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
+from ..comm.group import Group
+from ..comm.workspace import ABORT_OFFSET
+from ..emu import Machine
+from ..errors import NodeFailed
+from ..runtime.array import view
 from .calls import AMPLE, PDL, Calls, maybe_graph
 from .collectives import FUSED, repeated
 from .forms import ROWS
 from .moves import OPS, Memory, MovingCall, moves
 from .problems import Problem
-from .run import Run
+from .run import Finding, Run
 
 _REDUCING = (
     ("allreduce_many", ("auto",)),
     ("reduce_scatter", ("push", "pull")),
     ("reduce_scatter_rmsnorm_fp8", ("push", "pull")),
 )
-_SUMS = (("allreduce", ("two_stage",)), (FUSED, ("two_stage",)), *_REDUCING)
+_SUMS = (("allreduce", ("two_stage",)), (FUSED, ("two_stage",)), *_REDUCING)  # the first three exchange sums
 _INSIDE = ("auto", "push", "pull")
 _REPLAYS = 3
+_TO_ALL_NODES = ("all_gather", "scales", "arranged", "all_to_all")  # ops in which every node sends to all other nodes
 
 
 def moving(run: Run) -> None:
@@ -64,3 +73,67 @@ def mixed(run: Run) -> None:
         group.synchronize()
         for compare in compared:
             compare()
+
+
+def failing_sums(run: Run) -> None:
+    """`_failing` for the ops whose partial sums are exchanged with their status."""
+    nodes = run.choice((2, 4))
+    with run.machine(4) as machine, _group(machine, nodes) as group:
+        op, algos = run.choice(_SUMS[:3])
+        problems = [Problem(op, 4, ROWS, number=number, nodes=nodes) for number in range(2)]
+        calls = Calls(run, group, problems, algos[0], pdl=run.choice(PDL))
+        streams = [rank.stream for rank in group]
+        launches = [partial(calls.launch, number, streams) for number in range(2)]
+        _failing(run, group, launches, calls.compare, contextlib.nullcontext())
+
+
+def failing_bytes(run: Run) -> None:
+    """`_failing` for ops whose exchanges of bytes also carry the abort words. Kernels that give up do not order their
+    accesses, and an exchange may copy an abort word while a peer sets it, so races are ignored during the failure."""
+    nodes = run.choice((2, 4))
+    with run.machine(4) as machine, _group(machine, nodes) as group:
+        call = MovingCall(Memory(run, group), run.choice(_TO_ALL_NODES), run.choice(_INSIDE), run.choice(PDL), 3)
+        streams = [rank.stream for rank in group]
+        launches = [partial(call.launch, streams, (), late) for late in (None, 1)]
+        _failing(run, group, launches, partial(call.compare, run), run.ignored(machine, "race"))
+
+
+def _group(machine: Machine, nodes: int) -> Group:
+    return Group.local(4, driver=machine, workspace_bytes=AMPLE, max_blocks=4, nodes=nodes)
+
+
+def _failing(
+    run: Run,
+    group: Group,
+    launches: Sequence[Callable[[], None]],
+    compare: Callable[[], None],
+    during: contextlib.AbstractContextManager[None],
+) -> None:
+    """The first launch, and then the second, in which the kernels of one node give up: the block `during`. A rank of
+    another node must raise NodeFailed, and the group must work after a reset."""
+    launches[0]()
+    group.synchronize()
+    failed = int(run.random.integers(group.nodes))
+    with during:
+        _give_up(group, failed)
+        launches[1]()
+        try:
+            group.synchronize()
+        except NodeFailed as error:
+            if error.failed != failed or error.node == failed:
+                run.findings.append(Finding("mismatch", f"node {failed} gave up, and not: {error}"))
+        else:
+            run.findings.append(Finding("mismatch", f"node {failed} gave up, and no other node learned of it"))
+    group.reset()
+    for launch in launches:
+        launch()
+    group.synchronize()
+    compare()
+
+
+def _give_up(group: Group, node: int) -> None:
+    """Set the abort words of the ranks of `node`, as a kernel does that gives up."""
+    for rank in group:
+        if group.layout.of[rank.index] == node:
+            word = view(group.workspace.pointers[rank.index] + ABORT_OFFSET, 1, "uint64", rank.device)
+            word.copy_from(np.ones(1, np.uint64))

@@ -61,7 +61,7 @@ class Run:
 
     @contextlib.contextmanager
     def machine(self, devices: int, **options: Any) -> Iterator[Machine]:
-        """A block with a machine. Reports of the machine, and exceptions in the block, become findings."""
+        """A `with` block with a machine. Reports of the machine, and exceptions in the block, become findings."""
         with (
             config.override(trace_driver="off"),
             Machine(devices, seed=self.seed, race=self.race, delay_stores=self.seed % 8 >= 6, **options) as machine,
@@ -81,14 +81,14 @@ class Run:
 
     @contextlib.contextmanager
     def ignored(self, machine: Machine, kind: str) -> Iterator[None]:
-        """A block in which reports of that kind are not findings. The block must wait for its queued work."""
+        """A `with` block in which reports of kind `kind` are not findings. The block must wait for its queued work."""
         before = len(machine.reports)
         yield
         machine.reports[before:] = [report for report in machine.reports[before:] if report.kind != kind]
 
     @contextlib.contextmanager
     def group(self, ranks: int, **options: Any) -> Iterator[Group]:
-        """A block with a group on a new machine. `options` are arguments of `Group.local`."""
+        """A `with` block with a group on a new machine. `options` are arguments of `Group.local`."""
         with self.machine(ranks) as machine, Group.local(ranks, driver=machine, **options) as group:
             yield group
 

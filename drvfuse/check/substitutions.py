@@ -21,7 +21,7 @@ from ..runtime.launch import Configuration, Launch
 from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
-_COLLECTIVES = "allreduce"  # the prefix of the names of their kernels
+_COLLECTIVES = "allreduce"  # the prefix of the names of the collectives' kernels
 _FLAG_BYTES = 4096  # the first bytes of a workspace: more than the counter and the flags of a few blocks
 
 

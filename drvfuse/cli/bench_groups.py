@@ -81,7 +81,8 @@ def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -
 
 
 def _gpus(arguments: argparse.Namespace, multimem: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A block that uses the driver of the option. On real GPUs it forbids multicast, unless `multimem` asks for it."""
+    """A `with` block that uses the driver of `--driver`. On real GPUs it forbids multicast unless `multimem` is
+    true."""
     return contextlib.nullcontext() if arguments.driver == "emu" else real(multimem)
 
 
@@ -136,7 +137,8 @@ def time_host(arguments: argparse.Namespace) -> Started:
 
 
 def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
-    """The driver. Raises Unsupported if it has fewer than `least` devices, and ArgumentError if fewer than `--gpus`."""
+    """The driver that `--driver` names. Raises Unsupported if it has fewer than `least` devices, and ArgumentError if
+    fewer than `--gpus`."""
     driver = get_driver(arguments.driver)
     most = min(8, int(driver.cuDeviceGetCount()))
     if most < least:

@@ -51,7 +51,7 @@ def row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]
 
 
 def ops_of(arguments: argparse.Namespace, known: Iterable[str]) -> list[str]:
-    """The ops of the option, by the names of their benchmarks; by default all."""
+    """The ops that `--op` selects, by the names of their benchmarks; without the option all of `known`."""
     names = {op.replace("_", "-"): op for op in known}
     return [names[one_of("--op", name, tuple(names))] for name in arguments.op or names]
 

@@ -19,7 +19,7 @@ def add_bench(commands: Any) -> None:
     bench = command(
         commands,
         "bench",
-        "time ops on real GPUs beside their lower bounds and other libraries, and the emulated driver",
+        "time ops on real GPUs against their lower bounds and other libraries, or time the emulated driver",
         "Lower bounds and other libraries are measured in the same run.",
     )
     benchmarks = bench.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
@@ -94,21 +94,21 @@ def _add_on_one_gpu(benchmarks: Any) -> None:
     command(
         benchmarks,
         "fp8-rmsnorm",
-        f"time FP8 RMSNorm, forward and backward, beside {_COPY}, torch.compile and COAT",
+        f"time FP8 RMSNorm, forward and backward, against {_COPY}, torch.compile and COAT",
         "COAT's times are stored ones; torch.compile is measured with --torch.",
         parents=[*common, _shapes(), torch],
     )
     command(
         benchmarks,
         "fp8-siblings",
-        f"time the other FP8 functions of COAT beside {_COPY}",
+        f"time the other FP8 functions of COAT against {_COPY}",
         "These are LayerNorm, the norms with scales of groups, the divisions, and sums of gradients.",
         parents=[*common, _shapes()],
     )
     gemv = command(
         benchmarks,
         "gemv",
-        "time the GEMV with partial RMSNorm beside kernels that only read the weight, and torch",
+        "time the GEMV with partial RMSNorm against kernels that only read the weight, and torch",
         "torch's versions are measured with --torch.",
         parents=[*common, torch],
     )
@@ -122,7 +122,7 @@ def _add_on_one_gpu(benchmarks: Any) -> None:
     command(
         benchmarks,
         "rmsnorm-fp8",
-        f"time RMSNorm with quantisation of rows on one GPU beside {_COPY}, and torch.compile",
+        f"time RMSNorm with quantisation of rows on one GPU against {_COPY}, and torch.compile",
         "torch.compile is measured with --torch.",
         parents=[*common, _shapes(), torch],
     )
@@ -136,8 +136,8 @@ def _add_sums(benchmarks: Any) -> None:
     _add_algos(common, "algorithms (default: one_stage two_stage push_one_shot push_two_shot auto)")
     _add_peers(common, "NCCL and torch's symmetric memory")
     parents = [_gpus(), _blocks(), _driver(), common, _plot(), _out()]
-    beside = "beside the time of its bytes on the links, a copy of them between the GPUs, NCCL and torch"
-    plain = command(benchmarks, "allreduce", f"time all-reduce {beside}", _GRAPHS, parents=parents)
+    against = "against the time of its bytes on the links, a copy of them between the GPUs, NCCL and torch"
+    plain = command(benchmarks, "allreduce", f"time all-reduce {against}", _GRAPHS, parents=parents)
     plain.add_argument(
         "--multimem",
         action="store_true",
@@ -147,7 +147,7 @@ def _add_sums(benchmarks: Any) -> None:
     fused = command(
         benchmarks,
         "allreduce-rmsnorm-fp8",
-        f"time all-reduce + RMSNorm + FP8 {beside}",
+        f"time all-reduce + RMSNorm + FP8 {against}",
         "Other libraries run their all-reduce, then a compiled norm.",
         _GRAPHS,
         parents=parents,
@@ -173,7 +173,7 @@ def _add_moves(benchmarks: Any) -> None:
         command(
             benchmarks,
             name,
-            f"time {what} beside the time of its bytes on the links, and NCCL",
+            f"time {what} against the time of its bytes on the links, and NCCL",
             _GRAPHS,
             parents=[_gpus(), _blocks(), _driver(), common, _out()],
         )
@@ -187,7 +187,7 @@ def _add_comparisons(benchmarks: Any) -> None:
     forms = command(
         benchmarks,
         "fused-forms",
-        "time the fused norms, and gathers of rows with scales, in every form beside the plain form",
+        "time the fused norms, and gathers of rows with scales, in every form against the plain form",
         "The plain form is FP8 with a scale per row. The time of a form's bytes on the links is measured too.",
         parents=[*common, _blocks()],
     )
@@ -198,14 +198,14 @@ def _add_comparisons(benchmarks: Any) -> None:
     processes = command(
         benchmarks,
         "processes",
-        "time collectives with a process for each GPU beside the same kernels in one process",
+        "time collectives with a process for each GPU against the same kernels in one process",
         parents=common,
     )
     _add_algos(processes, "algorithms (default: auto and those that push; others are staged)")
     nodes = command(
         benchmarks,
         "nodes",
-        "time collectives over several nodes beside one node, and the exchange between the nodes alone",
+        "time collectives over several nodes against one node, and the exchange between the nodes alone",
         "The GPUs of this machine are divided into nodes, which exchange data by NCCL.",
         parents=common,
     )
@@ -218,19 +218,19 @@ def _add_costs(benchmarks: Any) -> None:
     command(
         benchmarks,
         "host",
-        "time what a call costs the calling thread, beside its bare launches and a graph of it",
+        "time what a call costs the calling thread, against its bare launches and a graph of it",
         parents=[_gpus(), _driver(), _out()],
     )
     command(
         benchmarks,
         "trace-cost",
-        "time collectives and the GEMV with a trace beside the same calls without",
+        "time collectives and the GEMV with a trace against the same calls without",
         parents=[_gpus(), _out()],
     )
     emulator = command(
         benchmarks,
         "emulator",
-        "time the emulated driver's CPU work for a call with its race detector beside that without",
+        "time the emulated driver's CPU work for a call with its race detector against that without",
         "No GPU is needed. The call is all-reduce + RMSNorm + FP8.",
         parents=[_out()],
     )

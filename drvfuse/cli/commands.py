@@ -107,13 +107,15 @@ def _add_trace(commands: Any) -> None:
     )
     trace.add_argument(
         "op",
-        type=lambda name: name.replace("-", "_"),  # as in `drvfuse bench`
+        type=lambda name: name.replace("-", "_"),  # with hyphens, as `drvfuse bench` spells ops
         choices=_TRACED,
         metavar="OP",
         help=f"one of {', '.join(_TRACED)}, also with hyphens; the last two run on one device (gemv is "
         "gemv_partial_norm)",
     )
-    trace.add_argument("--devices", type=positive, default=None, help="devices to use (default: 4, or all if fewer)")
+    trace.add_argument(
+        "--devices", "--gpus", type=positive, default=None, help="devices to use (default: 4, or all if fewer)"
+    )
     trace.add_argument(
         "--shape",
         default=None,

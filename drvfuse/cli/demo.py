@@ -49,7 +49,7 @@ class Check:
 
 
 def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
-    """(driver, number of GPUs, the line that names them). Takes the emulated driver by itself only if `asked` is None.
+    """(driver, number of GPUs, the line that names them). Falls back to the emulated driver only if `asked` is None.
 
     Raises DriverUnavailable if the driver `asked` cannot be used, and ArgumentError if it has too few devices.
     """
@@ -202,7 +202,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        blocks = min(64, device(driver=driver).sm_count // 2)  # the other half is for the group of the unfused sequence
+        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence needs the other half
         with (
             Group.local(gpus, driver=driver, max_blocks=blocks) as group,
             progress("compiling and running kernels", show=not arguments.json),

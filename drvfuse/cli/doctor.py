@@ -136,7 +136,7 @@ def _cache() -> dict[str, Any]:
     root, sizes = config.get("cache_dir"), []
     for folder, _, names in os.walk(root):  # os.walk skips folders that are deleted meanwhile
         for name in names:
-            with contextlib.suppress(OSError):  # another process may remove it meanwhile
+            with contextlib.suppress(OSError):  # another process may remove the file meanwhile
                 sizes.append(os.lstat(os.path.join(folder, name)).st_size)
     return {"enabled": config.get("cache"), "directory": str(Path(root)), "files": len(sizes), "bytes": sum(sizes)}
 

@@ -14,7 +14,7 @@ from .options import program_of
 
 
 def run_emu(arguments: argparse.Namespace) -> int:
-    """The command `serve` or `run`."""
+    """Execute `drvfuse emu serve` or `drvfuse emu run`. Returns the exit status."""
     return _serve(arguments) if arguments.emu_command == "serve" else _run(arguments)
 
 
@@ -30,7 +30,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if value not in (None, False):
             if config.get("emu_machine"):
                 option = f"--{name.replace('_', '-')}"
-                raise ArgumentError(option, "given", "left out, as DRVFUSE_EMU_MACHINE names a machine that is there")
+                raise ArgumentError(option, "given", "left out, as DRVFUSE_EMU_MACHINE names a running machine")
             os.environ[f"DRVFUSE_EMU_{name.upper()}"] = str(int(value)) if value is True else str(value)
     return emu.program.run(program, module=bool(arguments.module), report=arguments.report, share=arguments.share)
 

@@ -48,7 +48,7 @@ def add_emu(commands: Any) -> None:
     run.add_argument("--devices", type=at_least(1, 8), help="emulated GPUs, up to 8 (default: 8)")
     run.add_argument("--arch", help="their architecture (default: sm_90a)")
     run.add_argument("--seed", type=natural, help="seed of the order in which work runs (default: 0)")
-    for option, profile, text in (  # separate options, so that the word behind --race is never taken for its value
+    for option, profile, text in (  # separate options, so that the word after --race is never taken for its value
         ("--race", "hardware", "report data races"),
         ("--race=hardware", "hardware", "the same"),
         ("--race=strict", "strict", "report also what hardware orders beyond the PTX memory model"),

@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)
-        if unknown:  # argparse would leave them to the parser of all commands
+        if unknown:  # argparse would leave unknown arguments to the parser of all commands
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
 
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 def command(commands: Any, name: str, does: str, *more: str, **options: Any) -> Any:
     """Add the parser of a command. `does` says in a phrase what it does: the list of all commands has the phrase, and
-    the command's own help begins with it as a sentence. The sentences `more` follow there."""
+    the command's own help begins with it as a sentence. In the command's help the sentences `more` follow."""
     sentences = [f"{does[0].upper()}{does[1:]}.", *more]
     parser = commands.add_parser(name, help=does, description=" ".join(sentences), **options)
     parser.set_defaults(prog=parser.prog)

@@ -17,7 +17,7 @@ from ..plans.limits import MAX_RANKS
 from .options import program_of
 
 _MORE_THAN_SPIN = 5.0
-_MACHINE_SECONDS = 120.0  # with an empty cache, the machine's native runtime is compiled first
+_MACHINE_SECONDS = 120.0  # time limit for a start, which may compile the machine's native runtime
 
 
 def run_run(arguments: argparse.Namespace) -> int:

@@ -132,13 +132,13 @@ class Agreement:
     layout: Nodes
 
     def of(self, ranks: Sequence[int]) -> Agreement:
-        """The agreement of these ranks, a node of the group."""
+        """The part of the agreement that concerns `ranks`, the ranks of one node."""
         members, gpus = tuple(self.members[rank] for rank in ranks), tuple(self.gpus[rank] for rank in ranks)
         return replace(self, members=members, gpus=gpus, layout=Nodes((0,) * len(ranks)))
 
 
 def agree(records: Sequence[Record]) -> Agreement:
-    """What the ranks agree on; `records[i]` is the record of rank i.
+    """The facts that the ranks agree on; `records[i]` is the record of rank i.
 
     Raises GroupMismatch if a field that must be equal differs, ArgumentError for two ranks on one GPU and for nodes
     that `find_nodes` refuses, and Unsupported if an open group fills its devices and only some of its ranks take part
@@ -179,8 +179,8 @@ def _disturbed(records: Sequence[Record]) -> tuple[int, ...]:
     for (_, size), those in ranks.items():
         if len(those) < size:
             raise Unsupported(
-                f"the devices of {ranks_text(those)} belong to an open group of {size} ranks, whose calls count on "
-                "having all of its devices alone: open the new group by split() of the open group, or give the open "
+                f"the devices of {ranks_text(those)} belong to an open group of {size} ranks, whose calls rely on "
+                "being alone on all of its devices: open the new group by split() of the open group, or give the open "
                 "group a max_blocks"
             )
     return tuple(number for number, _ in ranks)

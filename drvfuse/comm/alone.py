@@ -3,17 +3,18 @@
 
 Two kinds of launches may fill a device. A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream
 start while it waits for peers. That kernel occupies multiprocessors in its `griddepcontrol.wait`, and may in turn let a
-further kernel start, so a whole chain of kernels may be resident behind a call that waits. No budget counts the chain,
-since the kernels may belong to any library. The chain cannot stop the call in front of it, whose blocks are all placed,
+further kernel start, so a whole chain of kernels may be resident after a call that waits. No budget counts the chain,
+since the kernels may belong to any library. The chain cannot stop the call before it, whose blocks are all placed,
 but it can stop a call of another group: on one device the chain of group A may leave no room for a call of group B,
 while on another device the chain of B leaves no room for a call of A, and each call waits for the other. Likewise a
 push launch of a group that was opened without a budget fills all multiprocessors, if it has work for enough blocks.
 
 So a launch triggers early or fills its device only while its group is the only one open on its devices. While other
 groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then all
-kernels beside a call that waits end by themselves, and the budgets hold. Opening a group waits until the launches of
-other groups that counted on being alone are complete. It is refused while a graph holds such a launch, because a graph
-keeps its parameters, and while some ranks are still to be launched with such a call, which could not complete.
+other kernels on the device of a call that waits end by themselves, and the budgets hold. Opening a group waits until
+the launches of other groups that rely on being alone are complete. It is refused while a graph holds such a launch,
+because a graph keeps its parameters, and while a call with such launches is not yet launched on all of its ranks, since
+it could not complete.
 
 For a group with ranks in other processes the two kinds follow different rules. A chain of dependent kernels keeps
 others out only on its own device, so each rank triggers early while no other group is open on its own device. But a
@@ -53,7 +54,8 @@ class _Open:
 
 
 class Adapting(Protocol):
-    """A launch that has two forms: one for a group that is alone on its devices, and one beside other groups."""
+    """A launch that has two forms: one for a group that is alone on its devices, and one for a group that shares them
+    with others."""
 
     def adapt(self, alone: bool, wide: bool) -> None:
         """Choose the form of later launches: `alone`, they may let dependent kernels start early; `wide`, they may fill
@@ -63,16 +65,16 @@ class Adapting(Protocol):
 class AloneLaunches:
     """The launches of a group that have two forms, from its opening until `release()`.
 
-    `ranks` are the group's ranks in this process, and `partial` the calls with which some of them are not launched yet.
+    `ranks` are the group's ranks in this process, and `partial` the calls that are not launched on all of them yet.
     `identity` is given for a group with ranks in other processes.
     """
 
     def __init__(self, ranks: Sequence[Rank], partial: PartialCalls, identity: Identity | None = None) -> None:
-        """Waits for the launches of other groups on these devices that counted on being alone.
+        """Waits for the launches of other groups on these devices that rely on being alone.
 
-        Raises ArgumentError if a graph holds such a launch, if some ranks are still to be launched with such a call, or
-        if ranks of a wide group do not take part in the opening; CaptureError if a stream with such launches is
-        captured.
+        Raises ArgumentError if a graph holds a launch that relies on being alone, if a call with such launches is not
+        yet launched on all of its ranks, or if only some ranks of a group that fills its devices (`wide`) take part in
+        the opening; CaptureError if a stream with such launches is being captured.
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
@@ -140,11 +142,12 @@ class AloneLaunches:
     def _require_no_graph(self) -> None:
         if self._foreign or any(graph.launchable for graph in self._graphs):
             devices = [rank.device.index for rank in self._ranks]
-            what = "with a graph of another library" if self._foreign else "with a graph"
+            graph = "a graph of another library" if self._foreign else "a graph"
             raise ArgumentError(
                 "devices",
-                f"shared with the open group of devices {devices}, {what} of calls that count on having them alone, "
-                "of PDLLevel.OVERLAP_AT_BEGINNING or on more than 64 multiprocessors",
+                f"shared with the open group of devices {devices}, and {graph} holds calls of that group that rely on "
+                "being alone on the devices: calls with PDLLevel.OVERLAP_AT_BEGINNING, or on more than 64 "
+                "multiprocessors",
                 "other devices, as the groups could starve each other; close that graph or group, or give that group a "
                 "max_blocks and capture with PDLLevel.ON",
             )
@@ -173,8 +176,8 @@ class AloneLaunches:
         if self.wide and self.identity is not None:
             raise ArgumentError(
                 "devices",
-                f"shared with an open group of {self.identity.size} ranks in several processes, whose calls count on "
-                "having all of their devices alone",
+                f"shared with an open group of {self.identity.size} ranks in several processes, whose calls rely on "
+                "being alone on all of its devices",
                 "other devices: open the new group by split() of the open group, or give the open group a max_blocks",
             )
 
@@ -202,7 +205,8 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Make the groups with these numbers stop filling their devices. All their ranks do so between the same calls."""
+    """Make the groups whose numbers are in `numbers` stop filling their devices. All their ranks do so between the same
+    calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -7,10 +7,10 @@ to at most the number of its multiprocessors. A pull launch has at most one bloc
 and every block of drvfuse fits on one multiprocessor. A push launch has at most as many blocks as the multiprocessors
 of its budget hold of its kernel. The device may spread these blocks over more multiprocessors, so that another group
 whose blocks need most of a multiprocessor finds none with enough room. Two groups still cannot starve each other: the
-smaller blocks fit beside the larger ones, whichever came first, so one of the two groups is placed on all its devices
+smaller blocks fit next to the larger ones, whichever came first, so one of the two groups is placed on all its devices
 and ends. For three and more groups this is no proof; there a starved call ends by its time-out.
 
-Kernels that are launched with PDL behind a call are not counted. If a call triggers at its end, no such kernel is
+Kernels that are launched with PDL after a call are not counted. If a call triggers at its end, no such kernel is
 resident while the call waits for a peer. Calls trigger earlier only while their group is alone on its devices
 (`alone.py`). Then push launches of a group that was opened without a budget may fill all multiprocessors.
 """

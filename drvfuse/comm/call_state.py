@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CallState:
-    """The calls with which the local ranks were launched, and whether a call has failed."""
+    """The calls that were launched on the local ranks, and whether a call has failed."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class CallState:
         failure = None if self._link is None else self._link.failure
         if self._error is None and self._workspace.reported():
             report, ended = self._workspace.first_report(), self._transport.ended
-            if failure is None or report["leg"] != EXCHANGE:  # an aborted exchange brings no word of other nodes
+            if failure is None or report["leg"] != EXCHANGE:  # an aborted exchange brings no abort words
                 self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:
             raise self._error()
@@ -70,7 +70,7 @@ class CallState:
             raise failure
 
     def refuse(self, calls: ComparedCalls | None) -> None:
-        """Raise why the group must be reset by all of its processes."""
+        """Raise the error that says why all processes of the group must reset it."""
         self.check(calls)
         raise LaunchError(
             "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
@@ -98,7 +98,8 @@ class CallState:
         self._stale = True
 
     def forget_partial(self) -> None:
-        """Drop the calls that were launched on some ranks only: no rank has to be launched with them any more."""
+        """Drop the calls that were launched on some ranks only: they need not be launched on the other ranks any
+        more."""
         self._partial.clear()
         self._held = False
         release(self)

@@ -6,7 +6,7 @@ its calls in memory that all ranks of its host map: a `CallTable`, written by th
 
     ENTRIES entries of ENTRY_BYTES, a ring:
     0   u64 hash, 0 in an entry that has no name
-    8   the name in UTF-8, behind it zeros
+    8   the name in UTF-8, followed by zeros
 
 The writer of an entry first stores 0 as its hash, then the name, then the hash. A reader takes the name only if it
 reads the same hash before and after the name. A name that is too long is cut, but the hash is that of the whole name.
@@ -35,18 +35,18 @@ _ENTRY = np.dtype([("hash", "<u8"), ("name", f"S{_NAME_BYTES}")])
 
 
 def hash_of(name: str) -> int:
-    """The hash of the call with that name: 48 bits, never all 0, above 16 bits that are 0."""
+    """The hash of the call named `name`: 48 bits, never all 0, above 16 bits that are 0."""
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).digest()
     return max(1, int.from_bytes(digest, "little")) << _NUMBER_BITS
 
 
 def number_in(word: int) -> int:
-    """The low bits of the number of a call, which its word holds."""
+    """The low bits of a call's number, from the word of the call."""
     return word % (1 << _NUMBER_BITS)
 
 
 def hash_in(word: int) -> int:
-    """The hash that the word of a call holds, as `hash_of` returns it."""
+    """The hash of a call, as `hash_of` returns it, from the word of the call."""
     return word - number_in(word)
 
 

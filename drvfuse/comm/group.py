@@ -105,11 +105,11 @@ class Group(Owned, Owner):
         for trials and tests (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four
         nodes. `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of your own.
 
-        Blocks until the workspaces are ready. It also waits for calls of other groups that count on having their
-        devices alone: calls with PDLLevel.OVERLAP_AT_BEGINNING, and calls on more multiprocessors than their budget.
-        Raises ArgumentError for a wrong size, id or budget, and if a graph holds such a call or some ranks are still to
-        be launched with one; DriverUnavailable if the driver cannot be used; CaptureError while the default stream of a
-        device, or a stream with such calls, is being captured.
+        Blocks until the workspaces are ready. It also waits for calls of other groups that rely on being alone on their
+        devices: calls with PDLLevel.OVERLAP_AT_BEGINNING, and calls on more multiprocessors than their budget. Raises
+        ArgumentError for a wrong size, id or budget, and if a graph holds such a call or one is not yet launched on all
+        of its ranks; DriverUnavailable if the driver cannot be used; CaptureError while the default stream of a device,
+        or a stream with such calls, is being captured.
         """
         payload, budget = arguments.sizes(workspace_bytes, max_blocks)
         found = arguments.local_devices(devices, driver)

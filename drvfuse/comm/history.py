@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls the ranks of a group were launched with since its last reset, so that a time-out can name its call.
+"""The calls that were launched on the ranks of a group since its last reset, so that a time-out can name its call.
 
 A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
 call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls gave
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Event, Stream
 
-KEPT = 512  # launches and replays that can be named; older ones are only counted, with their barriers
+KEPT = 512  # launches and replays that can be named; older launches are only counted, with their barriers
 
 
 class CallNote(NamedTuple):
@@ -53,10 +53,10 @@ class Noted(Protocol):
 
 @dataclass
 class Totals:
-    """How many calls a rank was launched with, and the number of barriers of all these calls.
+    """The number of calls that were launched on a rank, and the number of barriers of all these calls.
 
-    `waiting` is the number of the first call that waits for peers and began with the same epoch that the rank has after
-    all of these calls; 0 if there is none.
+    `waiting` is the number of the first counted call that waits for peers and began at the epoch that the rank has
+    after all counted calls; 0 if there is none.
     """
 
     calls: int = 0
@@ -64,11 +64,11 @@ class Totals:
     waiting: int = 0
 
     def count(self, note: CallNote) -> None:
-        """Add one call, which comes after these."""
+        """Count a further call, which was launched on the rank after the calls counted so far."""
         self.add(Totals(1, note.barriers, int(note.waits and not note.barriers)))
 
     def add(self, other: Totals) -> None:
-        """Add calls, which come after these."""
+        """Count further calls, which were launched on the rank after the calls counted so far."""
         if other.barriers:
             self.barriers += other.barriers
             self.waiting = 0
@@ -127,7 +127,8 @@ class History:
         graph.after_launch(calls.after_replay)
 
     def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
-        """Record the launch of a graph with these calls. If another graph captures it, its replays are unknown."""
+        """Record the launch of a graph that holds `calls`. If the launch is captured into another graph, the replays of
+        that graph are unknown."""
         if inside_graph:
             self._complete = False
             return
@@ -206,7 +207,7 @@ class History:
         return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
-        """The kept calls of a rank, each with the words for a message about the graph that holds it."""
+        """The kept calls of a rank, each with the words by which a message names the graph that holds it, or ""."""
         for entry in self._entries:
             if isinstance(entry, GraphCalls):
                 notes = entry.notes[position]

@@ -94,7 +94,7 @@ def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
         try:
             return _form(team, nbytes)
         except MulticastError as failure:
-            left = hasattr(failure, "__notes__")  # the clean-up failed too: another attempt would leak more
+            left = hasattr(failure, "__notes__")  # the clean-up has failed too: another attempt would leak more memory
             if failure.code != NOT_READY or left or attempt == ATTEMPTS:
                 raise
             _log.info("multicast was not ready (attempt %d of %d): %s", attempt, ATTEMPTS, failure)
@@ -124,7 +124,7 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
 
 @contextlib.contextmanager
 def vote(team: Team) -> Iterator[None]:
-    """A block that ends in a vote on whether the steps inside have succeeded on all ranks.
+    """A `with` block that ends in a vote on whether the steps inside have succeeded on all ranks.
 
     Raises the failure that the ranks agree on. Another error than MulticastError, such as KeyboardInterrupt, is raised
     at once, without a vote.
@@ -151,8 +151,8 @@ def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
 
 @contextlib.contextmanager
 def step_of(rank: int) -> Iterator[None]:
-    """A block in which the error of a driver call becomes a MulticastError of `rank`, with the meaning of its code for
-    multicast.
+    """A `with` block in which the error of a driver call becomes a MulticastError of `rank`, with the meaning of its
+    code for multicast.
     """
     try:
         yield

@@ -30,13 +30,13 @@ def same(one: Stream, other: Stream) -> bool:
 class RankOrder:
     """The stream of a rank's last call; orders the next call after that one.
 
-    A foreign stream may be destroyed after the call, so an event that was recorded behind the call stands for it.
+    A foreign stream may be destroyed after the call, so an event that was recorded after the call stands for it.
     """
 
     def __init__(self) -> None:
         self.last: Stream | None = None
         """The stream of the last call; None if there was no call since `drain`."""
-        self._event: Event | None = None  # after the last call outside captures, if its stream is foreign
+        self._event: Event | None = None  # recorded after the last call outside captures, if its stream is foreign
         self._capture: int | None = None  # the capture that holds the last call, if its stream is foreign
 
     def admit(self, stream: Stream, rank: int) -> None:
@@ -60,7 +60,7 @@ class RankOrder:
         if now is None:  # drvfuse cannot ask whether the foreign capture that holds the last call is still open
             if self._event is not None:
                 stream.wait(self._event)
-        elif not same(last, stream):  # in a capture there is nothing but the handle to compare
+        elif not same(last, stream):  # in a capture only the handles can be compared
             if now != self._capture:
                 raise _refused(rank, None)
             stream.follow(last)

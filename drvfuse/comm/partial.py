@@ -2,7 +2,7 @@
 """Calls that have been launched on some ranks of a group only.
 
 The first kernel that is launched on one rank meets the first one on every other rank, whatever their calls are: kernels
-of one process carry nothing that identifies a call. So the host records with which calls each rank was launched.
+of one process carry nothing that identifies a call. So the host records which calls were launched on each rank.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .history import CallNote, Noted
 
 
 class PartialCalls:
-    """The calls with which not all of the ranks `indices`, those of this process, were launched, oldest first."""
+    """The calls that were not launched on all of the ranks `indices`, those of this process, oldest first."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._calls: list[Noted] = []
         self._indices = indices
-        self._launched = [0] * len(indices)  # how many of `_calls` each rank was launched with
+        self._launched = [0] * len(indices)  # how many of `_calls` were launched on each rank
         self._lock = threading.Lock()
 
     def begin(self, positions: Sequence[int], call: Noted) -> bool:
-        """Record the launch of `call` on the ranks at `positions`; returns whether a rank is still to be launched with
-        it.
+        """Record the launch of `call` on the ranks at `positions`; returns whether it is still to be launched on a
+        rank.
 
-        Raises LaunchError, and records nothing, if one of them must be launched with another call first.
+        Raises LaunchError, and records nothing, if another call must first be launched on one of them.
         """
         if not self._calls and len(positions) == len(self._launched):
             return False
@@ -52,7 +52,7 @@ class PartialCalls:
 
     @property
     def first(self) -> CallNote | None:
-        """The oldest of these calls, if there is one."""
+        """The oldest call that is not launched on all ranks, if there is one."""
         with self._lock:
             return self._calls[0].note if self._calls else None
 

@@ -59,7 +59,7 @@ class Rank:
         self.order.launched(stream, event)
 
     def wrap(self, stream: StreamLike, argument: str = "stream") -> Stream:
-        """A Stream of this rank's device for whatever `Stream.wrap` takes; errors name `argument`."""
+        """A Stream of this rank's device for a stream in any form that `Stream.wrap` takes; errors name `argument`."""
         return Stream.wrap(self.device, stream, argument)
 
     def require_no_capture(self) -> None:

@@ -21,7 +21,7 @@ def error_of(
 ) -> Callable[[], DrvfuseError]:
     """The function that makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
 
-    `ended` are the ranks whose processes have ended. It may change; each error has a copy from when it is made.
+    `ended` are the ranks whose processes have ended. It may change, so each error copies it when it is made.
     """
     if report["leg"] == EXCHANGE:
         return _other_node(report, history, nodes)
@@ -56,9 +56,10 @@ def _compared(
 
 
 def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
-    """The error of a report whose leg is EXCHANGE. A place stands for a node, unless the engine has added all nodes.
+    """The error of a report whose leg is EXCHANGE. The report's `peer` is the place of a node, unless the engine has
+    added the sums of all nodes.
 
-    The epoch of the report is that behind the call's kernels in front of the exchange.
+    The report's epoch is the one after the kernels of the call that precede the exchange.
     """
     rank, place, places = (report[name] for name in ("rank", "peer", "seen"))
     failed = place if places == nodes.count else None

@@ -28,7 +28,7 @@ class SymmetricMemory:
         self._transport, self._ranks, self._several = transport, tuple(ranks), several
         self._staging_bytes = staging_bytes
         self._staging: SymmetricBuffer | None = None
-        self._buffers: weakref.WeakSet[SymmetricBuffer] = weakref.WeakSet()  # owned by their users
+        self._buffers: weakref.WeakSet[SymmetricBuffer] = weakref.WeakSet()  # the open buffers, which their users own
 
     def allocate(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         """See `Group.symmetric`."""

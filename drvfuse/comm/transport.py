@@ -98,7 +98,8 @@ class Transport(Protocol):
         """Let the devices of this process reach those of the other ranks, as far as they can."""
 
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """A block in which every rank does its part of a step. At its end all ranks have succeeded, or all raise.
+        """A `with` block in which every rank does its part of a step. At its end all ranks have succeeded, or all
+        raise.
 
         Collective. A rank that fails raises its own error, and the others raise one that names the rank. `what` names
         the step in messages. The time-out of the step is that of the group plus `longer` seconds.

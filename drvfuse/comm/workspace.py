@@ -13,7 +13,7 @@ This module alone defines the layout: the kernels receive it as preprocessor def
     PAYLOAD_OFFSET  payload, `payload_bytes` long: the data that peers read by the pull algorithms
     slots_offset    slots, twice `half_bytes`: the data that peers store by the push algorithms
 
-Every word in front of the payload starts at zero. The epoch counts barriers and push calls in units of
+Every word before the payload starts at zero. The epoch counts barriers and push calls in units of
 EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
 units, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the slots
 is 0xFFFFFFFF. Only the slots that calls need are filled with this value, since filling is slow on an emulated device.
@@ -136,10 +136,10 @@ class Workspace:
         self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
 
     def compared_calls(self, first: bool) -> ComparedCalls | None:
-        """What the comparison of the ranks' calls needs; None for a group that does not compare them.
+        """The data for the comparison of the ranks' calls; None for a group that does not compare them.
 
-        Ranks in several processes always compare their calls. With `first`, they do so before any data moves, and
-        ranks of one process do so too.
+        Ranks in several processes always compare their calls. With `first` they compare them before any data moves, and
+        ranks of one process compare theirs too.
         """
         if self._tables is None:
             return ComparedCalls.of_one_process(first=True) if first else None
@@ -190,8 +190,8 @@ class Workspace:
     def require_slots(self, nbytes: int) -> None:
         """Fill the first `nbytes` of both halves of the slots of this process's ranks, so that calls may use them.
 
-        If they are not filled yet, this blocks. It uses streams of its own, so it is legal during a capture, and while
-        calls run that use fewer slots.
+        Blocks if the slots are not filled yet. They are filled on separate streams, so this is legal during a capture,
+        and while calls that use fewer slots run.
         """
         if nbytes <= self._filled:
             return

@@ -33,10 +33,10 @@ from .. import config
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
-_TEMPORARY = "~"  # the names of temporary directories begin with it, the labels of entries do not
-_USE_SECONDS = 60  # the last use of an entry is recorded at most this often
-_ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
-_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # how long, and how often, a process polls for the entry of another
+_TEMPORARY = "~"  # begins the names of temporary directories, but of no entry
+_USE_SECONDS = 60  # seconds between two records of the last use of an entry
+_ABANDONED_SECONDS = 3600  # older temporary directories were left by a process that was killed
+_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an entry that another process builds
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders for which a warning was logged
@@ -50,14 +50,15 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def entry_path(label: str, key: str) -> Path | None:
-    """The path of the entry with that key, which may be missing; None if the cache is off."""
+    """The path of the entry with the key `key`, which may be missing; None if the cache is off."""
     if not config.get("cache"):
         return None
     return Path(config.get("cache_dir")) / "kernels" / f"{_readable(label)}-{key[:40]}"
 
 
 def source_name(label: str, others: tuple[str, ...]) -> str:
-    """The name of the source's file in its entry, beside the files `others`. Line information shows this name."""
+    """The name of the source's file in its entry, which differs from the names `others` of the other files. Line
+    information shows this name."""
     name = _readable(label)
     return "source.cu" if name in (*others, _META, "", ".", "..") else name
 
@@ -100,11 +101,12 @@ def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 @contextlib.contextmanager
 def building(entry: Path) -> Iterator[bool]:
-    """A block in which one process at a time builds a missing entry. It yields True if this process has waited, so that
-    the entry may exist now.
+    """A `with` block in which one process at a time builds a missing entry. It yields True if this process has waited,
+    so that the entry may exist now.
 
-    The ranks of a job start together and need the same kernels. The lock of a process that ends is released. This waits
-    a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no locks.
+    The ranks of a job start together and need the same kernels. The lock of a process that ends is released. A process
+    waits a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no
+    locks.
     """
     path = entry.parent / f"{_TEMPORARY}lock-{entry.name}"
     file = None
@@ -191,7 +193,7 @@ def _keep_limit(folder: Path, added: int) -> None:
         return
     found = []  # (time of the last use, bytes, entry)
     for entry in list(os.scandir(folder)):
-        with contextlib.suppress(OSError):  # another process may delete it at the same time
+        with contextlib.suppress(OSError):  # another process may delete the entry meanwhile
             used = entry.stat().st_mtime
             if entry.name.startswith(_TEMPORARY):
                 if time.time() - used > _ABANDONED_SECONDS:

@@ -64,7 +64,9 @@ def find_engine(exchange: Any, whole: bool, emulated: bool) -> Exchange:
     missing = [name for name in _MEMBERS if not hasattr(exchange, name)]
     if missing:
         raise ArgumentError(
-            "exchange", f"{exchange!r} without {', '.join(missing)}", "an object as drvfuse.nodes.exchange says"
+            "exchange",
+            f"{exchange!r} without {', '.join(missing)}",
+            "an object with the methods of drvfuse.nodes.exchange.Exchange",
         )
     found: Exchange = exchange
     return found

@@ -49,8 +49,8 @@ class Part:
 
 
 class Piece(NamedTuple):
-    """`nbytes` >= 1 bytes at `address` in the memory of a local rank, which it sends to its peer of `node`, or where it
-    receives what that peer sends."""
+    """`nbytes` >= 1 bytes at `address` in the memory of a local rank. The rank sends them to its peer of `node`, or
+    receives that peer's bytes there."""
 
     node: int
     address: int
@@ -90,8 +90,8 @@ class Exchange(Protocol):
         """
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
-        """Raise Unsupported if the engine's work cannot be captured in these captures of the local ranks' streams
-        (None: not captured). Called before a call queues anything.
+        """Raise Unsupported if the engine's work cannot be captured in `captures`, the captures of the local ranks'
+        streams (None: not captured). Called before a call queues anything.
         """
 
     def all_gather(self, parts: Sequence[Part]) -> None:

@@ -128,5 +128,5 @@ def _copy_bytes(to: Part | Pieces, target: int, source: Part | Pieces, address: 
     with device.use():
         if to.stream.capture_id() is None:
             device.driver.cuMemcpyPeerAsync(target, device.context, address, holder.context, nbytes, to.stream.handle)
-        else:  # in a capture, where cuMemcpyPeerAsync is refused
+        else:  # a capture refuses cuMemcpyPeerAsync
             device.driver.cuMemcpyDtoDAsync(target, address, nbytes, to.stream.handle)

@@ -49,7 +49,7 @@ class Nodes:
 
 
 def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
-    """The nodes of ranks on these hosts (or NVLink domains), `hosts[rank]`.
+    """The nodes of a group whose rank i is on the host, or in the NVLink domain, `hosts[i]`.
 
     With "auto" the ranks of one host form a node. A number makes that number of nodes of consecutive ranks, also on one
     host. Raises ArgumentError for any other value, for more than `MAX_NODES` nodes, and for nodes of unequal size, of
@@ -88,7 +88,7 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
 
 
 def find_order(node_order: str | None, nodes: int) -> str:
-    """The order that the argument `node_order` selects for that number of nodes: "fixed" or "engine"."""
+    """The order that the argument `node_order` selects for `nodes` nodes: "fixed" or "engine"."""
     if node_order is None:
         return "fixed" if nodes <= FIXED_UP_TO else "engine"
     if node_order not in ORDERS:

@@ -81,8 +81,8 @@ class NodeLink:
             )
 
     def move(self, parts: Sequence[Pieces]) -> None:
-        """Let the engine move the pieces of all local ranks, on their streams. For a watched engine the caller queues
-        what counts `Progress.sending` in front of it and `Progress.received` behind it."""
+        """Let the engine move the pieces of all local ranks, on their streams. If the engine is watched, the caller
+        queues work that counts `Progress.sending` before the exchange and `Progress.received` after it."""
         self._watch()
         self.engine.all_to_all(parts)
 
@@ -105,7 +105,7 @@ class NodeLink:
         return admit
 
     def give_up(self, position: int, seconds: float) -> None:
-        """Called by the watchdog: abort the engine's work, so that the kernels behind it run, and set `failure`."""
+        """Called by the watchdog: abort the engine's work, so that the kernels after it run, and set `failure`."""
         member = self.members[position]
         others = [rank for rank, of in enumerate(self.nodes.of) if of != member.node]
         peers = [rank for rank in others if self.nodes.place(rank) == member.place]
@@ -150,7 +150,7 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and when that was first seen
+        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and since when
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
             for position, (begun, ended, sending, received) in enumerate(words.tolist()):

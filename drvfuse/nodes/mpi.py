@@ -29,7 +29,8 @@ class Mpi:
     """The engine. It needs one rank of the group in each process, and all ranks in one MPI communicator, in any order.
 
     A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. One
-    rank computes the sums of `all_reduce` and sends them to the others, since MPI guarantees equal bits only so.
+    rank computes the sums of `all_reduce` and sends them to the others, since MPI guarantees equal bits in no other
+    way.
 
     `open` makes a communicator when all ranks have called it. If a rank ends at that moment, MPI decides how long the
     others wait.
@@ -39,7 +40,8 @@ class Mpi:
     watched = False  # `_wait` bounds every wait
 
     def __init__(self, communicator: Any = None) -> None:
-        """`communicator` is mpi4py's, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be loaded."""
+        """`communicator` is a communicator of mpi4py, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be
+        loaded."""
         try:
             from mpi4py import MPI
         except Exception as error:  # also RuntimeError, where no MPI library is found
@@ -54,7 +56,7 @@ class Mpi:
 
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         if len(members) != 1:
-            raise Unsupported(f"the exchange by MPI needs one rank in each process; here are {len(members)}")
+            raise Unsupported(f"the exchange by MPI needs one rank in each process; this process has {len(members)}")
         (member,) = members
         found = [int(value) for value in gather([str(self._world.Get_rank()).encode()])]
         peers = [found[nodes.ranks(node)[member.place]] for node in range(nodes.count)]
@@ -126,7 +128,7 @@ class Mpi:
             raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (bytes)")
 
     def _copy_pieces(self, part: Pieces, pieces: Sequence[Piece], host: np.ndarray[Any, Any], to_host: bool) -> None:
-        """Queue the copies between `pieces` and the host memory in which they lie one behind the other."""
+        """Queue the copies between `pieces` and the host memory in which they follow one another without gaps."""
         driver, handle, begin = part.member.device.driver, part.stream.handle, host.ctypes.data
         with part.member.device.use():
             for piece in pieces:
@@ -138,7 +140,7 @@ class Mpi:
 
     @contextmanager
     def _calls(self, rank: int) -> Iterator[None]:
-        """A block in which an error of MPI becomes an ExchangeError."""
+        """A `with` block in which an error of MPI becomes an ExchangeError."""
         try:
             yield
         except self._mpi.Exception as error:

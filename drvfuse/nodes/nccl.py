@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .layout import Nodes
 
 _FLOAT = 4
-_UINT8, _FLOAT32, _SUM = 1, 7, 0  # ncclDataType_t, ncclRedOp_t
+_UINT8, _FLOAT32, _SUM = 1, 7, 0  # values of ncclDataType_t and ncclRedOp_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _POLL_SECONDS = 0.0002
 _ABORT_PATIENCE = 1.0  # seconds that `abort` waits for another thread's call to return
@@ -137,7 +137,7 @@ class Nccl:
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
-        """A block whose NCCL calls are one group, so that no rank waits for another one of this thread."""
+        """A `with` block whose NCCL calls are one group, so that no rank waits for another one of this thread."""
         self._nccl.group_start()
         try:
             yield
@@ -146,7 +146,7 @@ class Nccl:
 
     @contextmanager
     def _calls(self, members: Sequence[Member]) -> Iterator[None]:
-        """A block in which an error of NCCL becomes an ExchangeError."""
+        """A `with` block in which an error of NCCL becomes an ExchangeError."""
         try:
             yield
         except self._nccl.NCCLError as error:
@@ -160,7 +160,7 @@ class Nccl:
         return ""
 
     def _settle(self, members: Iterable[Member], what: str) -> None:
-        """Wait, within the time-out of `open`, until NCCL has finished its work on the host for these ranks."""
+        """Wait, within the time-out of `open`, until NCCL has finished its work on the host for the ranks `members`."""
         deadline = time.monotonic() + self._timeout
         for member in members:
             while (code := int(self._nccl.comm_get_async_error(self._communicator(member)))) != _SUCCESS:
@@ -186,7 +186,7 @@ class Nccl:
                 self._lock.release()
 
     def _abandon(self) -> None:
-        with suppress(KeyError):  # `popitem` raises this when none is left; two threads may be here
+        with suppress(KeyError):  # no communicator is left: another thread may have taken the last one
             while True:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 

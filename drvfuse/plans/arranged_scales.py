@@ -14,7 +14,7 @@ from .limits import ceil_div
 from .quantisation import Quantisation
 
 _TILE_ROWS = 128
-_MOST_ROWS = 2**29 - 4  # kernels count the bytes of a column in 32 bits
+_MOST_ROWS = 2**29 - 4  # the most rows: kernels count the bytes of a column in 32 bits
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Arrangement:
         return self.layout == "tiles"
 
     def column_bytes(self, rows: int) -> int:
-        """The bytes of a column of scales of that number of rows, which is padded to a multiple of four rows."""
+        """The bytes of a column of the scales of `rows` rows, padded to a multiple of four rows."""
         return ceil_div(rows, 4) * 4 * self.itemsize
 
     @property
@@ -77,7 +77,7 @@ class Arrangement:
 class ScalesChunk:
     """A part of every rank's scales, of whole columns or of tiles of whole rows, with its own `arrangement`.
 
-    Rank i sends `nbytes[i]` bytes, which begin `sources[i]` bytes behind the beginning of its scales. They are
+    Rank i sends `nbytes[i]` bytes, which begin `sources[i]` bytes after the beginning of its scales. They are
     rearranged into the scales of all rows, from byte `target` on.
     """
 
@@ -98,7 +98,7 @@ class ScalesChunk:
 def chunks_of_scales(whole: Arrangement, payload_bytes: int, slots: int) -> list[ScalesChunk]:
     """All scales in as few chunks as possible where a payload has `slots` slots, each for a chunk of a rank.
 
-    Raises ArgumentError for a payload that cannot hold a column, or the tiles of 128 rows, of as many ranks.
+    Raises ArgumentError for a payload that cannot hold a column, or the tiles of 128 rows, of `slots` ranks.
     """
     most = max(whole.rows)
     unit_bytes = whole.tiles_bytes if whole.tiles else whole.column_bytes(most)
@@ -116,7 +116,7 @@ def chunks_of_scales(whole: Arrangement, payload_bytes: int, slots: int) -> list
 
 
 def _tile_rows(whole: Arrangement, first: int, count: int) -> ScalesChunk:
-    """The tiles of 128 * `count` rows of each rank."""
+    """The chunk with the tiles of 128 * `count` rows of each rank, from tile row `first` on."""
     down = first * _TILE_ROWS
     rows = tuple(max(0, min(count * _TILE_ROWS, of_rank - down)) for of_rank in whole.rows)
     arrangement = replace(whole, first=tuple(begin + down for begin in whole.first), rows=rows)
@@ -124,6 +124,6 @@ def _tile_rows(whole: Arrangement, first: int, count: int) -> ScalesChunk:
 
 
 def _columns(whole: Arrangement, first: int, count: int) -> ScalesChunk:
-    """`count` columns of each rank."""
+    """The chunk with `count` columns of the scales of each rank, from column `first` on."""
     sources = tuple(first * whole.column_bytes(rows) for rows in whole.rows)
     return ScalesChunk(replace(whole, groups=count), sources, first * whole.column_bytes(whole.total))

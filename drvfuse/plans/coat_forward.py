@@ -66,7 +66,7 @@ def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: boo
 
 
 class _Plan:
-    """What all plans have in common."""
+    """The fields and methods that all plans have in common."""
 
     cluster = 1  # blocks of a cluster
     waits = True  # blocks wait for one another through the workspace

@@ -16,8 +16,8 @@ PACK_BYTES = 16
 MAX_BLOCKS = 256  # blocks for which a workspace has flags
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
-MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, also rows of the last round beyond the tensor
-_MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
+MAX_ROWS = 2**30  # the most rows: kernels number them, and the last round's rows beyond the tensor, by int
+_MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,24 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Work:
-    """The properties of a collective's kernel on which its chunks and traces depend.
-
-    `itemsize` and `out_itemsize` are the bytes of an element of inputs and outputs.
-
-    `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
-    `multimem`: inputs are read through multicast memory, and staged there; `to_outputs`: results are stored to all
-    ranks' outputs there. `nodes`: the kernel adds the partial sums of nodes, which `node_sums` has written.
-    `residual_itemsize` is that of the residual, or 0 if it has the inputs' dtype. `normed`: the normed rows, in the
-    inputs' dtype, are results too. `group`: the columns of a scale, 0 for one scale per row. `scales_itemsize`: the
-    bytes of a scale. `out_lanes`: the numbers that an element of the output holds.
-    """
+    """The properties of a collective's kernel that decide chunks and traces."""
 
     op: str
     algo: str
     ranks: int
-    itemsize: int
-    out_itemsize: int
-    staged: bool = False
-    local: bool = False
-    residual: bool = False
-    multimem: bool = False
-    to_outputs: bool = False
-    nodes: bool = False
-    residual_itemsize: int = 0
-    normed: bool = False
-    group: int = 0
-    scales_itemsize: int = 4
-    out_lanes: int = 1
+    itemsize: int  # bytes of an element of the inputs
+    out_itemsize: int  # bytes of an element of the output
+    staged: bool = False  # the kernel copies its input to the workspace, where peers read it
+    local: bool = False  # no peer takes part
+    residual: bool = False  # a residual is added
+    multimem: bool = False  # inputs are read through multicast memory; if they are staged, they are staged there
+    to_outputs: bool = False  # results are stored through multicast memory to the outputs of all ranks
+    nodes: bool = False  # the kernel adds the partial sums of nodes, which `node_sums` has written
+    residual_itemsize: int = 0  # bytes of an element of the residual; 0 if it has the inputs' dtype
+    normed: bool = False  # the normed rows, in the inputs' dtype, are results too
+    group: int = 0  # columns that share a scale; 0: one scale per row
+    scales_itemsize: int = 4  # bytes of a scale
+    out_lanes: int = 1  # numbers that an element of the output holds
 
     @property
     def width(self) -> int:
@@ -69,7 +59,7 @@ class Work:
         """Bytes of a row's results, without scales, that its owner stores for the other ranks or sends to them."""
         if self.residual:
             return row_packs * self.width * (self.residual_itemsize or self.itemsize)
-        pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # whole words
+        pack = max(self.width * self.out_itemsize // self.out_lanes, 4)  # rounded up to whole words
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
@@ -80,7 +70,7 @@ class Work:
         """The bytes of the words in which push_two_shot sends a row's scales (cu/collectives/scale_words.cuh)."""
         if self.scales_itemsize != 1 or not self.group:
             return self.scale_bytes(columns)
-        in_warp = 32 * self.width // self.group  # groups
+        in_warp = 32 * self.width // self.group  # the number of groups of a warp
         return 4 * ceil_div(columns // self.group, min(4, in_warp))
 
 
@@ -179,7 +169,7 @@ def _multimem_slot(work: Work, columns: int) -> int:
     scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # residual_out overwrites the staged row, unless it is larger
+    if work.residual:  # residual_out overwrites the staged row, unless the row is smaller
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16
@@ -214,8 +204,8 @@ def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
 
 
 def barriers(work: Work, items: int, chunk: int) -> int:
-    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with such
-    chunks.
+    """The number of barriers that a launch over `items` elements (all-reduce) or rows (fused) passes with chunks of
+    `chunk` packs or rows.
     """
     if work.local:
         return 0
@@ -248,8 +238,8 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
 
 
 def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
-    """The phases of a block in a chunk in which the rank reduces `packs` packs: one load for several packs, and a sum
-    and a store for each pack.
+    """The number of phases of a block in a chunk in which the rank reduces `packs` packs: one load for several packs,
+    and a sum and a store for each pack.
     """
     each = ceil_div(packs, shape.blocks * shape.threads)
     loads = each // shape.packs + (shape.packs - 1 if each >= shape.packs else each)
@@ -257,7 +247,8 @@ def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
 
 
 def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
-    """The phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each row."""
+    """The number of phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each
+    row."""
     each = ceil_div(rows, shape.blocks)
     if work.algo == "two_stage" and work.residual:  # the sum of each row, then the phases of the rows of all ranks
         return each * (1 + 3 * work.ranks)

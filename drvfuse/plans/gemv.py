@@ -14,7 +14,7 @@ MAX_ROWS = 8  # the maximum number of rows of act
 PACK_BYTES = 16  # bytes of a pack, which a lane reads at once
 GROUP = 32  # packs of a group, which a warp reads at once
 SCALE_GROUP = 128  # columns of the weight that share a group scale
-ACT_SCALE_GROUPS = (128, 64)  # columns of act that share a group scale: one of these numbers
+ACT_SCALE_GROUPS = (128, 64)  # the possible numbers of columns of act that share a group scale
 GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # the maximum number of warps that multiply
 TEAM_WARPS = 8  # the maximum number of warps that share a copied row: two teams hide each other's latencies
@@ -25,7 +25,7 @@ STAGES = 4  # the maximum number of stages in flight
 
 # The least bytes and rows for which copies are faster than loads, and the sizes of copies and loads (timed on an H200).
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
-MANY_COPIED_ROW_BYTES = 4 << 10  # with several rows of act, whose products need the registers that loads would take
+MANY_COPIED_ROW_BYTES = 4 << 10  # the least bytes with several rows of act, whose products need many registers
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # the maximum number of bytes of copies in flight: more would delay other reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
@@ -189,7 +189,7 @@ class Plan:
         can_copy = access == PACK_BYTES and limits.capability >= COPY_CAPABILITY
         width = PACK_BYTES // itemsize
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
-        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # never on an H100
+        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # this never happens on an H100
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # a block records two phases for each stage

@@ -21,8 +21,8 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks: move.cu
-_KEY_BYTES = 4  # a key for the packs of a warp: cu/collectives/move_push.cu
+_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks (move.cu)
+_KEY_BYTES = 4  # bytes of the key of a warp's packs (cu/collectives/move_push.cu)
 
 
 class Move(NamedTuple):
@@ -45,8 +45,7 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
-    """The moves of an all-gather: rank i's `rows[i]` rows go to every output, behind the rows of the ranks before
-    it."""
+    """The moves of an all-gather: rank i's `rows[i]` rows go to every output, after the rows of the ranks before it."""
     starts = _starts(rows)
     return tuple(
         tuple(Move(0, start * row_bytes, count * row_bytes) for _ in rows)
@@ -55,7 +54,7 @@ def all_gather(rows: Sequence[int], row_bytes: int) -> Moves:
 
 
 def all_gather_scales(arrangement: Arrangement) -> Moves:
-    """The moves of scales with that arrangement: every rank sends its scales to every output. The targets of these
+    """The moves of scales with `arrangement`: every rank sends its scales to every output. The targets of these
     moves are not used, as the scales of a rank do not stay together in an output."""
     return tuple((Move(0, 0, nbytes),) * len(arrangement.rows) for nbytes in arrangement.rank_bytes)
 
@@ -150,7 +149,7 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # at least one, as every rank must receive from every other
+    units = max(1, ceil_div(work.most, threads))  # every rank must receive from all others
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
     beside = of_round * rounds * threads if peers else 0  # packs that stay and are copied with the packs that are sent
     rest = max(0, work.most_own - beside)
@@ -169,12 +168,13 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
 
 
 def packs_in_flight(staged: bool, arranged: bool) -> int:
-    """The number of packs that a thread of put and pull has in flight. It leaves registers for rearranging scales."""
+    """The number of packs that a thread has in flight with "put" and "pull"; it leaves registers for rearranging
+    scales."""
     return 4 if staged and arranged else 8
 
 
 def barrier_shape(work: MoveWork, max_blocks: int, staged: bool) -> LaunchShape:
-    """Grid and block of put and pull."""
+    """Grid and block of the algorithms "put" and "pull"."""
     packs = max(work.most, work.most_own)
     threads = 256 if packs <= 256 * 64 else MAX_THREADS
     blocks = min(max(1, ceil_div(packs, threads)), max_blocks, MAX_BLOCKS)
@@ -211,7 +211,8 @@ def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, i
 
 
 def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
-    """The traffic of a call by `algo`, over all ranks. Bytes that stay on their rank are read and written there."""
+    """The traffic of a call by `algo`, over all ranks. Bytes that stay on their rank count as local reads and
+    writes."""
     remote, own = work.remote, work.nbytes - work.remote
     if algo == "naive":
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
@@ -219,7 +220,7 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
     if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and for the own output
         return Traffic(own + once + 3 * remote, remote)
-    if algo in PUSH:  # read; on the other device polled, cleared and written
+    if algo in PUSH:  # bytes are read; on the other device polled, cleared and written
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
     if staged and algo == "pull" and work.same:  # one copy serves all peers
         return Traffic(2 * own + 2 * once + remote, remote)

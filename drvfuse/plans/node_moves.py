@@ -39,7 +39,7 @@ class Inside:
 
     `same`: a rank's bytes are the same for all ranks of its node, itself included. `root`: in a broadcast inside nodes,
     the number of the rank that has the bytes. With `arrangement` the bytes of the last part are scales, which are
-    rearranged behind the first `begin` bytes of the outputs; if they come from payloads, no other part has bytes.
+    rearranged after the first `begin` bytes of the outputs; if they come from payloads, no other part has bytes.
     """
 
     tables: tuple[Moves, ...]
@@ -86,7 +86,7 @@ class NodeRanks:
         return self.nodes[(self.of[rank] + step) % self.count][self.place(rank)]
 
     def table(self, moves: dict[tuple[int, int], Move]) -> Moves:
-        """A table over all ranks that has these moves between pairs of ranks of a node."""
+        """A table over all ranks that has the moves `moves` between pairs of ranks of one node, and no others."""
         ranks, none = range(len(self.of)), Move(0, 0, 0)
         return tuple(tuple(moves.get((i, j), none) for j in ranks) for i in ranks)
 
@@ -102,8 +102,8 @@ class NodeRanks:
 def all_gather(
     tables: Sequence[Moves], ranks: NodeRanks, arrangement: Arrangement | None = None, payload_bytes: int = 0
 ) -> list[Step]:
-    """The steps of an all-gather with these tables. Each rank sends its input to its peers of other nodes. Inside every
-    node the ranks send their own inputs to one another and then, node by node, the bytes that they have received.
+    """The steps of an all-gather with the moves `tables`. Each rank sends its input to its peers of other nodes. Inside
+    every node the ranks send their own inputs to one another and then, node by node, the bytes that they have received.
 
     With `arrangement` the last table is that of scales which do not stay together in an output. Those of other nodes
     are received in payloads, in chunks that fit into `payload_bytes`, and rearranged from there.

@@ -60,7 +60,7 @@ class ScatterChunk:
         return self.area + (2 * self.nodes - 1) * self.stride
 
     def received(self, node: int) -> int:
-        """The offset at which that node's sums of the own part begin."""
+        """The offset of the sums of the own part that come from `node`."""
         return self.area + node * self.stride
 
     def sent(self, step: int) -> int:
@@ -68,7 +68,7 @@ class ScatterChunk:
         return self.area + (self.nodes + step - 1) * self.stride
 
     def skew(self, rank: int) -> int:
-        """The bytes in front of the first sum of the rank's part, in its first pack."""
+        """The bytes of the part's first pack that precede the first sum of the rank's part."""
         return self.parts[rank][0] % self.width * _FLOAT
 
     def sum_bytes(self, rank: int) -> int:
@@ -80,7 +80,7 @@ class ScatterChunk:
 def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list[ScatterChunk]:
     """Chunks of whole packs, for parts with at least one element. ArgumentError for a payload that cannot hold a pack.
 
-    The chunks do not use the payload in front of `area`.
+    The chunks do not use the payload before `area`.
     """
     fits = _packs_that_fit(parts.width, nodes, area, payload_bytes, 1)
     chunks = ceil_div(parts.largest, fits)
@@ -92,7 +92,7 @@ def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list
 def row_chunks(
     counts: Sequence[int], columns: int, width: int, nodes: int, area: int, payload_bytes: int
 ) -> list[tuple[int, ScatterChunk]]:
-    """Chunks of whole rows, of which rank r has `counts[r]`. Each comes with the number of rows of a part in front of
+    """Chunks of whole rows, of which rank r has `counts[r]`. Each comes with the number of rows of a part that precede
     it."""
     least = ceil_div(columns, width) + (columns % width != 0)  # packs that a row may touch
     fits = _packs_that_fit(width, nodes, area, payload_bytes, least)

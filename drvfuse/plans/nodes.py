@@ -17,7 +17,7 @@ from .limits import ceil_div
 _FLOAT = 4
 STATUS_BYTES = 16
 """The status of a place, behind its partial sums (cu/collectives/nodes.cuh)."""
-_MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
+_MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then place by
-    place the partial sums with their status, then the staged inputs."""
+    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then the partial
+    sums of each place with their status, then the staged inputs."""
 
     first: int
     items: int
@@ -87,7 +87,7 @@ def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
     ArgumentError for a payload that cannot hold one item of every rank.
     """
     each = share.result + share.places * share.sum_bytes + share.staging_bytes
-    around = PACK_BYTES + share.places * STATUS_BYTES  # the padding of the results, and what lies behind the sums
+    around = PACK_BYTES + share.places * STATUS_BYTES  # the padding of the results, and the status after the sums
     fits = (min(payload_bytes, _MAX_PAYLOAD) - around) // each * share.inside
     if fits < 1:
         needed = f"at least {each + around} in the group's constructor for this call over several nodes"

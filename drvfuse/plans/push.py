@@ -14,10 +14,10 @@ from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 from .limits import ceil_div
 
-GREETINGS_BYTES = 128  # cu/sync/push.cuh
+GREETINGS_BYTES = 128  # bytes of the words of greet() of cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
-_MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
-_MOST_ITEMS = 2**31  # items per round: kernels count packs in 32 bits, also packs of the last unit beyond the round
+_MAX_HALF = 2**32 - 128  # the largest half in bytes: offsets in a half have 32 bits
+_MOST_ITEMS = 2**31  # the most items of a round: kernels count packs in 32 bits, also those of its last unit
 _EXTRA = 256  # bytes that a half has beyond half of the workspace, for greetings and the scales of a few rows
 
 
@@ -28,7 +28,7 @@ def half_bytes(workspace_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PushShape:
-    """What a push kernel is compiled and launched for.
+    """The shape for which a push kernel is compiled and launched.
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
     `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of
@@ -53,7 +53,8 @@ class PushShape:
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
-        """How much of the epoch's step `unit` the first warp (or block) of the grid adds, and how much each other one.
+        """(The part of the epoch's step `unit` that the first warp or block of the grid adds, the part that each other
+        one adds).
 
         A call with an even number of rounds leaves the epoch unchanged, and so the half with which the next call
         begins.

@@ -63,7 +63,8 @@ class Parts:
 
 
 def depth(packs: int) -> int:
-    """How many units a push call sends ahead, by the packs of the largest part: 0 where a block has few units."""
+    """The number of units that a push call sends ahead, computed from the packs of the largest part: 0 if a block has
+    few units."""
     return 2 if packs >= 1 << 18 else 0
 
 

@@ -76,8 +76,8 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
 def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic:
     """Traffic of a call over several nodes, each of which has `inside` traffic and `elements` float32 partial sums.
 
-    Sums of `places` nodes are written, by a kernel or the exchange, and read; in the order "engine", of one place, the
-    exchange is counted as sending every node's sums to another node and back once.
+    The sums of `places` nodes are written, by a kernel or by the exchange, and read. In the order "engine" `places` is
+    1, and the exchange counts as sending the sums of every node to another node and back once.
     """
     own = 4 * elements
     local, sent = nodes * 2 * places * own, (nodes - 1) * (nodes if places > 1 else 2) * own

@@ -86,7 +86,7 @@ of the generation's NVLink. Ampere's base times are longer, those of the fused o
 
 
 def costs(capability: tuple[int, int]) -> Costs:
-    """The constants for devices of that compute capability."""
+    """The constants for devices of compute capability `capability`."""
     return BLACKWELL if capability >= (10, 0) else HOPPER if capability >= (9, 0) else AMPERE
 
 

@@ -20,7 +20,7 @@ _HEADER = struct.Struct("<4sHHQ")  # magic, version, size of the header, size of
 _ENTRY = struct.Struct("<HHIQII4xI8xQ8xQ")
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000
-_MOST = 1 << 31  # bytes of PTX
+_MOST = 1 << 31  # the most bytes to which PTX is decompressed
 
 
 class FatbinError(Exception):
@@ -97,7 +97,7 @@ def _lz4(block: bytes, size: int) -> bytes:
 
 
 def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """(a length, the offset behind it). If the nibble `length` is 15, bytes are added to it, until one is not 255."""
+    """(a length, the offset after it). If the nibble `length` is 15, bytes are added to it, until one is not 255."""
     if length == 15:
         while True:
             length += block[at]

@@ -122,7 +122,7 @@ class Vec:
 
 @dataclass(slots=True, frozen=True)
 class Pair:
-    """`d|p`."""
+    """The two destinations `d|p` of an instruction."""
 
     first: Any
     second: Any
@@ -135,7 +135,8 @@ class Not:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """`x.b0`, `x.h10`: the part or parts of a register that a video instruction reads or writes."""
+    """An operand such as `x.b0` or `x.h10`: the part or parts of a register that a video instruction reads or
+    writes."""
 
     of: Any
     selector: str
@@ -143,7 +144,7 @@ class Part:
 
 @dataclass(slots=True, frozen=True)
 class Negated:
-    """`-x`"""
+    """A negated operand, `-x`."""
 
     of: Any
 

@@ -205,7 +205,7 @@ def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
 
 
 def _moved(places: dict[int, int]) -> Callable[[re.Match[str]], str]:
-    """A function that replaces the file numbers of a module by those of the linked module in a line."""
+    """A function that replaces, in a line of PTX, the file numbers of one module by those of the linked module."""
     return lambda match: f"{match[1]}{places.get(int(match[2]), int(match[2]))}"
 
 
@@ -227,7 +227,7 @@ def _after(text: str, start: int, end: str) -> int:
 
 
 def _body_end(text: str, brace: int) -> int:
-    """The offset behind the body whose opening brace is at `brace`."""
+    """The offset after the body whose opening brace is at `brace`."""
     depth = 0
     for found in re.compile(r'"(?:\\.|[^"\\])*"|[{}]').finditer(text, brace):
         depth += {"{": 1, "}": -1}.get(found[0], 0)

@@ -28,12 +28,18 @@ class Locations:
         self._files = {int(m[1]): m[2] for m in _FILE.finditer(text)}
 
     def enter(self, text: str) -> None:
-        """Take a .loc directive, of which `text` is what stands behind its name."""
+        """Take a .loc directive; `text` is the text after its name.
+
+        Line 0 says that the compiler can name no line, as for a load that it has moved out of a loop. The location of
+        the .loc directive before it remains then.
+        """
         m = _LOC.match(text)
         if m is None:
             self.current = 0
             return
         key = (int(m[1]), int(m[2]), int(m[3]))
+        if not key[1]:
+            return
         inlined: tuple[tuple[str, int], ...] = ()
         if m[4]:
             # inlined_at gives the position of the call in the terms of an earlier .loc, which may be inlined itself.

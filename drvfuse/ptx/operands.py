@@ -38,7 +38,7 @@ class Operands:
         self._known = {}
 
     def read(self, text: str, ins: Instruction) -> tuple[Any, ...]:
-        """The operands of `ins`, whose text is what stands behind the opcode."""
+        """The operands in `text`, the text of instruction `ins` after its opcode."""
         known = self._known
         operands = []
         for part in _OPERAND.findall(text):

@@ -59,7 +59,7 @@ class _Parser:
         if not self.module.target:
             raise PtxError(1, text.strip()[:60], "not PTX: it has no .target directive")
         if self.bodies:
-            self.locations.read_files(text)  # first, since functions may refer to files that are declared behind them
+            self.locations.read_files(text)  # first, since functions may refer to files that are declared after them
         while True:
             found = _WORD.search(text, self.pos)
             if found is None:
@@ -289,8 +289,8 @@ def parse(ptx: str, *, bodies: bool = True) -> Module:
     """Parse one PTX module. Raises `PtxError`.
 
     Without `bodies` parsing takes a tenth of the time. The result then has no variables and no registers, and only the
-    instructions call and griddepcontrol, whose operands are the names in them. This reads any PTX, also with
-    instructions that are not emulated.
+    instructions call and griddepcontrol, whose operands are the names in them. Without bodies any PTX can be parsed,
+    also with instructions that are not emulated.
     """
     parser = _Parser(Source(ptx), bodies)
     try:

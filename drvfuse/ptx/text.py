@@ -53,7 +53,7 @@ def integer(text: str) -> int:
 
 
 def skip_head(ptx: str) -> tuple[tuple[int, int], str, int]:
-    """(.version, .target, the offset behind them) of a text; (0, 0) and "" if it does not begin with them."""
+    """(.version, .target, the offset after them) of a text; (0, 0) and "" if it does not begin with them."""
     version, target, end = (0, 0), "", 0
     while (found := _HEAD.match(ptx, end)) is not None:
         end = found.end()
@@ -66,5 +66,6 @@ def skip_head(ptx: str) -> tuple[tuple[int, int], str, int]:
 
 
 def head(ptx: str) -> tuple[tuple[int, int], str]:
-    """(.version, .target) of a PTX text; (0, 0) and "" if it does not begin with these. The rest is not parsed."""
+    """(.version, .target) of a PTX text; (0, 0) and "" if the text does not begin with these directives. The rest is
+    not parsed."""
     return skip_head(ptx)[:2]

@@ -19,7 +19,7 @@ from .coat_rmsnorm import SCALE_FLOOR, dequantise, row_rstd
 
 
 class Arithmetic(NamedTuple):
-    """How `div.full` and `rcp.approx.ftz` round: functions of fp32 arrays."""
+    """The instructions `div.full` and `rcp.approx.ftz`, with their roundings, as functions of fp32 arrays."""
 
     divide: Callable[[Any, Any], Floats] = np.divide
     reciprocal: Callable[[Any], Floats] = np.reciprocal

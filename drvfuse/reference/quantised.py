@@ -17,7 +17,7 @@ from .arithmetic import Floats, NDArray, bits, round_to
 
 _E8M0_NAN = 0xFF
 _E2M1_MAX = np.float32(6)
-_MANTISSA_OF_MAX = 0x600000  # 448 and 57344 are 1.75 times a power of two
+_MANTISSA_OF_MAX = 0x600000  # the mantissa of 448 and 57344, which are 1.75 times a power of two
 
 
 class Quantised(NamedTuple):
@@ -90,7 +90,7 @@ def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisati
 
 
 def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Floats]:
-    """(scales, multipliers) of groups with these largest magnitudes."""
+    """(scales, multipliers) of groups whose largest magnitudes are `maxima`."""
     target, kind = quantisation.dtype, quantisation.scales
     assert target is not None and kind is not None
     if target == FP4:

@@ -119,7 +119,7 @@ class Array:
 
     def used_on(self, stream: Stream) -> None:
         """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work. Ops and
-        kernels of drvfuse do so by themselves.
+        kernels of drvfuse call it themselves.
         """
         if self._block is not None:
             self._block.used_on(stream)

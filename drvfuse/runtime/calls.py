@@ -31,7 +31,7 @@ _QUERY_LENGTH = 32
 _QUERY = re.compile(r"cu(?!Module|Library)\w*?(Get[A-Z]|IsCapturing|Query|CanAccess|Occupancy)")
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
-kernel_names: dict[int, str] = {}  # handles of loaded kernels
+kernel_names: dict[int, str] = {}  # handle of a loaded kernel -> its name
 Entry = tuple[str, tuple[Any, ...], Any]
 ring: deque[Entry] = deque(maxlen=_LENGTH)
 queries: deque[Entry] = deque(maxlen=_QUERY_LENGTH)

@@ -67,7 +67,7 @@ def _from_device(target: Array, values: ArrayLike) -> None:
             contexts = device.context, source.device.context
             driver.cuMemcpyPeerAsync(target.ptr, contexts[0], source.ptr, contexts[1], target.nbytes, stream.handle)
     mark_used((target, source), stream, stream.mark() if stream.foreign else None)
-    if not isinstance(values, Array) and (producer is None or not producer.foreign):  # an unknown stream
+    if not isinstance(values, Array) and (producer is None or not producer.foreign):  # no stream is known
         stream.synchronize()
     elif producer is not None and not producer.closed:
         producer.follow(stream)

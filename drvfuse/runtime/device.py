@@ -25,7 +25,7 @@ _PEER_ALREADY_ENABLED = 704
 
 
 def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
-    """The device of that index on a driver; there is one object for each driver and index.
+    """The device number `index` of a driver; there is one object for each driver and index.
 
     `driver` is "cuda", "emu", an emulated machine or process, or None for the setting `driver`. The device's primary
     context is retained on first use, and shared with every other library in the process. Raises ArgumentError for an

@@ -71,10 +71,10 @@ _capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 )
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-_exported: dict[int, Any] = {}  # address of the managed tensor -> what must live until its deleter is called
+_exported: dict[int, Any] = {}  # address of the managed tensor -> the objects to keep until its deleter is called
 
 
-_capsules: dict[int, list[Any]] = {}  # address -> [its capsule], until that is consumed or dropped
+_capsules: dict[int, list[Any]] = {}  # address -> [capsule], until the capsule is consumed or dropped
 
 
 # The default argument keeps the dictionary when the module's globals are cleared at interpreter exit.

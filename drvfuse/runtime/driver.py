@@ -3,7 +3,7 @@
 raises errors, and records calls.
 
 `get_driver("cuda").cuMemAlloc(4096)` calls `cuda.bindings.driver.cuMemAlloc`, raises `DriverError` unless it succeeds,
-and returns the values behind the status: None, one value, or a tuple. The emulated driver is called in the same way.
+and returns the values after the status: None, one value, or a tuple. The emulated driver is called in the same way.
 
 Nothing here runs at import. A process forked after a driver was opened must not use it: every call then raises
 `ClosedError` at once, because neither CUDA contexts nor the emulated machine survive a fork.
@@ -99,7 +99,7 @@ class Driver(Owner):
         self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # see lifetime.Owned
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
         self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
-        self.lost = False  # whether an error was raised that says that a context is lost
+        self.lost = False  # whether an error has reported the loss of a context
         self.lock = threading.RLock()
         self._functions = functions
         mode = config.get("trace_driver")
@@ -117,8 +117,8 @@ class Driver(Owner):
         return call
 
     def raw(self, name: str) -> Callable[..., Any]:
-        """The driver's function of that name, which returns `(CUresult, values...)`. Raises Unsupported if there is
-        none."""
+        """The driver's function `name`, which returns `(CUresult, values...)`. Raises Unsupported if the bindings lack
+        it."""
         for candidate in (_NEWEST.get(name), name):
             function = getattr(self._functions, candidate, None) if candidate else None
             if function is not None:
@@ -138,7 +138,7 @@ class Driver(Owner):
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
-        """cuLaunchKernelEx with one more argument in front, a `calls.LaunchNote`, which the record and errors show."""
+        """cuLaunchKernelEx with one more first argument, a `calls.LaunchNote`, which the record and errors show."""
         name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
         function = self.raw(name)
 

@@ -56,7 +56,7 @@ HINTS = {
 _EMULATED_HINTS = {
     218: "what is wrong with the PTX, or what of it is not emulated",
     702: "the kernel could not go on, made more steps than the limit allows, or was ended by Ctrl-C",
-}  # these names replace those above
+}  # the hints of the emulated driver for these codes
 
 _CONTEXT_LOST = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
 _GO_ON = {
@@ -68,7 +68,7 @@ _HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_m
 
 HOW_TO_EMULATE = (
     'To run on emulated GPUs instead ask for them: driver="emu", or DRVFUSE_DRIVER=emu in the environment '
-    "(pip install 'drvfuse[emu]')."
+    "(they need llvmlite: pip install 'drvfuse[emu]')."
 )
 NO_LIBRARY = (
     "the NVIDIA driver library libcuda.so.1 cannot be loaded; install the NVIDIA driver "
@@ -82,7 +82,7 @@ def error_of(driver: Driver, name: str, args: tuple[Any, ...], code: Any) -> Dri
         return ClosedError(f"{name}: {driver.machine!r} was closed, and its devices, arrays and groups with it")
     number = int(code)
     driver.lost |= number in _CONTEXT_LOST
-    report = _report(driver, number)  # read before other calls change it
+    report = _report(driver, number)  # read first, since other calls may change it
     label, text = calls.code_name(code), ""
     try:
         status, raw = driver.raw("cuGetErrorName")(code)

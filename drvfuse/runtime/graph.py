@@ -59,7 +59,8 @@ class Graph(Owned, Owner):
     @classmethod
     @contextlib.contextmanager
     def capture(cls, streams: Stream | Sequence[Stream]) -> Iterator[Graph]:
-        """A block that records the work queued on `streams` into a graph, without running it, and yields the graph.
+        """A `with` block that records the work queued on `streams` into a graph, without running it, and yields the
+        graph.
 
         The first stream begins the capture; the other streams, on any device, are forked from it and joined to it at
         the end. The graph can be launched after the block. If the block raises, the capture is dropped, every stream is

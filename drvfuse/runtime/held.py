@@ -20,7 +20,7 @@ class _Held:
     """The events of a driver's work in the order of their recording, each with the objects that the work uses.
 
     Only the first event is queried, so a program that queues many calls ahead makes one query per call. `driver.lock`
-    guards the queue, whose first entry alone has a free in the queue of `lifetime`.
+    guards the queue, of which only the first entry has a free that is queued by `lifetime`.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -46,12 +46,12 @@ def keep(stream: Stream, objects: object) -> None:
 def _drop(driver: Driver) -> None:
     """Drop the objects of all leading events that are complete."""
     entries = driver.part(_Held).entries
-    dropped = []  # beyond the lock, as a library's own code runs when its objects are dropped
+    dropped = []  # dropped after the lock is released, since dropping runs code of other libraries
     with driver.lock:
         try:
             while entries and _complete(driver, entries[0][0]):
                 dropped.append(entries.popleft())
-        except DrvfuseError:  # for a closed device or a lost context: a later query would fail too
+        except DrvfuseError:  # the device was closed or its context lost: a later query would fail too
             dropped.append(entries.popleft())
             raise
         finally:

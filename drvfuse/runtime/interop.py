@@ -57,8 +57,12 @@ def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = 
     """
     if isinstance(obj, Array):
         if obj.device.driver is not driver:
-            expected = f"of the {driver.name} driver in use"
-            raise ArgumentError(argument, f"an array of the {obj.device.driver.name} driver", expected)
+            theirs, expected = obj.device.driver, f"of the {driver.name} driver in use"
+            given = f"an array of the {theirs.name} driver"
+            if theirs.name == driver.name:
+                given += f", on another machine, {theirs.machine!r}"
+                expected += f", on {driver.machine!r}"
+            raise ArgumentError(argument, given, expected)
         obj.require_open()
         return obj, obj.stream
     found, where, producer, owner = _describe(obj, driver, argument)
@@ -130,8 +134,9 @@ def refuse_host(obj: Any, argument: str) -> None:
 
 
 def _asked(argument: str, export: Callable[..., Any], **options: Any) -> Any:
-    """What a library's method returns. Its refusal becomes an ArgumentError: tensors that need gradients, arrays that
-    are sharded over devices, dtypes that its DLPack does not name."""
+    """The return value of a method of another library. An exception of the method becomes an ArgumentError: it may
+    refuse tensors that need gradients, arrays that are sharded over devices, or dtypes that its DLPack does not
+    name."""
     try:
         return export(**options)
     except DrvfuseError:

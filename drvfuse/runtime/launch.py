@@ -51,7 +51,7 @@ class Configuration:
         )
 
     def prepare(self, *args: Argument) -> Launch:
-        """A launch with these arguments, which are checked and packed as by `Kernel.prepare`."""
+        """A launch with the arguments `args`, checked and packed as by `Kernel.prepare`."""
         return Launch(self, Arguments(self.kernel.info, args, self.device))
 
     def build(self) -> Any:
@@ -59,7 +59,7 @@ class Configuration:
         return config_of(self.device.driver.types, self.grid, self.block, self.smem, self._built)
 
     def facts(self, arguments: Arguments) -> calls.LaunchFacts:
-        """What the record of calls shows of a launch with these arguments."""
+        """The facts that the record of calls shows about launches with these arguments."""
         info = self.kernel.info
         where = info.name, self.device.index, self.grid, self.block, self.smem
         return calls.LaunchFacts(*where, self._names, info.params, arguments.structures)
@@ -97,7 +97,8 @@ class Launch:
         return self._arguments.view(index, kind)
 
     def __call__(self, stream: StreamLike) -> None:
-        """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
+        """Queue the kernel on `stream`: a Stream of the launch's device, or a stream in any form that `Stream.wrap`
+        takes."""
         if not isinstance(stream, Stream) or stream.device is not self.device:
             stream = Stream.wrap(self.device, stream)
         if stream._closed:
@@ -106,7 +107,7 @@ class Launch:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
         arguments = self._arguments
-        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy, since they may be overwritten in place
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: arguments may change in place
         with self.device.use():
             self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:

@@ -36,7 +36,7 @@ leave_launches: Callable[[], None] = _open_groups.pop
 
 
 class launch_group:
-    """A block for the launches of all ranks of one collective, in which no queued free runs on any thread."""
+    """A `with` block for the launches of all ranks of one collective, in which no queued free runs on any thread."""
 
     def __enter__(self) -> None:
         enter_launches()

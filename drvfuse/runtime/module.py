@@ -92,7 +92,7 @@ class Module:
         return f"<Module {self.image.name} for {self.image.arch}: {', '.join(self.image.kernels)}>"
 
     def __getitem__(self, name: str) -> Kernel:
-        """The kernel of that name expression or symbol."""
+        """The kernel whose name expression or symbol is `name`."""
         with self._lock:
             kernel = self._kernels.get(name)
             if kernel is None:

@@ -63,7 +63,7 @@ class _Bound(NamedTuple):
     device: Device
     offset: int
     nbytes: int
-    memory: PhysicalMemory | None = None  # kept alive as long as it is bound
+    memory: PhysicalMemory | None = None  # the bound memory, kept alive while it is bound
 
 
 class _Made(NamedTuple):
@@ -262,7 +262,7 @@ class Multicast(Owned):
         with bound.device.use():
             try:
                 self._call(f"{name}_v2", self.handle, bound.device.handle, bound.offset, *args)
-            except Unsupported:  # bindings of 12.9 and 13.0, or a driver that is older than its bindings
+            except Unsupported:  # the bindings are 12.9 or 13.0, or the driver is older than its bindings
                 self._call(name, self.handle, bound.offset, *args)
         self._made.bound.append(bound)
 

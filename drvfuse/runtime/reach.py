@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of any owner: the device that holds the memory there, and the devices that can read it."""
+"""Addresses of any owner: the device that holds the memory at an address, and the devices that can read it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
 
 
 def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
-    """Whether `user` can access the range. For cuMemAlloc memory of another device it is `plain(ptr, holder, user)`."""
+    """Whether `user` can access the range. For cuMemAlloc memory of another device `plain(ptr, holder, user)`
+    decides."""
     if nbytes == 0:
         return True
     driver = user.driver

@@ -19,7 +19,7 @@ _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
 # what an argument must be that takes only drvfuse's own streams, for messages
 WRAPPED = "a drvfuse.Stream; Stream.wrap(device, stream) makes one for a stream of another library"
-_UNKNOWN_HANDLE = (400, 709)
+UNKNOWN_HANDLE = (400, 709)  # invalid, or of a context that was destroyed
 
 
 class SupportsCudaStream(Protocol):
@@ -132,7 +132,7 @@ class Stream(Owned):
 
     @classmethod
     def unchecked(cls, device: Device, handle: int) -> Stream:
-        """A Stream for the foreign stream with that handle. The caller guarantees that it belongs to `device`."""
+        """A Stream for the foreign stream with handle `handle`. The caller guarantees that it belongs to `device`."""
         self = cls.__new__(cls)
         self.device, self.handle, self._holder, self._last = device, handle, None, None
         self._default, self.foreign = handle <= PER_THREAD, True
@@ -141,9 +141,9 @@ class Stream(Owned):
     def _check_device(self, argument: str) -> None:
         driver, ours = self.device.driver, self.device.context
         code, *values = driver.result("cuStreamGetCtx", self.handle)
-        if int(code) in _UNKNOWN_HANDLE:
+        if int(code) in UNKNOWN_HANDLE:
             raise ArgumentError(argument, hex(self.handle), f"a stream of the {driver.name} driver in use")
-        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no context to tell
+        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no CUcontext
             return
         driver.cuCtxPushCurrent(values[0])
         try:

@@ -223,7 +223,7 @@ def _close_mapping(driver: Driver, mapping: Mapping) -> None:
 
 
 def check_buffer(devices: Sequence[Device], nbytes: int) -> None:
-    """Raise ArgumentError unless a symmetric buffer can have these devices and this size."""
+    """Raise ArgumentError unless a symmetric buffer of `nbytes` on `devices` is possible."""
     if not devices:
         raise ArgumentError("devices", "empty", "at least one device")
     if any(device.driver is not devices[0].driver for device in devices):
@@ -266,7 +266,7 @@ class SymmetricBuffer(Owned):
         multicast: Owned | None = None,
         multicast_ptr: int | None = None,
     ) -> SymmetricBuffer:
-        """A buffer of these parts, by rank. It owns the parts and `users`, the objects that map the multicast address.
+        """A buffer of `parts`, by rank. It owns the parts and `users`, the objects that map the multicast address.
 
         The parts of the ranks `own` are on devices of this process."""
         self = cls.__new__(cls)

@@ -196,7 +196,7 @@ class Trace:
 
     @contextlib.contextmanager
     def _outside_captures(self, what: str) -> Iterator[None]:
-        """A block in which a CaptureError about an array of the trace becomes one about the trace."""
+        """A `with` block in which a CaptureError about an array of the trace becomes one about the trace."""
         try:
             yield
         except CaptureError as error:

@@ -29,7 +29,7 @@ def write(path: str | Path, records: np.ndarray[Any, Any], clocks: Mapping[int, 
 
 
 def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> dict[str, Any]:
-    """The object that the file of these records contains."""
+    """The JSON object that `write` writes for these records."""
     lanes = _Lanes()
     events: list[dict[str, Any]] = []
     starts, ends = (np.rint(records[name]).astype(np.int64) for name in ("start_ns", "end_ns"))

@@ -23,7 +23,7 @@ CU = Path(__file__).parents[1] / "cu"
 SPAN_NS = 1_000_000
 TICK_ROUNDS = 1 << 20
 MEETINGS = 64
-POLLS = 1 << 20  # a second or more over NVLink or PCIe
+POLLS = 1 << 20  # polls until a kernel gives up: they take a second or more over NVLink or PCIe
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _apart(kernel: Kernel, first: Device, second: Device) -> tuple[float, float]
 
 
 def bounds(sent: np.ndarray, heard: np.ndarray, answered: np.ndarray) -> tuple[float, float]:
-    """(offset, largest error) of one timer to another. In each round the first was read (`answered`) between two
-    readings (`sent` and `heard`) of the other.
+    """(offset, largest error) of one timer to another. In each round the first timer was read (`answered`) between two
+    readings (`sent` and `heard`) of the second timer.
 
     Every round gives a lower and an upper bound of the offset, and the narrowest bounds are used. Half of the sum of
     the two timers' steps is added to the error, since a reading may be up to one step early.

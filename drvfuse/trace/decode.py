@@ -29,7 +29,7 @@ BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
 _WAIT, _BARRIER, _FINISH = (layout.ROLES.index(role) for role in ("wait", "barrier", "finish"))
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
-_LONG = 1000  # a block that takes more ticks of the timer gives the rate of its SM's clock better than a calibration
+_LONG = 1000  # ticks of the timer from which on a block gives the rate of its SM's clock better than a calibration
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:

@@ -28,7 +28,7 @@ HEADER_WORDS = 4
 WORD_BYTES = 8
 ALIGNMENT = 16  # alignment of a section in bytes: its words are stored in pairs
 CLOCK_BITS = 48
-LEAST_WORDS, MOST_WORDS = 64, 4096  # words of a block, in static shared memory
+LEAST_WORDS, MOST_WORDS = 64, 4096  # the fewest and most words of a block, in static shared memory
 
 
 class TraceParams(ctypes.Structure):
@@ -40,7 +40,8 @@ class TraceParams(ctypes.Structure):
 def block_words(phases: int, waits: int) -> int:
     """The number of words, which is even, for a block with up to `phases` phases and `waits` waits.
 
-    The last phase, "finish", is in the header. The word that this saves shows whether there were too many phases.
+    The last phase, "finish", is in the header. The phase word that remains free shows whether there were too many
+    phases.
     """
     return -(-(HEADER_WORDS + waits + phases) // 2) * 2
 

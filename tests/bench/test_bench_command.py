@@ -27,7 +27,7 @@ Command = Callable[..., tuple[list[dict[str, Any]], str]]
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """`command(*arguments)`: the results in the file of `drvfuse bench` on emulated GPUs, and what it printed."""
     for name in VETOES:
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # undoes the environment variables that the command sets
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that monkeypatch restores what the command sets
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(trace_cost, "_SETS", 1)
     monkeypatch.setattr(trace_cost, "_calls_per_graph", lambda rows, cols: 1)

@@ -91,7 +91,7 @@ def test_multimem_algorithms_need_the_option(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("name", "value"), [*VETOES.items(), ("DRVFUSE_MULTICAST", "0")])
 def test_multimem_is_refused_with_the_name_of_the_veto_before_a_driver_is_loaded(name: str, value: str) -> None:
-    value = os.environ.get(name) or value  # a test may add a veto but changes none
+    value = os.environ.get(name) or value  # a veto that is set already is kept
     # All GPUs are hidden in case the veto does not work.
     environment = {**os.environ, name: value, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-X", "importtime", "-m", "drvfuse", "bench", "allreduce", "--multimem"]
@@ -206,7 +206,7 @@ def test_a_fused_op_without_residual_is_compared_with_the_stored_allreduce_and_t
     assert collectives_report.stored_us(_result(fused, norm_alone=norm)) == 60.0
     assert collectives_report.stored_us(_result(fused)) is None
     assert collectives_report.stored_us(_result(fused, residual=True, norm_alone=norm)) == 50.0
-    # The compiled norm alone is no peer of the fused op, as it sums nothing.
+    # The compiled norm alone is not compared with the fused op, as it sums nothing.
     assert collectives_report.peer_us(_result(fused, norm_alone=norm)) is None
     assert peers.names("allreduce") == PEERS and peers.names(fused) == (*PEERS, NORM)
 

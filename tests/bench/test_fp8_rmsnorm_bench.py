@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's machinery runs where the emulated driver does; its times mean nothing there."""
+"""The benchmark of the FP8 RMSNorm on the emulated driver, where its times have no meaning."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from drvfuse.bench import fp8_siblings
 
 pytestmark = pytest.mark.emulated
 
-# Bytes per input element, by op: the inputs and outputs of the input's shape, and the scales of groups.
+# For each op, the bytes per input element of all arrays of the input's shape and of the scales of groups.
 ELEMENT = (3, 3, 4, 4, 3.125, 3.125, 5.125, 5.125, 2.25, 7.125, 8.25, 7.125, 9.125)
 
 
@@ -28,7 +28,7 @@ def test_each_op_runs_and_its_floor_is_the_time_to_copy_as_many_bytes(device: df
         fp8_siblings.OPS, fp8_siblings._calls(device, rows, columns), ELEMENT, strict=True
     ):
         rest = sum(a.nbytes for a in arrays) - expected * rows * columns
-        # `rest` has the statistics of rows, the vectors over columns and the scale of the tensor.
+        # `rest` is the bytes of the rows' statistics, of the vectors over columns and of the tensor's scale.
         assert 0 <= rest <= 4 * (2 * rows + 2 * columns), name
         assert len({a.ptr for a in arrays}) == len(arrays), name
         call()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GEMV's benchmark runs where the emulated driver does; its times mean nothing there."""
+"""The benchmark of the GEMV on the emulated driver, where its times have no meaning."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def test_every_time_is_measured_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> 
         bench = gemv.Bench(df.device(0, driver=machine))
         starts = [weight.ptr for weight in bench.weights(8, 64)]
         assert len(starts) == 3 and starts[1] - starts[0] == 2 * 8 * 64
-        assert len(bench.weights(64, 64)) == 1  # more copies than a call with the default arguments makes
+        assert len(bench.weights(64, 64)) == 1
         result = bench.measure(8, 64, 6, rows=2)
-        assert bench.read(3, 7) > 0  # copies of 42 bytes, read in accesses of 16 bytes
+        assert bench.read(3, 7) > 0  # 42 bytes, which are no multiple of an access of 16 bytes
         assert not machine.reports
     assert all(result[key] > 0 for key in ("read", *gemv.OURS))
     assert len(gemv.lines(result)[0]) == len(gemv.HEAD)

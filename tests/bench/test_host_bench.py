@@ -80,6 +80,6 @@ def test_prepared_launches_and_their_preparation_make_few_python_calls():
             for _ in range(2):
                 case.prepared.launch()
             assert python_calls(case.prepared.launch) - python_calls(case.bare) <= launching, case.name
-            case.prepare()  # takes the launches that the plain call has given back
+            case.prepare()  # reuses the launch objects of the plain call
             assert python_calls(case.prepare) <= preparing, case.name
             case.wait()

@@ -29,6 +29,6 @@ def test_a_call_over_nodes_is_timed_beside_one_node_and_its_exchange(monkeypatch
 
 
 @pytest.mark.parametrize(("count", "message"), [("1", "at least 2"), ("3", "a number that divides the 2 GPUs")])
-def test_nodes_divide_the_gpus(count, message, capsys):
+def test_a_number_of_nodes_that_does_not_divide_the_gpus_is_refused(count, message, capsys):
     assert main(["bench", "nodes", "--driver", "emu", "--nodes", count]) == 2
     assert f"--nodes is {count}; it must be {message}" in capsys.readouterr().err

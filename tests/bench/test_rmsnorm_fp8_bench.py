@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the norm on one device runs where the emulated driver does; its times mean nothing there."""
+"""The benchmark of the norm on one device on the emulated driver, where its times have no meaning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_time_is_measured_and_floors_are_the_times_to_copy_as_many_bytes(m
         assert not machine.reports
     for name in rmsnorm_fp8.FORMS:
         rest = 2 * result[name]["floor_us"] - ELEMENT[name] * rows * columns
-        # `rest` has the scales of rows and gamma.
+        # `rest` is the bytes of gamma and of the scales of rows.
         assert 0 <= rest <= 4 * rows + 2 * columns and result[name]["us"] > 0
     assert [len(line) for line in rmsnorm_fp8.lines(result)] == [len(rmsnorm_fp8.HEAD)] * 2
     assert json.loads(json.dumps(result)) == result

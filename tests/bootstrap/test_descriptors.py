@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptors between ranks: which arrive where, whose they are, and that none stays open after a failure."""
+"""File descriptors that ranks send to one another: which rank receives which, and that a failure leaves none open."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from drvfuse.check import collectives, problems
 from drvfuse.check.cases import CASES
 from drvfuse.plans import quantisation
 
-MODULES = {inspect.getmodule(getattr(case, "func", case)) for case in CASES.values()}  # some cases are partial objects
+MODULES = {
+    inspect.getmodule(getattr(case, "func", case)) for case in CASES.values()
+}  # some cases are functools.partial objects
 
 
 def test_every_op_is_called_by_a_case():
@@ -37,7 +39,7 @@ def test_every_function_of_one_device_that_takes_a_run_is_a_case():
     assert functions and functions <= set(CASES.values())
 
 
-def test_the_forms_of_norms_have_every_quantisation_every_layout_and_every_dtype_of_codes():
+def test_the_problems_of_norms_cover_every_quantisation_layout_and_dtype_of_codes():
     made = [*problems.QUANTISATIONS.values(), problems.Problem("", 1).quantisation]
     every = {form[:3] for form in quantisation._FORMS if form[0] != "none"}
     kinds = {(kind, group) for kind, _, group in every}

@@ -40,7 +40,7 @@ def test_help_of_a_command_begins_with_a_sentence_that_says_what_it_does() -> No
         first, *_ = (command.description or "").split(". ")
         assert first.rstrip(".") == phrase[0].upper() + phrase[1:] and (command.description or "").endswith(".")
         if command.prog.startswith("drvfuse bench "):
-            assert phrase.startswith("time ") and " beside " in phrase, command.prog
+            assert phrase.startswith("time ") and " against " in phrase, command.prog
 
 
 def test_an_unknown_command_is_refused_with_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +50,7 @@ def test_an_unknown_command_is_refused_with_the_list_of_commands(capsys: pytest.
     assert error.startswith("usage: drvfuse [--help] [--version] COMMAND ...\n") and "tune" in error
 
 
-def test_a_shell_is_told_what_may_follow(tmp_path: Path) -> None:
+def test_a_shell_gets_the_completions_of_a_line(tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")
     line, answer = "drvfuse bench fp8-", tmp_path / "answer"
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_IFS": "\n", "COMP_TYPE": "9"}
@@ -76,7 +76,7 @@ def test_a_shell_is_told_what_may_follow(tmp_path: Path) -> None:
         ("drvfuse bench fused-forms --form mxfp8-t", {"mxfp8-tiles"}),
     ],
 )
-def test_names_are_completed(line: str, offered: set[str]) -> None:
+def test_a_shell_completes_names_of_commands_options_and_values(line: str, offered: set[str]) -> None:
     argcomplete = pytest.importorskip("argcomplete")
     finder = argcomplete.CompletionFinder(command_line())
     prequote, prefix, _, words, position = argcomplete.split_line(line)

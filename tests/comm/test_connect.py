@@ -44,7 +44,7 @@ SET_UP = {
     "cuMemHostRegister": 1,
     "cuMemHostGetDevicePointer": 1,
 }
-"""Calls of a rank of three that opens a group, beside copies and fills."""
+"""The driver calls, other than copies and fills, of a rank that opens a group of three."""
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
-    # each of the three mappings of the report blocks has a descriptor of Python and one of the emulated driver
+    # each of the three mapped report blocks has two descriptors, of `mmap` and of the emulated driver
     assert len(descriptors()) == len(before) + 6
     for group in three.groups:
         group.close()

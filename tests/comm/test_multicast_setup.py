@@ -37,7 +37,7 @@ RANKS = {
     "cuMemMap": [0, 1, 2, 0],
     "cuMemSetAccess": [0, 1, 2, 0, 1, 2],
 }
-"""Every call of a set-up, and the rank whose call it is, first to last."""
+"""Every driver call of a set-up, and the ranks that make it, in order."""
 
 
 @pytest.fixture(scope="module")

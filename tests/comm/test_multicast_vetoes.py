@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that forbid multicast take effect before the first driver call of every path that could create an object.
 
-Each veto is added in a child process, against a stand-in for the CUDA driver: a gate of that name, whose functions are
-those of an emulated machine. No test removes or changes a variable that is set.
+Each veto is added in a child process. There a stand-in takes the place of the CUDA driver: drvfuse's driver object has
+its name, but the functions of an emulated machine. No test removes or changes a variable that is set.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_an_ambiguous_setting_forbids_multicast(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_refusal_of_the_test_suite_holds_without_a_veto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process the gate of a CUDA driver refuses to create an object even if the environment allows it."""
+    """In this process the `Driver` of the CUDA driver refuses to create an object even if the environment allows it."""
     if os.environ.get("DRVFUSE_TEST_MULTICAST") == "1":
         pytest.skip("the owner of this machine allows multicast objects")
     monkeypatch.setattr("drvfuse.runtime.multicast_support.vetoes", list)

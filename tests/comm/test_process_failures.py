@@ -55,8 +55,8 @@ def work(ranks: Ranks) -> None:
 
 
 def call_and_wait(group: df.Group, algo: str = "auto") -> None:
-    """Make a call and wait for it. A late rank raises the error that another rank has reported as soon as it makes its
-    call.
+    """Make a call and wait for it. A rank that calls late raises, at this call, the error that
+    another rank has reported.
     """
     allreduce(group, algo)
     group.synchronize()

@@ -30,7 +30,7 @@ CALLS = {
     "cuMemMap": 4,
     "cuMemSetAccess": 4,
 }
-"""Calls of rank 0 of three in a set-up."""
+"""The driver calls of rank 0 in a set-up of three ranks."""
 
 
 @pytest.fixture(scope="module")

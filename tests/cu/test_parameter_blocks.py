@@ -68,7 +68,7 @@ pytestmark = pytest.mark.emulated
 
 
 class Block(NamedTuple):
-    """A structure of the host and what it is in C++, with the definitions that the header needs."""
+    """A structure of the host, the C++ type that it must match, and the definitions that the C++ header needs."""
 
     host: type[ctypes.Structure] | np.dtype[Any]
     header: str

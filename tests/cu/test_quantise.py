@@ -76,7 +76,8 @@ def values(rng, rows, columns):
     """Rows of every size, with zeros, ties of FP4, an infinity and a NaN."""
     y = rng.standard_normal((rows, columns)) * np.exp2(rng.integers(-140, 120, (rows, 1)))
     y[2] = 0
-    # With the scale that 3 below gives their groups, these are FP4 values, ties between two of them, and neighbours.
+    # The largest value of each group below is 3. Divided by the scale that follows from it, the others are FP4 values,
+    # ties between two FP4 values, and the next floats above and below.
     y[4:8] = rng.integers(-24, 25, (4, columns)) * 0.125
     y[5:7] = np.nextafter(y[5:7].astype(np.float32), np.float32([[9], [-9]]))
     y[4:8, ::16] = 3

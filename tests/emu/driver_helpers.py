@@ -28,7 +28,7 @@ def code(result: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def ptx(source: str, arch: str = "compute_90a") -> bytes:
-    """PTX of CUDA C++."""
+    """The PTX that NVRTC makes from CUDA C++ source."""
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"test.cu", 0, [], [])
     assert error == 0
     options = [f"--gpu-architecture={arch}".encode(), b"-lineinfo", b"--std=c++17"]
@@ -45,12 +45,12 @@ def ptx(source: str, arch: str = "compute_90a") -> bytes:
 
 
 def primary(cuda: Any, device: int = 0) -> Any:
-    """The device's primary context, made current."""
+    """Retain the device's primary context, make it current and return it."""
     context = ok(cuda.cuDevicePrimaryCtxRetain(device))
     ok(cuda.cuCtxSetCurrent(context))
     return context
 
 
 def function(cuda: Any, source: str, name: str) -> Any:
-    """A kernel in the current context."""
+    """Load the kernel of CUDA C++ source into the current context."""
     return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(ptx(source))), name.encode()))

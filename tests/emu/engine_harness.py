@@ -57,7 +57,7 @@ def line_of(source: str, mark: str) -> int:
 
 
 class Rig:
-    """A window, an engine, and arrays in it."""
+    """A memory window, an engine, and arrays in the window."""
 
     def __init__(self, seed: int = 0, **options: int) -> None:
         self.window = Window(1)

@@ -65,7 +65,7 @@ class Graphs:
         ok(self.cuda.cuLaunchKernel(function, *shape, where, self.arguments(value, words), 0))
 
     def launch(self, function: Any, value: int, *after: Any, graph: Any = None, words: Any = None) -> Any:
-        """A kernel node."""
+        """Add a kernel node after the nodes `after`. Returns the node."""
         where = self.graph if graph is None else graph
         return ok(self.cuda.cuGraphAddKernelNode(where, list(after), len(after), self.kernel(function, value, words)))
 
@@ -89,7 +89,7 @@ class Graphs:
         return int(out[0])
 
     def connect(self, first: Any, second: Any, data: Any = None, remove: bool = False) -> Any:
-        """Add or remove one edge; the result of the call."""
+        """Add or remove one edge. Returns the result of the driver call."""
         name = f"cuGraph{'Remove' if remove else 'Add'}Dependencies{'_v2' if MAJOR == 12 else ''}"
         edges = None if data is None else [data]
         return getattr(self.cuda, name)(self.graph, [first], [second], edges, 1)

@@ -45,7 +45,7 @@ def access(*devices: int, flags: Any = READ_WRITE) -> list[Any]:
 
 
 def team(cuda: Any, devices: int, nbytes: int = PIECE) -> Any:
-    """A multicast object with all its devices."""
+    """A multicast object to which all of its devices are added."""
     handle = ok(cuda.cuMulticastCreate(object_prop(devices, nbytes)))
     for device in range(devices):
         ok(cuda.cuMulticastAddDevice(handle, device))
@@ -53,7 +53,7 @@ def team(cuda: Any, devices: int, nbytes: int = PIECE) -> Any:
 
 
 def mapped(cuda: Any, handle: Any, nbytes: int, devices: int, flags: Any = READ_WRITE) -> int:
-    """An address of memory, or of an object, that the first devices have access to."""
+    """Map physical memory or a multicast object, with access for the first `devices` devices. Returns the address."""
     address = ok(cuda.cuMemAddressReserve(nbytes, 0, 0, 0))
     ok(cuda.cuMemMap(address, nbytes, 0, handle, 0))
     ok(cuda.cuMemSetAccess(address, nbytes, access(*range(devices), flags=flags), devices))

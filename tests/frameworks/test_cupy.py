@@ -69,7 +69,7 @@ def spin(index: int, stream: Any) -> None:
         cupy.RawKernel(SPIN, "spin")((1,), (1,), (DELAY,))
 
 
-# Without a GPU.
+# Tests that need no GPU.
 
 
 @pytest.mark.emulated
@@ -80,7 +80,7 @@ def test_cupy_does_not_take_emulated_memory_for_cuda_memory() -> None:
     assert (array.numpy() == 0).all()
 
 
-# With GPUs.
+# Tests that need GPUs.
 
 
 @pytest.mark.gpu

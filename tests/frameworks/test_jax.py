@@ -54,7 +54,7 @@ def connect(connect: Callable[[int], df.Group]) -> Callable[[int], df.Group]:
     return connect
 
 
-# Without a GPU.
+# Tests that need no GPU.
 
 
 def test_arrays_in_host_memory_are_refused(driver: str, refused: Any) -> None:
@@ -71,7 +71,7 @@ def test_jax_does_not_take_emulated_memory_for_cuda_memory() -> None:
     assert (array.numpy() == 0).all()
 
 
-# With GPUs.
+# Tests that need GPUs.
 
 
 @pytest.mark.gpu

@@ -62,7 +62,7 @@ def same(results: Any, expected: np.ndarray) -> bool:
     return all((bits(numpy(result)) == bits(expected)).all() for result in results)
 
 
-# Without a GPU.
+# Tests that need no GPU.
 
 
 def test_tensors_in_host_memory_are_refused(driver: str, refused: Any) -> None:
@@ -78,7 +78,7 @@ def test_torch_does_not_take_emulated_memory_for_cuda_memory() -> None:
     assert (array.numpy() == 0).all()
 
 
-# With GPUs.
+# Tests that need GPUs.
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels in Triton on drvfuse's arrays and streams, beside collectives, and under the race detector.
+"""Kernels in Triton on drvfuse's arrays and streams, between collectives, and under the race detector.
 
 The emulated driver takes the PTX that Triton's compiler made, which is recorded in `triton_kernels.json` so that these
-tests run where Triton is missing; where it is installed they compile the kernels again. GPUs take its cubins.
+tests run where Triton is missing; where it is installed they compile the kernels again. GPUs run its cubins.
 """
 
 from __future__ import annotations

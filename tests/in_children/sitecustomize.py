@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For the Python processes that tests start, which import this before all else: the refusal of `multicast_refusal`, and
-the division of `divided_gpu` if it is asked for."""
+"""Python processes that tests start import this module before all others. It puts the refusal of `multicast_refusal`
+into effect, and the division of `divided_gpu` if DRVFUSE_TEST_DIVIDE_GPU is set."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_bytes_move_between_processes_of_several_nodes(rng, domain):
 
 
 @pytest.mark.parametrize("domain", [None, [" a", " b", " a", " b"]])
-def test_reduce_scatters_and_many_tensors_of_processes(rng, domain):
+def test_reduce_scatters_and_allreduce_many_of_processes_have_the_bits_of_the_reference(rng, domain):
     options = {"nodes": 2} if domain is None else {"domain": domain}
     with connected(4, exchange=engines(4), machine={"race": True}, workspace_bytes=8192, **options) as ranks:
         of, splits = ranks.groups[0].layout.of, [3, 0, 7, 1]

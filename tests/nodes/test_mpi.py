@@ -197,5 +197,5 @@ def test_an_error_of_mpi_is_an_exchange_error(engine, member, method, monkeypatc
 def test_ranks_of_different_communicators_are_refused(engine, member):
     with pytest.raises(errors.ExchangeError, match=r"its ranks are \[0, 0\]: start the processes with mpiexec"):
         engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"0"], 1.0)
-    with pytest.raises(errors.Unsupported, match="one rank in each process; here are 2"):
+    with pytest.raises(errors.Unsupported, match="one rank in each process; this process has 2"):
         engine.open(Nodes((0, 1)), [member, member], lambda values: values, 1.0)

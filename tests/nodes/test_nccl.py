@@ -44,9 +44,9 @@ class Stand:
 
     def __init__(self, device):
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
-        self.messages: list = []  # by message: communicator, whether it is sent, address, bytes, peer, stream
+        self.messages: list = []  # (communicator, True if sent or False if received, address, bytes, peer, stream)
         self.states: dict[object, list[int]] = {}
-        self.answers: list[int] = []  # calls of comm_get_async_error that return "in progress"
+        self.answers: list[int] = []  # what the next calls of comm_get_async_error return; then 0
 
     def get_version(self):
         return 22703
@@ -73,7 +73,7 @@ class Stand:
         self.messages.append((communicator, False, address, count, peer, stream))
 
     def deliver(self):
-        """Copy what is sent, in the order of each pair of ranks, by way of the host."""
+        """Copy the messages of each pair of ranks in their order, through host memory."""
         messages, self.messages = self.messages, []
         for *_, stream in messages:
             self.driver.cuStreamSynchronize(stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If a kernel of one node gives up in front of an exchange, the ranks of all other nodes raise NodeFailed."""
+"""If a kernel of one node gives up before an exchange, the ranks of all other nodes raise NodeFailed."""
 
 from __future__ import annotations
 
@@ -92,8 +92,7 @@ def test_the_other_nodes_report_even_if_an_exchange_ends_the_call(rng, nodes, en
         for name, op in OPS.items():
             hosts = [rng.integers(-99, 99, (8, 4)).astype(np.float32) for _ in range(4)]
             xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
-            op(group, xs)  # so that workspaces hold defined values
-            give_up(group, 0)
+            give_up(group, 0)  # also in the first call, when nobody has written to the workspaces
             op(group, xs)
             with pytest.raises(errors.NodeFailed) as caught:
                 group.synchronize()
@@ -128,7 +127,7 @@ def test_a_replay_reports_too(rng):
 
 
 def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng):
-    """An aborted exchange leaves old numbers in the place of the statuses."""
+    """An aborted exchange leaves sums of an earlier call where kernels read the statuses of other nodes."""
 
     class Aborted(InProcess):
         def all_gather(self, parts):
@@ -148,4 +147,4 @@ def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng
             df.allreduce(group, xs)
         with pytest.raises(errors.ExchangeTimeout):
             group.synchronize()
-        assert group.workspace.reported()  # kernels have reported the old numbers
+        assert group.workspace.reported()  # kernels took the sums for statuses of a failure

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An example of a user-defined engine between ranks in threads. It blocks and goes through the host."""
+"""An example of a user-defined engine between ranks in threads. It blocks the thread and copies through host memory."""
 
 from __future__ import annotations
 

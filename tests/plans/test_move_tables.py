@@ -19,7 +19,7 @@ WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 
 @st.composite
 def tables(draw):
-    """Draw the work of a call, and the bytes of each output of each rank."""
+    """A Hypothesis strategy: the work of a call, and the bytes of each output of each rank."""
     n, row_bytes = draw(RANKS), draw(st.integers(1, 70) | st.integers(1, 1 << 22))
     few = st.integers(0, 40)
     kind = draw(st.sampled_from(["all_gather", "broadcast", "all_to_all"]))
@@ -78,7 +78,7 @@ def test_staged_chunks_fit_half_of_the_payload(drawn, algo, payload):
 
 
 @pytest.mark.parametrize("layout", ["column", "tiles"])
-def test_arranged_scales_of_more_rows_than_kernels_count_are_refused(layout):
+def test_scales_by_column_or_tile_of_more_rows_than_kernels_can_count_are_refused(layout):
     """Kernels count the bytes of a column, padding included, in signed 32 bits."""
     made, most = Quantisation.mxfp8(layout=layout), (2**31 - 16) // 4
     Arrangement.of(made, [most - 5, 5], 32)

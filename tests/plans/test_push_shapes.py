@@ -28,7 +28,7 @@ WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 
 @st.composite
 def allreduces(draw):
-    """Work of a plain all-reduce, its elements and the bytes of a workspace."""
+    """A Hypothesis strategy: work of a plain all-reduce, its number of elements, and the bytes of a workspace."""
     itemsize = draw(st.sampled_from([2, 4]))
     work = Work("allreduce", draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, itemsize)
     count = draw(st.integers(1, 2000) | st.integers(1, 1 << 34) | st.integers(1, 1 << 18).map(lambda k: 512 * k))
@@ -37,7 +37,9 @@ def allreduces(draw):
 
 @st.composite
 def norms(draw):
-    """Work of a fused all-reduce, its rows and columns, the bytes of a workspace, and whether there are clusters."""
+    """A Hypothesis strategy: work of a fused all-reduce, its rows and columns, the bytes of a workspace, and whether
+    clusters may be used.
+    """
     itemsize = draw(st.sampled_from([2, 4]))
     residual = draw(st.booleans())
     out = draw(st.sampled_from([1, itemsize]))
@@ -179,7 +181,7 @@ def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_tensors_of_two_to_the_31_rows_or_more_are_refused(algo, ranks, workspace_bytes):
-    """The limit includes the last round, which is as long as the others, and the step after it."""
+    """Row numbers stay below 2^31 even a step after the end of the last round, which may lie after the last row."""
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 
@@ -191,9 +193,7 @@ def test_rows_and_columns_beyond_the_limits_are_refused(rows, columns):
 
 
 def test_a_row_is_shared_by_a_cluster_without_idle_threads_where_it_can():
-    """Rows of 128 packs and more that are a multiple of the threads of 32 blocks; without clusters one block holds the
-    row.
-    """
+    """A cluster shares a row of at least 128 packs, one for each thread. Without clusters one block holds a row."""
     for columns, cluster, threads in ((4096, 8, 64), (8192, 8, 128), (7168, 4, 224), (256, 1, 32)):
         shape = fused_shape(Work("fused", "push_one_shot", 2, 2, 1), 1, columns, LARGE, True)
         assert (shape.cluster, shape.threads, shape.packs, shape.exact) == (cluster, threads, 1, True)

@@ -50,6 +50,13 @@ def test_a_local_directive_is_not_taken_for_loc():
     assert module.locations[fn.body[0].loc].line == 7
 
 
+def test_line_0_keeps_the_location_before_it():
+    body = ".loc 1 0 3\nmov.u32 %r0, 1;\n.loc 1 7 3\nmov.u32 %r0, 2;\n.loc 1 0 3\nmov.u32 %r0, 3;"
+    module = parse(kernel(body, head='.file 1 "k.cu"'))
+    found = [module.locations[ins.loc] for ins in module.functions["k"].body[:3]]
+    assert [(where.file, where.line) for where in found] == [("", 0), ("k.cu", 7), ("k.cu", 7)]
+
+
 def test_inlined_at_gives_the_chain_of_calls():
     body = """.loc 1 30 1
 .loc 1 20 2, function_name $L__info_string0, inlined_at 1 30 1

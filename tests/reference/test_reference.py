@@ -73,7 +73,7 @@ def test_overflow_gives_infinity_in_16_bits_and_saturates_in_fp8():
 
 
 def slow_row_sum(row, width):
-    """The kernels' order for one row, one addition at a time."""
+    """The sum of a row in the order of the kernels, one addition at a time."""
     add = lambda a, b: np.float32(np.float32(a) + np.float32(b))  # noqa: E731
     packs = []
     for start in range(0, len(row), width):

@@ -16,7 +16,7 @@ from drvfuse.runtime.driver import get_driver
 from drvfuse.runtime.stream import Event, Stream
 
 
-def test_one_object_for_each_driver_and_index(driver: str) -> None:
+def test_a_driver_and_an_index_always_give_the_same_device_object(driver: str) -> None:
     assert df.device(0, driver=driver) is df.device(0, driver=get_driver(driver))
 
 

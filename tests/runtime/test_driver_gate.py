@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate for driver calls, on a driver made of a few Python functions."""
+"""`Driver`, which makes all driver calls of drvfuse, on an API of a few Python functions."""
 
 from __future__ import annotations
 

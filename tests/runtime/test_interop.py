@@ -143,6 +143,17 @@ def test_arrays_of_another_driver_are_refused(driver: str) -> None:
         as_array(other.zeros((3,), "int8"), driver=get_driver(driver), argument="x")
 
 
+def test_an_array_of_another_machine_is_refused_with_both_machines() -> None:
+    with df.emu.Machine(devices=1) as mine, df.emu.Machine(devices=2, seed=3) as theirs:
+        array = df.device(0, driver=theirs).zeros((3,), "int8")
+        with pytest.raises(ArgumentError) as caught:
+            as_array(array, driver=get_driver(mine), argument="x")
+    assert str(caught.value) == (
+        "x is an array of the emu driver, on another machine, <Machine of 2 x sm_90a, seed 3>; "
+        "it must be of the emu driver in use, on <Machine of 1 x sm_90a, seed 0>"
+    )
+
+
 @pytest.mark.parametrize("host", [np.zeros(3, np.float32), [1.0, 2.0]])
 def test_host_memory_is_refused(driver: str, host: object) -> None:
     with pytest.raises(ArgumentError, match="inputs is host memory"):

@@ -185,6 +185,40 @@ def test_launches_of_a_graph_come_between_work_of_the_libraries_that_own_its_arr
 
 
 @pytest.mark.emulated
+def test_a_graph_that_holds_the_launch_of_a_graph_is_ordered_with_the_same_streams(counted_calls: Any) -> None:
+    with emu.Machine(devices=1) as machine, df.Group.local(1, driver=machine, max_blocks=4) as group:
+        (rank,), theirs = group, Stream(group[0].device)
+        arrays = [Streamed(rank.zeros((2, 256), "float32"), theirs) for _ in range(2)]
+        prepared = df.allreduce.prepare(group, *arrays)
+        with df.Graph.capture([rank.stream]) as inner:
+            prepared.launch()
+        with df.Graph.capture([rank.stream]) as outer:
+            inner.launch(rank.stream)
+        calls = counted_calls(rank.device.driver, lambda: outer.launch(rank.stream))
+        before, after = calls[: calls.index("cuGraphLaunch")], calls[calls.index("cuGraphLaunch") :]
+        assert before.count("cuStreamWaitEvent") == after.count("cuStreamWaitEvent") == 1
+        group.synchronize()
+
+
+@pytest.mark.emulated  # whether a real driver detects such a handle is not specified
+def test_a_stream_that_its_library_has_destroyed_does_not_order_launches_of_a_graph(rng: np.random.Generator) -> None:
+    with emu.Machine(devices=1) as machine, df.Group.local(1, driver=machine, max_blocks=4) as group:
+        (rank,), values = group, rng.standard_normal((2, 256)).astype(np.float32)
+        x, result = rank.array(values), rank.zeros(values.shape, "float32")
+        streams = [Stream(rank.device) for _ in range(2)]
+        prepared = df.allreduce.prepare(group, *map(Streamed, (x, result), streams))
+        with df.Graph.capture([rank.stream]) as graph:
+            prepared.launch()
+        streams[0].close()
+        graph.launch(rank.stream)
+        with blocked(rank.stream):
+            graph.launch(rank.stream)
+            assert not streams[1].query()  # the other stream is ordered as before
+        group.synchronize()
+        assert (bits(result.numpy()) == bits(values)).all()
+
+
+@pytest.mark.emulated
 def test_a_launch_of_a_graph_orders_no_stream_for_own_arrays_or_on_the_stream_of_the_library(
     counted_calls: Any,
 ) -> None:
@@ -195,8 +229,8 @@ def test_a_launch_of_a_graph_orders_no_stream_for_own_arrays_or_on_the_stream_of
         foreign = Streamed(x, theirs), Streamed(result, theirs)
         for arrays, on, waits in (
             ((x, result), rank.stream, 0),
-            (foreign, rank.stream, 2),  # one before and one after the launch
-            (foreign, theirs, 2),  # those of `RankOrder` and `Stream.mark`, as for any call on a foreign stream
+            (foreign, rank.stream, 2),  # one wait before and one after the launch
+            (foreign, theirs, 2),  # the waits of `RankOrder` and `Stream.mark`, as for any call on a foreign stream
         ):
             prepared = df.allreduce.prepare(group, *arrays)
             with df.Graph.capture([rank.stream]) as graph:

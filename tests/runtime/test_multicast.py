@@ -200,7 +200,7 @@ def test_binding_and_mapping_are_refused_before_all_devices_are_added(
 
 
 @pytest.mark.parametrize("exportable", [False, True])
-def test_the_object_is_exportable_as_the_memory_that_is_bound_to_it(
+def test_a_multicast_object_is_exportable_where_memory_is(
     devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, exportable: bool
 ) -> None:
     """Emulated devices export no memory. A driver binds to an exportable object only memory that is exportable too."""
@@ -261,7 +261,7 @@ def test_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devices
 
 
 def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Leave the gate only these of the four bind functions. Return a record of their calls."""
+    """Leave the driver object only these of the four bind functions. Return a record of their calls."""
     made: list[tuple[str, tuple[Any, ...]]] = []
 
     def missing(*args: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the documentation site that come from the code, and that it has every page."""
+"""The documentation site has every page, and the text that it takes from the code is complete."""
 
 from __future__ import annotations
 

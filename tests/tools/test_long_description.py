@@ -42,7 +42,7 @@ def test_the_readme_keeps_no_relative_link(source: str | None) -> None:
     assert relative_links(readme) and not relative_links(published(readme, source))
 
 
-def test_a_copy_of_the_checkout_is_rewritten(tmp_path: Path) -> None:
+def test_the_readme_of_a_copy_of_the_checkout_is_rewritten(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(TEXT)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nurls = {Source = "https://example.org/x"}\n')
     long_description.rewrite(tmp_path)

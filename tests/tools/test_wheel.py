@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel of drvfuse, built and used as one: PTX runs where no NVRTC is installed."""
+"""A wheel of drvfuse is built and used: it runs PTX where no NVRTC is installed."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_the_error_names_a_missing_package(monkeypatch, tmp_path):
 def test_an_image_states_the_alignment_error_and_the_blocks_shown(clocks_of, said, tmp_path):
     pytest.importorskip("matplotlib")
     blocks = [(0, 0, block, role, -1, block, block + 90) for block in range(40) for role in ("block", "load")]
-    plot(tmp_path / "t.svg", made(*blocks), clocks_of)  # PNG and SVG have each text in a comment
+    plot(tmp_path / "t.svg", made(*blocks), clocks_of)  # matplotlib puts each text into a comment of the SVG
     text = (tmp_path / "t.svg").read_text()
     assert said in text and "<!-- kernel (16 of 40 blocks) -->" in text
     assert "<!-- rank 0 block 0 -->" in text and "<!-- rank 0 block 39 -->" in text

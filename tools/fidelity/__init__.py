@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instruction forms and drvfuse's kernels run on two drivers, with the GPU's answers kept as a fixture.
+"""Compares results of the emulated driver with those of a GPU: of single instructions and of drvfuse's own kernels.
 
-`forms` says what is run, `operands` on what, `batch` makes the PTX, `execute` runs it, `rules` says what counts as
-equal, `fixture` keeps a GPU's answers, `collectives` does the same for drvfuse's own kernels.
+A form is an instruction with given modifiers and types, and the PTX around it. `forms` lists the forms, `operands`
+makes their operands, `batch` makes the PTX, `execute` runs it, `rules` says which results count as equal, and `fixture`
+stores the results of a GPU. `collectives` lists calls of drvfuse's own kernels.
 """

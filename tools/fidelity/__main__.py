@@ -34,7 +34,7 @@ from .forms import FAMILIES, table
 
 
 def about(device: df.Device) -> dict[str, Any]:
-    """Which GPU, driver and assembler."""
+    """The names and versions of the GPU, the driver and the assembler, for the file of results."""
     from cuda.bindings import nvrtc
 
     code, major, minor = nvrtc.nvrtcVersion()
@@ -101,7 +101,7 @@ def compare(driver: str, paths: list[Path]) -> int:
 
 
 def record_matrix(driver: str, times: int, out: Path, whole: Path | None) -> int:
-    """`whole` gets every word, which is too much for a fixture."""
+    """Write the fixture `out`. The file `whole`, if given, gets every word of the results, too many for a fixture."""
     device = df.device(0, driver=driver)
     answers = matrix.answers(device, times)
     fixture.save(out, answers, about(device) | {"forms": len(matrix_forms.table())})
@@ -137,7 +137,7 @@ def show(found: list[verdict.Verdict]) -> int:
 
 
 def both(extra: int) -> int:
-    """The two drivers on `extra` random operands more than the fixture has; prints the forms that differ."""
+    """Run both drivers on the fixture's operands and `extra` random ones, and print the forms that differ."""
     devices = [df.device(0, driver=name) for name in ("emu", "cuda")]
     wrong = 0
     for batch in batches():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms with the same operand kinds as kernels of one PTX module: the operands are loaded once, each result stored.
+"""PTX modules of forms with the same operand kinds. A kernel loads the operands once and stores each form's result.
 
 A kernel's parameters are the operand columns (each as long as `rows`), PAIR, the results (one block of `rows` after
 the other), 16 bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
@@ -17,9 +17,9 @@ from .forms import FAMILIES, Form, table
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
-ROOM = 48  # further bytes of shared memory per thread
+ROOM = 48  # bytes of shared memory per thread, at %room
 PAIR = 0x40490FDBC0B504F3  # the bits of two fp32 numbers
-KERNEL_FORMS = 40  # at most so many forms per kernel, as compilers take long for large kernels
+KERNEL_FORMS = 40  # the most forms of a kernel, as compilers take long for large kernels
 
 TEMPORARIES = (
     ".reg .pred p, q; .reg .b16 h, i, j, k; .reg .b32 t, u, v; .reg .b64 l, m, n; .reg .f32 f, g; .reg .f64 d, e;"
@@ -31,18 +31,18 @@ ld.param.b32 y, [b]; sub.s32 z, y, x; shl.b32 z, z, 1; st.param.b32 [out], z; re
 
 
 def register(kind: str) -> str:
-    """The register type of an operand or result."""
+    """The PTX type of a register for operands or results of that kind."""
     return kind if kind in ("f32", "f64") else f"b{width(kind)}"
 
 
 def width(kind: str) -> int:
-    """Bits of a result or operand register."""
+    """The number of bits of a register for operands or results of that kind."""
     return 128 if kind == "b128" else operands.width(kind)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Forms of one module, each a kernel's; all have the same `sources`."""
+    """The forms of one module, in kernels of up to KERNEL_FORMS; all forms have the operand kinds `sources`."""
 
     name: str
     sources: tuple[str, ...]
@@ -107,6 +107,6 @@ def operand_digest(sources: tuple[str, ...]) -> bytes:
 
 
 def form_digest(form: Form) -> bytes:
-    """A digest of what a form does, and on which operands."""
+    """A digest of a form and of its operands."""
     text = repr((form.name, form.body, form.sources, form.result))
     return hashlib.blake2b(text.encode() + operand_digest(form.sources), digest_size=8).digest()

@@ -25,7 +25,7 @@ _FORMAT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 @dataclass(frozen=True)
 class Case:
-    """One call. `run(group)` gives its outputs by name."""
+    """A call of a kernel. `run(group)` makes the call and returns its outputs by name."""
 
     name: str
     run: Callable[[df.Group], dict[str, df.Array]]
@@ -130,7 +130,7 @@ def _bf16(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _ordinary(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """bfloat16 of magnitudes 2^-4 to 2^4, both signs."""
+    """Random bfloat16 numbers of both signs with magnitudes from 2^-4 to 2^4."""
     stream = Stream(name)
     words = stream.below(math.prod(shape), 8 << 7) + np.uint64(123 << 7)
     return _bf16(words | stream.below(len(words), 2) << np.uint64(15), shape)
@@ -167,7 +167,7 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """All calls, in order."""
+    """All cases, in a fixed order."""
     for dtype in _FORMAT:
         for count in (1, 7, 1003):
             yield _allreduce(dtype, "one_stage", count)
@@ -195,7 +195,7 @@ def cases() -> Iterator[Case]:
 
 
 def run(group: df.Group, case: Case) -> dict[str, Answer]:
-    """A case's outputs by "case: output", flat, as they are stored and compared."""
+    """Run a case. Returns its outputs as flat arrays by the name "case: output", as they are stored and compared."""
     found = {}
     for what, array in case.run(group).items():
         values = array.numpy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch on a driver: the PTX text goes to the driver as it is, results come back as raw bits."""
+"""Runs a batch of forms on a driver. The driver gets the PTX text, so that it uses its own assembler."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .batch import BLOCK, PAIR, Batch, width
 
 
 def run(device: Device, batch: Batch, extra: int = 0) -> dict[str, np.ndarray]:
-    """The results of every form by its name: rows of little-endian words (two for 128 bits), as unsigned integers.
+    """The results of each form by its name, as unsigned integers: a word for each row, or two for 128 bits, low first.
 
-    `extra` further random rows follow those of the fixture.
+    A row is one set of operands. `extra` rows of random operands follow those of the fixture.
     """
     driver, columns = device.driver, operands.rows(batch.sources, extra)
     count = len(columns[0]) if columns else operands.ROWS[0]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU's answers in one small file, and what differs from them.
+"""Stores the results of a GPU in one small file, and finds results that differ from them.
 
-An answer is a column of words. The file has a digest of each answer. It also has the words of an answer for which a
-bound must be checked, or whose words compress well. For any other answer it has sums: with the words laid out in lines
-of 32, a hash of each line, a hash of each column, and the exclusive or of each column. A word that differs lies where a
-line and a column differ; if a single line differs, the exclusive or gives the GPU's word.
+An answer is the results of one form: a column of words. The file has a digest of each answer. It also has the words of
+an answer for which a bound must be checked, or whose words compress well. For any other answer it has sums: with the
+words laid out in lines of 32, a hash of each line, a hash of each column, and the exclusive or of each column. A word
+that differs lies where a line and a column differ; if a single line differs, the exclusive or gives the GPU's word.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Answer:
-    """The words that a driver gave. `source` is a digest of what was run; `rule` names what counts as equal."""
+    """The words that a driver gave. `source` is a digest of the form and its operands; `rule` is a name of RULES."""
 
     source: bytes
     words: np.ndarray
@@ -76,8 +76,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Difference:
-    """Rows that differ, or may differ, as far as the file shows; `gpu` has the GPU's words there, or None if the file
-    lacks them.
+    """The indices of the words that differ; unless `sure`, some of these words may be equal. `gpu` has the GPU's words
+    at these indices, or is None if they do not follow from the file.
     """
 
     rows: tuple[int, ...]
@@ -97,7 +97,7 @@ def _digest(words: np.ndarray) -> bytes:
 
 
 def save(path: Path, answers: dict[str, Answer], about: dict[str, Any]) -> None:
-    """Write the file; `about` says which GPU, driver and generator."""
+    """Write the file. `about` names the GPU, the driver and the versions of what made the answers."""
     index: dict[str, Any] = {}
     blobs: list[bytes] = []
     at = 0
@@ -117,12 +117,12 @@ def save(path: Path, answers: dict[str, Answer], about: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """What `save` wrote: the answers and the text about them. ValueError if it is of another version."""
+    """Read the file: the answers, and the `about` that was given to `save`. ValueError if VERSION has changed since."""
     with np.load(path) as file:
         about = json.loads(file["about"].tobytes())
         digests, data = file["digests"].tobytes(), file["data"].tobytes()
     if about["version"] != VERSION:
-        raise ValueError(f"{path} is of version {about['version']}, the generator of {VERSION}: record it again")
+        raise ValueError(f"{path} has version {about['version']}, and the generator {VERSION}: record the file again")
     found = {}
     for number, (name, (count, size, whole, at)) in enumerate(about.pop("answers").items()):
         source, digest = (digests[16 * number + k : 16 * number + k + 8] for k in (0, 8))
@@ -134,7 +134,7 @@ def load(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
 
 
 def differing(stored: Stored, answer: Answer) -> Difference | None:
-    """Where the answer's bits are not the stored ones; None if they are."""
+    """The words of an answer that differ from the stored ones; None if all are equal."""
     words = _normal(answer)
     if _digest(words) == stored.digest:
         return None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of instruction forms: what is run, on operands of which kinds, and what counts as equal.
+"""The table of instruction forms: the PTX of each, the kinds of its operands, and which results count as equal.
 
-A form's body sees the operand registers x y z w (of the kinds in `sources`), writes `r` (and `s`, the high half of a
-128-bit result), and may use the temporaries of `batch.TEMPORARIES`, `%cell` and `%near` (the address of 16 bytes of
-the thread's own in global and in shared memory), `%room` (that of 48 more in shared memory), and `%lane`.
+A form's body reads the operand registers x y z w (of the kinds in `sources`) and writes `r` (and `s`, the high half of
+a 128-bit result). It may use the registers of `batch.TEMPORARIES`; `%cell` and `%near`, the addresses of 16 bytes for
+each thread in global and in shared memory; `%room`, the address of 48 further bytes in shared memory; and `%lane`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Form:
 
 
 def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "exact", note: str = "") -> Form:
-    """A form whose body, unless given, is the instruction on its operands in order."""
+    """A form of an opcode. Its default body is the instruction with result r and the operands x y z w in order."""
     kinds = tuple(sources.split())
     body = body or f"{opcode} {', '.join(['r', *'xyzw'[: len(kinds)]])};"
     return Form(f"{opcode} {note}".strip(), body, kinds, result, rule)
@@ -43,13 +43,13 @@ def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") ->
 
 @functools.cache
 def table(families: tuple[str, ...] = FAMILIES) -> tuple[Form, ...]:
-    """All forms of these families, in order; names are unique."""
+    """All forms of these families, in order. ValueError if two forms have the same name."""
     found: list[Form] = []
     for family in families:
         found += importlib.import_module(f".forms_{family}", __package__).forms()
     twice = [name for name, count in Counter(f.name for f in found).items() if count > 1]
     if twice:
-        raise ValueError(f"forms of one name: {sorted(twice)}")
+        raise ValueError(f"more than one form has the name {', '.join(sorted(twice))}")
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous reductions, and what mbarriers can do besides plain arrivals.
+"""Forms of asynchronous reductions, and of mbarrier instructions other than plain arrivals.
 
-`%room` has 16 bytes that are reduced or copied to, 16 bytes of operands, and an mbarrier.
+At `%room` lie 16 bytes that are the target of a reduction or copy, 16 bytes of operands, and an mbarrier.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def forms() -> Iterator[Form]:
 
 
 def _one(verb: str, t: str) -> Form:
-    """`x` is in memory, and `y` is the operand."""
+    """red.async of one word: `x` is stored to memory, and `y` is reduced into it."""
     n = int(t[1:])
     kind = f"i{n}"
     name = f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{verb}.{t}"
@@ -55,8 +55,8 @@ def _one(verb: str, t: str) -> Form:
 
 
 def _operands(t: str) -> tuple[str, str, str]:
-    """The kinds of the sources, and how the values in memory (y x w z) and the operands (x y z w) are stored: as 16
-    bytes.
+    """For a bulk reduction of 16 bytes of a type: the kinds of the form's operands, the modifiers of the stores that
+    fill memory, and a format of their registers. Memory holds y x w z, and x y z w are reduced into it.
     """
     if t in ("f16", "bf16"):
         return f"{t}x2 {t}x2 {t}x2 {t}x2", "v4.b32", "{{{0}, {1}, {2}, {3}}}"

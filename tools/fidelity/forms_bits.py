@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logic, shifts, bit fields and byte permutations."""
+"""Forms of the instructions for logic, shifts, bit fields and byte permutations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cvt between every pair of types, with every rounding, saturation and flush; cvt.pack."""
+"""Forms of cvt between every pair of types, with every rounding, .sat and .ftz, and forms of cvt.pack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kind(integer: str) -> str:
 
 
 def held(integer: str) -> str:
-    """The kind of a result of an integer type: 8 bits are extended to a register of 32 bits."""
+    """The result kind of an integer type. A result of 8 bits is in a register of 32 bits."""
     return "i32" if integer[1:] == "8" else f"i{integer[1:]}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point arithmetic, roots, approximate functions, sign and class."""
+"""Forms of floating-point arithmetic, roots, approximate functions, neg, abs, copysign and testp."""
 
 from __future__ import annotations
 

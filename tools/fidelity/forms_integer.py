@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer arithmetic, carry chains and dot products."""
+"""Forms of integer arithmetic, of pairs of instructions that pass a carry, and of dot products."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def forms() -> Iterator[Form]:
 
 
 def _carries() -> Iterator[Form]:
-    """The carry of one instruction seen by the next; `x y` and `z w` are pairs of words, low first."""
+    """Pairs of instructions, of which the second uses the carry of the first; `x y` and `z w` are words, low first."""
     for t in LONG:
         i = f"i{t[1:]}"
         low, high = ("t", "u") if i == "i32" else ("l", "m")

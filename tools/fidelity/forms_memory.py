@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads, stores, atomics, fences and addresses."""
+"""Forms of loads, stores, atomics, fences and conversions of addresses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _loads_and_stores() -> Iterator[Form]:
 
 
 def _atomic(opcode: str, place: str, kind: str, operands: int, note: str = "") -> Form:
-    """x is in memory; the result has the old value (0 for red) and the new one."""
+    """A form of atom or red on memory that holds x. The result has the old value (0 for red) and the new one."""
     n = int(kind[1:]) if kind[0] == "i" else {"f32": 32, "f64": 64, "f16": 16, "bf16": 16}.get(kind, 32)
     space = "global" if place == "%cell" else "shared"
     old, new = {16: ("h", "i"), 32: ("t", "u"), 64: ("r", "s")}[n]

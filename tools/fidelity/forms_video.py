@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video instructions, scalar and packed: all operations on all types, with selectors, masks, saturation and second
-operations in turn.
+"""Forms of video instructions, scalar and packed: every operation on every type. Selectors, masks, saturation and
+second operations take turns, so not every combination is a form.
 
-Of the scalar ones, the forms that the assembler translates as the PTX manual has them. Newer GPUs have no scalar video
-instructions, and ptxas for sm_90 makes code for them that does not clamp unsigned results from above, compares wide
+The scalar forms are only those for which ptxas makes code that agrees with the PTX manual. Newer GPUs have no scalar
+video instructions, and the code of ptxas for sm_90 does not clamp unsigned results from above, compares wide
 intermediate results in .min and .max, puts the wrong half into .h1, and multiplies unsigned operands as signed ones in
 vmad with .sat or a shift. The emulator does as the manual says; tests/emu/translate/test_video.py compares with that.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warp-wide operations and block barriers. Each row is a lane; 32 consecutive rows are a warp."""
+"""Forms of warp-wide operations and block barriers. A lane has one row of operands; 32 consecutive rows are a warp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOME = 0x0F3C5A81  # lanes of a partial warp
 
 
 def _partly(instruction: str) -> str:
-    """Only the lanes of SOME execute the instruction; the other results are 0."""
+    """A form whose instruction only the lanes of SOME execute; the results of the other lanes are 0."""
     return f"mov.b32 t, {SOME}; shr.u32 t, t, %lane; and.b32 t, t, 1; setp.ne.b32 q, t, 0; mov.b32 r, 0; {instruction}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix instructions run on a driver: one kernel per form, one warp per block, the results as words."""
+"""Runs the forms of matrix instructions on a driver. Each form has a kernel of its own, with one warp per block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULE_FORMS = 24
 
 
 def batches(times: int = 1) -> Iterator[tuple[MatrixForm, ...]]:
-    """Forms in groups of one module each, with `times` as many operands as the table has."""
+    """All forms, in groups that become a PTX module each, with `times` as many warps and operands as in the table."""
     forms = tuple(replace(form, warps=times * form.warps) for form in table())
     for start in range(0, len(forms), MODULE_FORMS):
         yield forms[start : start + MODULE_FORMS]
@@ -42,7 +42,7 @@ ret; }}"""
 
 
 def run(device: Device, forms: tuple[MatrixForm, ...]) -> dict[str, Answer]:
-    """The results of the forms on a driver, by name: 32-bit words."""
+    """Run the forms on a device. Returns their results by the name of the form, as 32-bit words."""
     driver, stream, found = device.driver, device.stream, {}
     with device.use():
         module = driver.cuModuleLoadData(ptx(forms).encode() + b"\0")
@@ -60,13 +60,13 @@ def run(device: Device, forms: tuple[MatrixForm, ...]) -> dict[str, Answer]:
 
 
 def _digest(form: MatrixForm, inputs: np.ndarray) -> bytes:
-    """A digest of what a form does, and on which operands."""
+    """A digest of a form and of its operands."""
     text = repr((form.name, form.body, form.warps, form.out_bytes)).encode()
     return hashlib.blake2b(text + inputs.tobytes(), digest_size=8).digest()
 
 
 def answers(device: Device, times: int = 1) -> dict[str, Answer]:
-    """The answers of a driver for every form."""
+    """The results of all forms on a device, by the name of the form."""
     found: dict[str, Answer] = {}
     for batch in batches(times):
         found |= run(device, batch)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of matrix instructions: what a warp runs, on which bytes, and how many bytes it gives.
+"""The table of the forms of matrix instructions: the PTX of a warp, its input bytes, and its number of output bytes.
 
-A form's body is PTX for one warp. It sees `%in` and `%out`, the warp's own bytes; `%me` and `%to`, the same plus 4 *
-lane; `%lane`; and `%near`, the address of SHARED bytes of shared memory, of which `%mine` is 4 * lane on.
+A form's body is PTX for one warp. It may use `%in` and `%out`, the addresses of the warp's input and output; `%me` and
+`%to`, these addresses plus 4 * lane; `%lane`; `%near`, the address of SHARED bytes of shared memory; and `%mine`, that
+address plus 4 * lane.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def packed(matrices: np.ndarray, which: str, shape: Shape, kind: str, layout: st
 
 
 def _mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str, str], extra: str = "") -> MatrixForm:
-    """`kinds` of A, B, C, D."""
+    """A form of mma. `kinds` are the element types of A, B, C and D."""
     a, b, c, d = kinds
     name = f"mma.sync.aligned.{shape}.{layouts[0]}.{layouts[1]}{extra}.{d}.{a}.{b}.{c}"
     layout = {"a": layouts[0], "b": layouts[1]}
@@ -128,7 +129,7 @@ _TF32 = Shape(16, 16, 8)
 
 
 def _least(which: str, shape: Shape, layout: str) -> int:
-    """The stride of a matrix without gaps, in elements."""
+    """The least stride of a matrix, in elements: that of rows or columns without gaps between them."""
     rows, columns = shape.of(which)
     return columns if layout == "row" else rows
 
@@ -180,7 +181,7 @@ def _wmma_store(shape: Shape, kind: str, layout: str, gap: int, space: str) -> M
 
 
 def _wmma_mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str, str], extra: str = "") -> MatrixForm:
-    """Loads A, B and C, multiplies, stores D by rows."""
+    """A form of wmma.mma, which loads A, B and C before and stores D by rows afterwards."""
     a, b, c, d = kinds
     types = f"{d}.{c}" if a == "f16" else f"{d}.{a}.{b}.{c}"
     opcode = f"wmma.mma.sync.aligned.{layouts[0]}.{layouts[1]}.{shape}.{types}{extra}"
@@ -280,9 +281,9 @@ def _row_forms() -> Iterator[MatrixForm]:
 
 @functools.cache
 def table() -> tuple[MatrixForm, ...]:
-    """All forms, in order; names are unique."""
+    """All forms, in order. ValueError if two forms have the same name."""
     found = (*_mma_forms(), *_wmma_forms(), *_row_forms())
     twice = [name for name, count in Counter(f.name for f in found).items() if count > 1]
     if twice:
-        raise ValueError(f"forms of one name: {twice}")
+        raise ValueError(f"more than one form has the name {', '.join(twice)}")
     return found

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of matrix products, tile by tile: what the tiles are made for cycles through MODES.
+"""Operands of matrix products: one tile after another is made by each of MODES in turn.
 
 A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, they are computed with integers.
+A mode makes tiles for one difficulty, such as cancellation or underflow.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Tile = tuple[Words, Words, Words]
 
 
 class _Maker:
-    """Makes numbers of one tile from a stream."""
+    """Makes the numbers of one tile from a stream of random words."""
 
     def __init__(self, stream: Stream, shape: Shape, kinds: tuple[str, str, str]) -> None:
         self.stream, self.shape = stream, shape
@@ -94,7 +95,7 @@ def _cancel(m: _Maker, a: Words, b: Words) -> Words:
 
 
 def _cancelling(m: _Maker) -> Tile:
-    """Products that cancel in pairs, with a tiny rest."""
+    """The products cancel in pairs, except at two values of k, where they are smaller."""
     a, b, c = m.tile((-3, 3), (-3, 3), (-30, -10))
     order = _cancel(m, a, b)
     rest = m.stream.choose(order.astype(np.uint64), 2).astype(int)
@@ -104,7 +105,7 @@ def _cancelling(m: _Maker) -> Tile:
 
 
 def _cancelling_c(m: _Maker) -> Tile:
-    """C is close to the negated large product."""
+    """Each sum has one large product, and C is close to the negative of it."""
     a, b, c = m.tile((-14, -6), (-14, -6), (0, 0))
     k = int(m.stream.below(1, m.shape.k)[0])
     exponent = int(m.stream.below(1, 5)[0])
@@ -136,7 +137,7 @@ def _subnormal(m: _Maker) -> Tile:
 
 
 def _underflow(m: _Maker) -> Tile:
-    """Results about the least normal and subnormal numbers of the result, or as small as the operands allow."""
+    """Results are close to the least normal or subnormal number of their type, or as small as the operands allow."""
     least = -m.c.bias - 6
     a = max(least // 2, -m.a.bias)
     b = max(least - a, -m.b.bias)
@@ -150,7 +151,7 @@ def _overflow(m: _Maker) -> Tile:
 
 
 def _special(m: _Maker) -> Tile:
-    """NaN, infinities and zeros among ordinary numbers."""
+    """Some elements are NaN, infinities or zeros, and the others are ordinary numbers."""
     tile = _near(m)
     for x, f, count in zip(tile, (m.a, m.b, m.c), (3, 2, 8), strict=True):
         infinity = f.top << f.mantissa if f.width > 8 or f.mantissa == 2 else 0
@@ -163,7 +164,7 @@ def _special(m: _Maker) -> Tile:
 
 
 def _zeros(m: _Maker) -> Tile:
-    """Signed zeros and ones."""
+    """Elements are zeros and ones of both signs."""
     found = []
     for f, which, one_in in ((m.a, "a", 8), (m.b, "b", 4), (m.c, "c", 8)):
         rows, columns = m.shape.of(which)
@@ -192,7 +193,7 @@ def _ties(m: _Maker) -> Tile:
 
 
 def _below_product(m: _Maker) -> Tile:
-    """One large product; the others are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
+    """One product is large; the others are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     a, b, c = m.tile((-15, -9), (-15, -9), (-30, -18))
     k = int(m.stream.below(1, m.shape.k)[0])
     a[:, k] = m.number(m.a, (m.shape.m, 1), 0, 1)[:, 0]
@@ -202,7 +203,7 @@ def _below_product(m: _Maker) -> Tile:
 
 
 def _below_c(m: _Maker) -> Tile:
-    """A large C; the products are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
+    """C is large; the products are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     return m.tile((-7, -3), (-7, -3), (10, 15))
 
 
@@ -245,7 +246,7 @@ def _edge(m: _Maker) -> Tile:
 
 
 def _beyond(m: _Maker) -> Tile:
-    """Products as great as the operands allow, which cancel in pairs, and a C of any size."""
+    """Products are as large as the operands allow and cancel in pairs; C is of any size."""
     a, b, c = m.tile((m.a.bias - 3, m.a.bias), (m.b.bias - 3, m.b.bias), (-m.c.bias, m.c.bias))
     _cancel(m, a, b)
     a[m.some(a.shape, 64)] ^= np.uint64(1)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operand sets: edge values crossed with one another, related values (ties, cancellation, overflow), random bits.
+"""The operands of instruction forms: combinations of edge values, related values (ties, cancellation, overflow) and
+random bits.
 
-Everything is computed with integers from a counter, so that every version of numpy gives the same operands.
+All operands are computed with integers from a counter, so that every version of numpy gives the same ones.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _WIDTHS |= {"uniform": 32, "uniform64": 64, "clamp": 32}
 
 
 def width(kind: str) -> int:
-    """Bits of an operand or result of that kind."""
+    """The number of bits of an operand or result of that kind."""
     if kind in PAIRS:
         return 2 * FORMATS[PAIRS[kind]].width
     return FORMATS[kind].width if kind in FORMATS else _WIDTHS[kind]
@@ -254,7 +255,7 @@ def _related(f: Format, arity: int, count: int, stream: Stream) -> list[Words]:
         x + stream.choose(np.array([0, 0, 1, (1 << 64) - 1], np.uint64), count)
         ^ (stream.below(count, 2) << np.uint64(f.width - 1)),
         assemble(f.bias - ex + 1 - offset(-2, f.mantissa + 2), stream.words(count)),  # a subnormal product
-        assemble(f.bias - ex + f.top - offset(-1, 3), stream.words(count)),  # a product about to overflow
+        assemble(f.bias - ex + f.top - offset(-1, 3), stream.words(count)),  # a product next to the greatest number
         assemble(
             ex + f.bias - stream.choose(np.array([1, f.top], np.uint64), count).astype(np.int64), stream.words(count)
         ),
@@ -296,7 +297,7 @@ def _reciprocal(f: Format, x: Words, stream: Stream) -> Words:
     for value, by in zip(x.tolist(), nudge.tolist(), strict=True):
         significand = unit + (value & (unit - 1))
         other = min(max(2 * unit * unit // significand + by, unit), 2 * unit - 1)
-        exponent = f.bias + 1 - (value >> f.mantissa & f.top) - 1  # significands multiply to 2
+        exponent = f.bias + 1 - (value >> f.mantissa & f.top) - 1  # the product of the significands is 2
         out.append(max(exponent, 0) << f.mantissa | other - unit | value & f.sign)
     return np.array(out, np.uint64)
 
@@ -305,7 +306,7 @@ def _negated_product(f: Format, x: Words, y: Words) -> Words:
     """About -x*y: the truncated product of the significands with its exponent, in integers."""
     m = np.uint64(f.mantissa)
     fraction = np.uint64((1 << f.mantissa) - 1)
-    drop = np.uint64(max(0, f.mantissa - 24))  # the product of 25 bits each fits
+    drop = np.uint64(max(0, f.mantissa - 24))  # a product of two significands of 25 bits fits in a word
     a = ((x & fraction) | np.uint64(1) << m) >> drop
     b = ((y & fraction) | np.uint64(1) << m) >> drop
     product = a * b

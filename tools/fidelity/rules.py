@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as equal: bits where PTX defines them, else a bound with its reason."""
+"""Rules by which results count as equal: bit for bit where PTX defines the bits, and otherwise within a bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Compare = Callable[[np.ndarray, np.ndarray, tuple[Words, ...], str], np.ndarray]
 
 @dataclass(frozen=True)
 class Rule:
-    """`wrong(emulated, gpu, operands, result kind)` marks the rows outside the bound; None: every bit counts."""
+    """`wrong(emulated, gpu, operands, result kind)` marks rows outside the bound. If it is None, every bit counts."""
 
     bound: str
     reason: str
@@ -28,7 +28,7 @@ def _real(bits: np.ndarray, kind: str) -> np.ndarray:
         bits, kind = bits.astype(np.uint32) << np.uint32(16), "f32"
     unsigned = {"f16": np.uint16, "f32": np.uint32, "f64": np.uint64}[kind]
     floating = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
-    with np.errstate(invalid="ignore"):  # signalling NaN
+    with np.errstate(invalid="ignore"):  # a signalling NaN
         return bits.astype(unsigned).view(floating).astype(np.float64)
 
 
@@ -40,9 +40,9 @@ def _lanes(bits: np.ndarray, kind: str) -> list[tuple[np.ndarray, str]]:
 
 
 def _bounded(allowed: Callable[[np.ndarray, np.ndarray, str], np.ndarray]) -> Compare:
-    """Rows whose results differ by more than `allowed(emulated, first operand, format)`.
+    """A comparison that marks the rows whose results differ by more than `allowed(emulated, first operand, format)`.
 
-    NaN and infinities must be the same on both sides.
+    Where one driver gives NaN or an infinity, the other must too.
     """
 
     def wrong(emulated: np.ndarray, gpu: np.ndarray, sources: tuple[Words, ...], kind: str) -> np.ndarray:

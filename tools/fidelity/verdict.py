@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the results of a driver with a GPU's stored answers: equal, within the bound, or different and where."""
+"""Compares the results of a driver with the stored results of a GPU, and describes those that differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 4  # at most this many differing rows of a form are described
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` is "equal", "within bound", "differs" or "stale"; `detail` says where, one line each."""
+    """`status` is "equal", "within bound", "differs", or "stale" if the form has changed; `detail` is lines of text."""
 
     name: str
     status: str
@@ -30,12 +30,12 @@ class Verdict:
 
 
 def answer(form: Form, words: np.ndarray) -> Answer:
-    """A form's results as they are stored and compared."""
+    """The words of a form's results, as the fixture stores and compares them."""
     return Answer(form_digest(form), words.reshape(-1), form.rule)
 
 
 def judge(form: Form, stored: Stored | None, words: np.ndarray) -> Verdict:
-    """A form's results against the stored ones."""
+    """Compare a form's results with the stored ones."""
     given, columns = answer(form, words), operands.rows(form.sources)
     verdict, outside = _verdict(form.name, stored, given, tuple(c[: len(words)] for c in columns), form.result)
     if verdict.status == "stale":
@@ -89,7 +89,7 @@ def judge_batch(batch: Batch, stored: dict[str, Stored], results: dict[str, np.n
 
 
 def judge_output(name: str, stored: Stored | None, given: Answer) -> Verdict:
-    """An output of one of drvfuse's kernels against the stored one."""
+    """Compare an output of one of drvfuse's kernels with the stored one."""
     verdict, outside = _verdict(name, stored, given, (given.words,), "f32")
     if verdict.status == "stale":
         return replace(verdict, detail=("the call is not the one that the GPU ran: record again",))

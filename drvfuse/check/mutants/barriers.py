@@ -124,9 +124,10 @@ MUTANTS = (
         "matrix products with a fused norm, split reductions",
         protocols.last_block,
     ),
-    # Under some seeds this gives a wrong result without a race, which is right. Flags count, so a slow peer that waits
-    # for a chunk may see the flag of the next chunk. Then its read is ordered after the write of the next chunk, and
-    # reads the values of that chunk. There is a race if the peer is fast: nothing orders its read before that write.
+    # Under some seeds this fault gives a wrong result, and the detector rightly reports no race. Flags count, so a slow
+    # peer that waits for a chunk may see the flag of the next chunk. Then its read is ordered after the write of the
+    # next chunk, and reads the values of that chunk. There is a race if the peer is fast: nothing orders its read
+    # before that write.
     Mutant(
         "payload-not-doubled",
         "every chunk uses the same half of the workspace, so a chunk is overwritten while peers still gather it",

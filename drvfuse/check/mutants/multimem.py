@@ -39,7 +39,7 @@ MUTANTS = (
             tight=True,
             graph=False,
             side=False,
-            shape=(96, 264),  # FP8 rows of this length are copied in other units than they are staged in
+            shape=(96, 264),  # FP8 rows of this length are staged and copied in units of different sizes
         ),
     ),
     Mutant(

@@ -8,6 +8,7 @@ from functools import partial
 from ..collectives import repeated
 from ..moves import moves
 from ..mutant import Mutant
+from ..over_nodes import failing_bytes, failing_sums
 from ..substitutions import NO_BARRIER_FIRST, NO_MEETING
 
 several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)
@@ -50,5 +51,23 @@ MUTANTS = (
         exchanges_over_nodes,
         host=NO_BARRIER_FIRST,
         in_kernels=False,
+    ),
+    Mutant(
+        "node-status-not-written",
+        "a kernel that gives up leaves the status of an earlier call behind its partial sums",
+        "hierarchical all-reduces that report a failure to the host alone",
+        failing_sums,
+    ),
+    Mutant(
+        "node-status-not-read",
+        "the kernel after the exchange ignores the status of the partial sums",
+        "hierarchical all-reduces whose failures stay in the node",
+        failing_sums,
+    ),
+    Mutant(
+        "node-words-not-read",
+        "the kernel after an exchange of bytes ignores the abort words of the senders",
+        "collectives over several nodes whose failures stay in the node",
+        failing_bytes,
     ),
 )

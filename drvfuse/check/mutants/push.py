@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the push protocol, whose words carry their own readiness."""
+"""Faults of the push protocol."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ private:
     u8* slots_;           // the team's slots
     Mbarrier* barriers_;  // the mbarrier of each slot
     int slot_;            // the slot of the next row to take
-    u32 parity_;          // the parity of the phase in which that slot is filled
+    u32 parity_;          // the parity of the phase in which slot `slot_` is filled
     bool copies_;         // whether this thread issues the copies
     i64 next_;            // the next row to copy
     i64 jump_;            // distance between two rows of the team

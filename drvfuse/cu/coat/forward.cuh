@@ -198,24 +198,24 @@ __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams&
     pair[0] = bits[0] | u32(bits[1]) << 16, pair[1] = bits[2] | u32(bits[3]) << 16;
 }
 
-// The scale of row `r`, 0 to 3, of those that load_scales() has loaded.
+// The scale of row `r` of the four rows whose scales load_scales() has loaded.
 __device__ __forceinline__ float scale_of_row(const u32 (&pair)[2], int r) {
     const u32 bits = pair[r / 2];
     return __uint_as_float(r % 2 ? bits & 0xffff0000u : bits << 16);
 }
 
-// RMSNorm's y.
+// Returns y of an element for RMSNorm.
 __device__ __forceinline__ float normalised(float x, float scale, float rstd, float weight) {
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
 }
 
-// LayerNorm's y, where `deviation` is x * s - mean.
+// Returns y of an element for LayerNorm, where `deviation` is x * s - mean.
 __device__ __forceinline__ float layer_normalised(float deviation, float rstd, float w, float b) {
     const float xhat = __fmul_rn(deviation, rstd);
     return AFFINE ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
 }
 
-// LayerNorm's y.
+// Returns y of an element for LayerNorm.
 __device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
     return layer_normalised(__fsub_rn(__fmul_rn(x, scale), mean), rstd, w, b);
 }

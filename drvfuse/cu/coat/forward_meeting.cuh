@@ -15,8 +15,8 @@
 
 // A maximum of |y|, as bits.
 struct Maximum {
-    u32 of_block;  // over this block's part of the tensor; threads raise it by atomicMax
-    u32 of_grid;   // over the tensor, after await_maximum()
+    u32 of_block;  // the maximum over this block's part of the tensor; threads raise it by atomicMax
+    u32 of_grid;   // the maximum over the tensor, set by await_maximum()
 };
 
 // The shared memory of a block for the exchanges of a launch.

@@ -7,7 +7,7 @@
 #include "sync/grid_words.cuh"
 
 constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
-constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums that these blocks publish for each row of the segment
+constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums per row that the blocks of a segment publish
 constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose sums a thread reads
 constexpr bool PAIRED = !(LAYER && AFFINE);       // each sum is published together with a largest magnitude
 constexpr int WORDS = PAIRED ? 2 : 1;             // 8-byte words of a published sum

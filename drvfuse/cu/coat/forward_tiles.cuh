@@ -101,7 +101,7 @@ __device__ __forceinline__ void reload_batch(Batch& batch, const Rows& rows, int
 
 using Quad = u32[4][TC / 4];  // TC columns of four rows; bytes that do not exist are undefined
 
-// What the elements of four rows are multiplied by.
+// The factors of the elements of four rows.
 struct Factors {
     u32 scale[2];   // the bf16 bits of the rows' scales, two rows per word
     float rstd[4];  // the rows' rstd
@@ -255,7 +255,7 @@ struct Tiles {
             for (int q = 0; q < QUADS; ++q) {
                 Quad& word = quads[q % AHEAD];
                 u32 out[4][TC / 4];
-                if constexpr (LAYER && AFFINE) {  // converted for each quad: both do not fit in registers as fp32
+                if constexpr (LAYER && AFFINE) {  // converted for each quad, as fp32 w and b would not fit in registers
                     forget(weights), forget(biases);
                     to_float(weight, weights), to_float(bias, biases);
                     if (q + 1 == QUADS && more) start_weight_loads(next_piece.column);

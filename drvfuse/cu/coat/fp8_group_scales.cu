@@ -96,8 +96,8 @@ __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int
 
 // A thread's packs of a row, as loaded from memory. Elements that do not exist are 0.
 struct Loaded {
-    Bf16Pack a[PACKS], b[PACKS];  // with ADD; with ALIGNED the halves of a pair's packs
-    Fp8Row x;                     // without ADD
+    Bf16Pack a[PACKS], b[PACKS];  // packs of a and b, with ADD; if ALIGNED, halves of a pair's packs
+    Fp8Row x;                     // x and its scales, without ADD
 };
 
 // Starts to load a row. The row need not exist.
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
                     float v[4];
                     Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // exact products
+                    for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // products are exact
                 }
                 const float scale = bf16{x.scale[i]};
                 sums[i] = __fmul_rn(__fmul_rn(squares, scale), scale);

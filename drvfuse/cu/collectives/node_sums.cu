@@ -27,9 +27,11 @@
 //   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier call
 //   or chunk; then written and read on this device alone, by kernels and the exchange in the order of the stream.
 //
-// Failure. If a barrier gives up, the block skips the rest of the kernel, and the sums are undefined (barrier.cuh). Their
-// status says so to all nodes (nodes.cuh). `begun` is not written then; the kernel after the exchange gives up at its own
-// barrier.
+// Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). It clears its sums, so that no kernel
+// reads memory that was never written, and the status of the sums says to all nodes that they are undefined (nodes.cuh).
+// These stores, and those of the exchange, may come before the start barrier: a peer that still runs an earlier call may then
+// read wrong data, in a call whose own barriers have not failed (docs/nodes.md). `begun` is not written after a failure; the
+// kernel after the exchange gives up at its own barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
@@ -123,11 +125,26 @@ __device__ __forceinline__ bool node_sums(const Params& p, Trace& trace) {
     return true;
 }
 
+// Called by all threads of a block that has given up. Clears the partial sums that the block owes, so that nobody reads
+// memory that was never written.
+__device__ __forceinline__ void clear_sums(const Params& p) {
+    const i64 packs = Partition<i64, RANKS>(p.items).in_chunk(p.call.rank, 0, p.items) * p.item_packs;
+#pragma unroll 1
+    for (i64 j = thread_index(); j < packs; j += thread_count()) {
+        SumPack pack;
+        clear(pack.word);
+        store_pack(p.node.sums + j * SUM_BYTES, pack);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(512, 1)
     node_sums(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
-    if (!node_sums(p, trace)) sums_are_undefined(p.node);
+    if (!node_sums(p, trace)) {
+        clear_sums(p);
+        sums_are_undefined(p.node);
+    }
     end(p.call, trace);
 }

@@ -83,7 +83,7 @@ __device__ __forceinline__ void exchange_begins(const Call& call, const NodeCall
 
 // Called by all threads of a block that has given up.
 __device__ __forceinline__ void sums_are_undefined(const NodeCall& call) {
-    if (threadIdx.x == 0) store_status(call, 1.0f);
+    if (threadIdx.x == 0 && !FAULT("node-status-not-written")) store_status(call, 1.0f);
 }
 
 // Called by all threads with the epoch that the kernel read at its start.
@@ -96,19 +96,21 @@ __device__ __forceinline__ u32 status_of(const NodeCall& call, int place) {
     return ptx::load_u32(call.sums + (place + 1) * call.stride - STATUS_BYTES);
 }
 
-// Block 0 checks the statuses, thread t those of places t, t + threads, ... This function returns the first of them. It is
-// called at the start of a kernel and its result is used at the end, so that nothing waits for the load.
+// The first warp of block 0 checks the statuses, lane t those of places t, t + 32, ... This function returns the first of
+// them. It is called at the start of a kernel and its result is used at the end, so that nothing waits for the load.
 __device__ __forceinline__ u32 first_status(const NodeCall& call) {
-    return blockIdx.x == 0 && threadIdx.x < call.nodes ? status_of(call, threadIdx.x) : 0;
+    return blockIdx.x == 0 && threadIdx.x < 32 && threadIdx.x < call.nodes ? status_of(call, threadIdx.x) : 0;
 }
 
-// Called by all threads before Barrier::finish, as the report has the epoch at the start of the kernel.
+// Called by all threads before Barrier::finish. A report has the epoch at the start of the kernel: __syncwarp orders its
+// read before Barrier::finish in thread 0, and with it before the write of the new epoch.
 template <int Ranks>
 __device__ __forceinline__ void check_statuses(const Call& call, const NodeCall& node, u32 first) {
-    if (blockIdx.x != 0) return;
+    if (blockIdx.x != 0 || threadIdx.x >= 32 || FAULT("node-status-not-read")) return;
 #pragma unroll 1
-    for (int place = threadIdx.x; place < node.nodes; place += blockDim.x) {
+    for (int place = threadIdx.x; place < node.nodes; place += 32) {
         const u32 status = place == threadIdx.x ? first : status_of(node, place);
         if (status != 0) node_gave_up<Ranks>(call, place, node.nodes);
     }
+    __syncwarp();
 }

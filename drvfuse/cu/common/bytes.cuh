@@ -196,7 +196,7 @@ __device__ __forceinline__ void store_bytes(const Spot& to, const u32 (&word)[4]
     for_each_run(to, [&](const Run& run) { store_run(run, word); });
 }
 
-// Whether one of the packs of the warp, K per lane, is not whole or not aligned; pack k lies at at(k).
+// Whether one of the packs of the warp, K per lane, is not whole or not aligned; at(k) returns the place of pack k.
 template <int K, typename At>
 __device__ __forceinline__ bool some_are_not_whole(const At& at) {
     bool some = false;
@@ -208,9 +208,10 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
     return __any_sync(0xffffffffu, some);
 }
 
-// Loads K packs of each lane; pack k lies at at(k). Words of a pack that does not exist are undefined. First the loads of all
-// packs that are whole and aligned are issued. Then the warp votes on whether it has other packs, and loads these in runs.
-// With `all_whole` the caller knows that there are no other packs, and there is no vote. Called by whole warps.
+// Loads K packs of each lane; at(k) returns the place of pack k. Words of a pack that does not exist are undefined.
+// First the loads of all packs that are whole and aligned are issued. Then the warp votes on whether it has other
+// packs, and loads these in runs. With `all_whole` the caller knows that there are no other packs, and there is no
+// vote. Called by whole warps.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll

@@ -2,7 +2,7 @@
 // The element-wise epilogue: a function of an fp32 sum, applied before it is normalised or rounded to the output's
 // type.
 //
-// With DRVFUSE_EPILOGUE defined, the text in front of the kernel has defined
+// With DRVFUSE_EPILOGUE defined, the text before the kernel has defined
 //     struct EpilogueParams { ... };                                    the kernel's second parameter, by value
 //     __device__ float epilogue(float x, i64 i, i64 row, i64 col, int rank, const EpilogueParams& params);
 // where i is the element's index in the flat tensor, row = i / columns and col = i % columns.

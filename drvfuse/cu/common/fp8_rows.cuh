@@ -4,7 +4,7 @@
 #include "common/pack16.cuh"
 #include "ptx/math.cuh"
 
-constexpr int PACK = 16;  // FP8 elements of one 16-byte access; every group size is a multiple
+constexpr int PACK = 16;  // FP8 elements of one 16-byte access; group sizes are multiples of it
 
 // Loads W bytes. With `aligned` all of them exist, and one access loads them. Otherwise only the first `valid` exist,
 // and the others become 0.

@@ -64,8 +64,8 @@
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the thread that writes the trace, except for the finish
 constexpr u32 COUNTER_HELD = 4;                              // a reason of a report: the finish counter was not 0
 
-// Signals once to the warps that compute the norm that this warp has published all the sums for which they wait before
-// polling.
+// Signals once, to the warps that compute the norm, that this warp has published its part of the sums for which those
+// warps wait before they poll.
 class Announcement {
 public:
     __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), made_(false) {}
@@ -130,7 +130,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
     // Only one thread reads the word, since all blocks read the same address.
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
-    if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // before the weights, like act
+    if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // loaded before the weights
     for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
     wait_for_producer();
     trace.start();

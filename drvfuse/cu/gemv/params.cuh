@@ -62,7 +62,7 @@ struct GemvParams {
     i64 weight_step;          // bytes between two rows of the weight, below 2^32
     int columns;              // K
     int n_normed;             // normed rows of the weight, the first ones
-    int n_unnormed;           // the other rows of the weight
+    int n_unnormed;           // rows of the weight that are not normed
     int rows_share;           // rows of the weight of each block
     int rows_more;            // the number of the first blocks, which have one row more
     int normed_share;         // normed rows of each block

@@ -13,11 +13,11 @@
 // without beta one reduction gives both the sum and the maximum. The maxima of groups are taken of y itself, since 0 *
 // f is NaN if f is infinite.
 //
-// Division. Any number of blocks, a multiple of the cluster. A team of threads has one row at a time: with LANES LANES
-// lanes of a warp, otherwise a block of THREADS threads, or the CLUSTER blocks of a cluster, whose threads are numbered
-// block by block. Team k of all teams takes rows k, k + teams, ... Pack i * threads + t of a row, 16 bytes of the
-// input, belongs to thread t of the team, for i < PACKS. Without RAGGED tensors are 16-byte aligned and rows consist of
-// whole packs; with RAGGED rows are read and written element by element.
+// Division. Any number of blocks, a multiple of the cluster. A team of threads has one row at a time: LANES lanes of a
+// warp if LANES is not 0, otherwise a block of THREADS threads, or the CLUSTER blocks of a cluster, whose threads are
+// numbered block by block. Team k of all teams takes rows k, k + teams, ... Pack i * threads + t of a row, 16 bytes of
+// the input, belongs to thread t of the team, for i < PACKS. Without RAGGED tensors are 16-byte aligned and rows
+// consist of whole packs; with RAGGED rows are read and written element by element.
 //
 // Storage. Registers: a team's row, its next row, which is in flight, and with KEEP_GAMMA gamma and beta. Shared
 // memory:

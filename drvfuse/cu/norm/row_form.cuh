@@ -10,7 +10,7 @@
 
 using In = DRVFUSE_DTYPE;                      // the type of the input
 using Gamma = DRVFUSE_GAMMA_DTYPE;             // the type of gamma and beta
-using Residual = DRVFUSE_RESIDUAL_DTYPE;       // the type of the residual and its sum
+using Residual = DRVFUSE_RESIDUAL_DTYPE;       // the type of residual and residual_output
 using Out = DRVFUSE_OUT_DTYPE;                 // the type of the output: codes, or the input's type
 using Scale = DRVFUSE_SCALES_DTYPE;            // the type of the scales
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);  // the kind of quantisation
@@ -64,7 +64,7 @@ struct NormParams {
     int columns;            // columns of the input
     float epsilon;          // the number added to the mean of squares
     float weight_offset;    // the number added to gamma
-    float given;            // the number that quantise.cuh describes
+    float given;            // the upper bound, or the scale that the caller gave (quantise.cuh)
     int early_trigger;      // 1: trigger dependent launches at entry, 0: at the end
 };
 

@@ -205,7 +205,7 @@ __device__ __forceinline__ void store_shared_with_high(u32 to, u64 word, u32 mor
         : "memory");
 }
 
-// If `index` < `count`: ld.shared.v4.u32, then st.global.v4.u32 of these words, with `more` added to the second one
+// If `index` < `count`: ld.shared.v4.u32, then st.global.v4.u32 of these words, with `more` added to the second word
 __device__ __forceinline__ void copy_shared_v4_if_less(u32 index, u32 count, u32 from, u32 more, void* to) {
     asm volatile(
         "{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"

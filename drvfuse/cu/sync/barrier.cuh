@@ -66,7 +66,7 @@ public:
             if constexpr (Aliases && !FAULT("multimem-no-alias-fence")) ptx::fence_aliases();
             set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), epoch_ + ordinal_);
         }
-        if (!publish) calls_.tell();  // after the flag: its release would otherwise wait for this store
+        if (!publish) calls_.tell();  // after the flag, whose release would otherwise wait for this store
         if (threadIdx.x < Ranks && !aborted_) aborted_ = !wait(threadIdx.x, epoch_ + ordinal_, publish, met);
         trace_.waits(ordinal_ - 1, Ranks, met);
         const bool all = FAULT("no-block-barrier-after-spin") ? !aborted_ : !__syncthreads_or(aborted_);

@@ -3,7 +3,7 @@
 //
 // Each block owns a 64-bit slot: (epoch, value). A block stores its slot with release and then polls all slots until
 // each has this launch's epoch, so a slot is its own flag and nothing is reset between launches. The polls are relaxed,
-// and a fence behind them acquires. Every block reads the epoch before it stores its slot; block 0 advances the epoch
+// and a fence after them acquires. Every block reads the epoch before it stores its slot; block 0 advances the epoch
 // after the barrier, when all blocks have read it. So a workspace that was zeroed once serves any number of launches in
 // stream order, with any grids.
 //

@@ -21,7 +21,7 @@ __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
 
 // A word for which a thread waits.
 struct Awaited {
-    const u64* word;  // null: there is no wait
+    const u64* word;  // the address of the word; null: there is no wait
     u32 block;        // the block that stores the word
     u32 value;        // the word's value, after the wait
 };

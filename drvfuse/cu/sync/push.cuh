@@ -70,7 +70,7 @@ constexpr u32 GREETINGS_BYTES = 128;  // the words of greet() at the start of a 
 struct PushCall {
     char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by its distance; entry 0 has this rank's own
     u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch
-    u64 share;        // the part of EPOCH_UNIT that every other warp or block adds
+    u64 share;        // the part of EPOCH_UNIT that each warp or block but the first adds
     u32 half_bytes;   // bytes of a half of the slots
     int rounds;       // rounds of the call
 };

@@ -28,7 +28,7 @@ struct Report {
 // The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
 struct Call {
     const void* sources[DRVFUSE_MAX_RANKS];  // the inputs by rank, if the kernel reads them in place
-    char* workspaces[DRVFUSE_MAX_RANKS];     // by rank; entry `rank` is this device's own
+    char* workspaces[DRVFUSE_MAX_RANKS];     // the workspaces by rank; entry `rank` is this device's own
     const void* input;                       // this rank's input
     Report* report;
     u64 timeout_ns;

@@ -42,20 +42,20 @@
 // The activity of a block since the previous lap. drvfuse/trace/layout.py has the names, in the same order.
 enum class TraceRole : u32 {
     producer,      // from the entry until the previous kernel had completed
-    stage,         // copied its input to staging memory
+    stage,         // copied the rank's input to staging memory
     push,          // stored to peers
     sync,          // waited for the other threads of the block
     wait,          // waited for a peer, inside a barrier; no lap has this role
     barrier,       // waited for all peers, and for the threads that poll
     load,          // loaded the data of the next phase
-    multiply,      // products of a row and a vector
+    multiply,      // multiplied rows by a vector
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results
     receive,       // waited until the words of all peers had arrived
-    apply_load,    // the block that completes the results of the others: waited for these and read them,
-    apply_reduce,  // reduced it,
-    apply_store,   // stored the result
+    apply_load,    // waited for the results of other blocks and read them, to complete them
+    apply_reduce,  // reduced the results of other blocks
+    apply_store,   // stored the result that was reduced from those of other blocks
     finish,        // everything after the last lap
 };
 
@@ -140,7 +140,7 @@ public:
     // Ends the phase `finish`. Called last, by all threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
         if (!in_warp()) return;
-        // These registers are read before the clocks, since that takes longer.
+        // These registers are read before the clocks, since reading them takes longer than reading a clock.
         const u32 sm = ptx::sm_index(), x = ptx::block_x(), y = ptx::block_y();
         if (writes()) {
             const u64 exited_ns = ptx::nanoseconds();

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one path of every op from its arguments to a launch. It knows no op: the rooms beside it import it.
+"""The one path of every op from its arguments to a launch. It knows no op: the packages of the ops import it.
 
 1. Check. `operands` makes each array an `Operand`, which knows its name in messages, its producer, and whether it is
    another library's. `options` checks the other arguments, and `streams` turns the caller's streams into `Stream`

@@ -36,7 +36,7 @@ class EpilogueParameters:
 
     @classmethod
     def of(cls, devices: Sequence[Device], epilogue: Epilogue) -> Self:
-        """Check the parameters for these devices, all of one driver, and fill a structure for each device.
+        """Check the parameters for `devices`, which belong to one driver, and fill a structure for each device.
 
         Raises ArgumentError, which names the wrong parameter.
         """
@@ -59,7 +59,7 @@ class EpilogueParameters:
 
     @property
     def kernel_text(self) -> str:
-        """The text in front of a kernel that is compiled with DRVFUSE_EPILOGUE."""
+        """The text before a kernel that is compiled with DRVFUSE_EPILOGUE."""
         return f'#include "common/prelude.cuh"\n{self.text}\n'
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -69,7 +70,14 @@ def _require_arguments(
     name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     """Raise TypeError with the op's name for arguments that its signature does not take: Python's own error would name
-    the function `prepare`."""
+    the function `prepare`, and for a misspelt argument only say that the right one is missing."""
+    names = signature.parameters
+    for key in kwargs:
+        if key not in names:
+            near = [known for known in names if known.startswith(key) or key.startswith(known)]
+            near += difflib.get_close_matches(key, names, 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
     try:
         signature.bind(*args, **kwargs)
     except TypeError as wrong:

@@ -27,8 +27,9 @@ class PDLLevel(IntEnum):
       thing that a block does). It sees the results only after its own wait;
     - with OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
       wait. It occupies multiprocessors while the collective waits for its peers, and no block budget counts these. So
-      this level triggers at once only while the group is the only one open on its devices; beside other groups it means
-      ON. While a graph holds a collective that triggers at once, no further group can be opened on its devices.
+      this level triggers at once only while the group is the only one open on its devices; while other groups share
+      them it means ON. While a graph holds a collective that triggers at once, no further group can be opened on its
+      devices.
 
     NO_WAIT_OVERLAP_AT_END would skip the wait. All ops of drvfuse refuse it.
     """

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...comm.ordering import same
-from ...errors import CaptureError
+from ...errors import CaptureError, DriverError
 from ...runtime import held
 from ...runtime.array import Array, mark_used
-from ...runtime.graph import Graph
-from ...runtime.stream import LEGACY, Event, Stream
+from ...runtime.graph import Graph, capturing
+from ...runtime.stream import LEGACY, UNKNOWN_HANDLE, Event, Stream
 from .operands import Operand
 
 
@@ -35,7 +35,7 @@ class Route:
         owners: Sequence[Stream] = (),
         unordered: Sequence[Array] = (),
     ) -> None:
-        """`away` are the arrays whose own stream may be another stream."""
+        """`away` are the arrays whose own stream may differ from `stream`."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.unordered = unordered
         self.libraries: Sequence[Stream] = ()
@@ -43,7 +43,7 @@ class Route:
 
     @classmethod
     def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
-        """The route for these operands."""
+        """The route of a call with `operands`."""
         others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
@@ -91,7 +91,8 @@ class Route:
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:
-        """Keep `unordered` until the graph that was launched on `stream` is complete. It may be closed before that."""
+        """Keep `unordered` until the graph that was launched on `stream` is complete. The graph may be closed
+        earlier."""
         if stream.capture_id() is None:
             held.keep(stream, self.unordered)
 
@@ -111,8 +112,9 @@ class Route:
 class ReplayOrder:
     """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
 
-    Each launch of the graph is ordered with them as a call of these arrays is: after their earlier work, and before
-    their later work.
+    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that the
+    driver does not know any more, as its library has destroyed it, orders nothing. A graph into which a launch is
+    captured is ordered with the same streams.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -121,22 +123,32 @@ class ReplayOrder:
         graph.after_launch(self._after)
 
     def add(self, streams: Sequence[Stream]) -> None:
-        """Order later launches of the graph with these streams too."""
+        """Add streams with which later launches of the graph are ordered."""
         self._streams = _distinct((*self._streams, *streams))
 
     def _before(self, stream: Stream) -> None:
-        Route(stream, (), (), self._streams).follow_producers(stream.capture_id())
+        capture = stream.capture_id()
+        outer = None if capture is None else capturing(stream)
+        if outer is not None:
+            outer.part(ReplayOrder).add(self._streams)
+        for library in self._streams:
+            try:
+                Route(stream, (), (), [library]).follow_producers(capture)
+            except DriverError as error:
+                if error.code not in UNKNOWN_HANDLE:
+                    raise
+                self._streams = [other for other in self._streams if other is not library]
 
     def _after(self, stream: Stream, event: Event | None) -> None:
         Route(stream, (), (), (), self._streams).lead_owners(event, stream.capture_id())
 
 
 def _outside(stream: Stream, capture: int | None) -> bool:
-    """Whether `stream` is known to be no part of `capture`: the legacy default stream is never captured, and while a
-    stream is captured that it orders, the driver does not answer questions about it."""
+    """Whether `stream` is certainly not part of `capture`. This is so for the legacy default stream, which cannot be
+    captured. The driver cannot be asked about it while a stream that waits for it is being captured."""
     return capture is not None and stream.handle == LEGACY
 
 
 def _distinct(streams: Iterable[Stream]) -> list[Stream]:
-    """Each stream once."""
+    """The streams without duplicates."""
     return list({(stream.device.index, stream.handle, stream.closed): stream for stream in streams}.values())

@@ -65,7 +65,7 @@ def limits(device: Device) -> Limits:
 
 class Pointed(Protocol):
     """Memory of the host that holds addresses of arrays: `pointers` has them by their offset in bytes in `parameters`.
-    A repeated call writes other addresses there."""
+    A repeated call replaces these addresses."""
 
     @property
     def parameters(self) -> Any: ...
@@ -106,7 +106,8 @@ class Ready:
         return offset
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """Change a collective's launch for a group that is alone on its devices, or for a group beside others.
+        """Change a collective's launch for a group that is alone on its devices, or for a group that shares its devices
+        with others.
 
         `alone`: the kernel may trigger its dependents at once. `wide`: the grid may fill the devices.
         """
@@ -169,7 +170,7 @@ class Planned:
         self.idle: list[Ready] = []  # launches that no call uses now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:
-        """A launch whose arguments are the parameters and, behind them, `more`."""
+        """A launch whose arguments are the parameters, followed by `more`."""
         try:
             ready = self.idle.pop()
         except IndexError:

@@ -35,10 +35,10 @@ class Schedule(Protocol):
     def launches(self) -> Sequence[Sequence[Launch]]: ...
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        """Queue the work of the local ranks at these positions, all or one, on their streams."""
+        """Queue the work of the local ranks at `positions`, all or one, on their streams."""
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing.
+        """Raise if the algorithm cannot run on streams in `captures`, or for one rank alone. Queues nothing.
 
         `captures` has the capture of each stream, None for a stream that is not being captured. It is not called for
         all ranks on streams outside captures, where every algorithm can run.
@@ -89,7 +89,7 @@ def submit(
     *,
     alone: bool = False,
 ) -> None:
-    """Queue the launches of `call` for the local ranks at these positions, each on the stream of its route.
+    """Queue the launches of `call` for the local ranks at `positions`, each on the stream of its route.
 
     Without a schedule there is nothing to queue. Graphs keep `sections` alive besides the arrays. `alone`: one rank is
     launched by itself.
@@ -134,7 +134,8 @@ def _record(
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
-        stream = route.stream  # marked now, as a foreign stream may be destroyed before something waits for it
+        stream = route.stream
+        # The event is recorded now, since a foreign stream may be destroyed before something waits for it.
         event = stream.mark() if stream.foreign and capture is None else None
         if elsewhere:
             turns.launched(position, stream, event, capture)
@@ -245,7 +246,7 @@ class Prepared(Generic[R]):
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:
-        """The launches of each local rank. A launch that is called by itself is neither ordered nor checked."""
+        """The launches of each local rank. A launch that is called directly is neither ordered nor checked."""
         return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
 
     @property

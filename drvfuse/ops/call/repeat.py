@@ -5,8 +5,8 @@ Whether a plain call is right, and what it launches, follows from its `Layout`: 
 and which arrays share memory matter, and the layout has both. So the first call of a layout is checked and planned as
 any other, and then kept as a `Repeat`. Later calls of the layout write their addresses to its parameters and launch it.
 
-A call has no layout if the result of a check may change between two calls. So it is with arrays of other libraries and
-with memory that is not of drvfuse's pools, which may be closed, or may no longer be accessible to a peer.
+A call has no layout if the result of a check may change between two calls. This is the case for arrays of other
+libraries, and for memory from other pools than drvfuse's: it may be freed, or a peer may lose access to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PLAIN = {
 
 
 class Repeats(PlanCache):
-    """The last layouts of a group's or a device's calls, each with those of its repeats that no thread is launching."""
+    """The last layouts of a group's or a device's calls, each with its repeats that no thread is launching now."""
 
 
 class Layout(NamedTuple):
@@ -64,7 +64,8 @@ class Layout(NamedTuple):
         """The layout of a call with these arguments, or None if it has none.
 
         An argument must be the group, a pooled array or a stream of drvfuse, a plain value, a list of these, or a list
-        of such lists. The key holds that a stream was given, not which one: streams are resolved for each call.
+        of such lists. The key says whether a stream was given, but not which stream: streams are resolved for each
+        call.
         """
         owner: Group | Device | None = None
         arrays: list[Array] = []
@@ -202,7 +203,7 @@ def _runs(holder: Pointed, arrays: Sequence[Array]) -> list[_Run]:
 
 
 def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that selects the items with these numbers, in this order."""
+    """A function that returns the items with the indices `numbers` of a sequence, in this order."""
     if len(numbers) == 1:
         return operator.itemgetter(slice(numbers[0], numbers[0] + 1))
     return operator.itemgetter(*numbers)

@@ -55,7 +55,7 @@ class Workspace:
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self.user: Stream | None = None  # the stream that used it last, of a workspace that drvfuse keeps
+        self.user: Stream | None = None  # the stream that used the workspace last, if drvfuse keeps it
 
     @property
     def params(self) -> ScratchParams:
@@ -74,7 +74,7 @@ class Workspace:
     def admit(self, stream: Stream) -> None:
         """Called before each launch on `stream`. Raises GridTimeout, once, if an earlier launch has given up.
 
-        After such a time-out it zeroes a workspace of drvfuse. Raises CaptureError if `stream` is being captured then.
+        After that time-out a workspace of drvfuse is zeroed, or CaptureError is raised if `stream` is being captured.
         """
         if self._reports.magic[self._slot]:
             self.check()

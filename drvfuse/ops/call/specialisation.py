@@ -22,11 +22,11 @@ FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What a kernel is compiled from.
+    """The source file, the definitions and the requirements of a kernel.
 
     The kernel `kernel`, or else `name`, is in the file `room`/`name`.cu of cu/. `defines` are its definitions, and
-    `text` comes in front of the file. `capability` is the least compute capability, which the kernel `needs` for the
-    feature of that name. `fault` is the fault that is planted in the kernel.
+    `text` is inserted before the file. The kernel needs compute capability `capability` or later, for the
+    feature that `needs` names. `fault` is the fault that is planted in the kernel.
     """
 
     room: str

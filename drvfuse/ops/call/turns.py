@@ -45,11 +45,11 @@ class Turns(Protocol):
         """Raise the error that an earlier launch has reported, or reset the state that it left behind."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
-        """Order the streams after the launches of the previous call. Returns whether a stream may be another stream
-        than that of the previous call: then `launched` must be called."""
+        """Order the streams after the launches of the previous call. Returns whether one of them may differ from the
+        stream of the previous call: then `launched` must be called."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """Called before launches of `call` at these positions, outside of captures."""
+        """Called before launches of `call` on the ranks at `positions`, outside of captures."""
 
     def abandon(self) -> None:
         """Called when an error has kept some launches of a call from being made."""
@@ -97,7 +97,7 @@ class GroupTurns:
         elsewhere = False
         for index, stream in enumerate(streams):
             rank = self._ranks[positions[index]]
-            if rank.order.last is not stream or stream.foreign:  # otherwise the order has this stream already
+            if rank.order.last is not stream or stream.foreign:  # otherwise the order knows the stream already
                 rank.order.admit(stream, rank.index)
                 elsewhere = True
         return elsewhere
@@ -110,7 +110,7 @@ class GroupTurns:
 
 
 class DeviceTurns:
-    """What an op on one device uses that needs no workspace: nothing that calls would use in turn."""
+    """The `Turns` of an op on one device without a workspace: its calls share nothing."""
 
     ranks = 1
     more: Sequence[Array] = ()

@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, outputs: Any, stream: Any, pdl_level: Any, workspace: Any = None) -> Options:
-        """The options, of which `pdl_level` is checked: it raises ArgumentError. `Fp8Call` checks the others."""
+        """The options. Raises ArgumentError for a wrong `pdl_level`; `Fp8Call` checks the other options."""
         return cls(outputs, stream, options.pdl_level(pdl_level), workspace)
 
 

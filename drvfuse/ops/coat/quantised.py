@@ -53,7 +53,7 @@ def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, 
 
 
 def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> dict[str, Operand]:
-    """The operands of those of w and b that are given. The keys are the kernel parameters that get their addresses.
+    """The operands w and b, as far as they are given. The keys are the kernel parameters that get their addresses.
     Both must have the same dtype and an element for each column."""
     fields = {"w": "weight", "b": "bias"}
     found = {fields[name]: operands.whole(name, value, driver, WEIGHTS) for name, value in given.items()}

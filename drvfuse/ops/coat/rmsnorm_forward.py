@@ -80,7 +80,7 @@ def fp8_rmsnorm_forward(
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "rstd")
     call = Fp8Call("fp8_rmsnorm_forward", given, read, wanted, WORDS_BYTES)
     aligned = call.aligned("x", "qy", "weight")
-    address = call.arrays["qy_t"].ptr % 16  # the number of bytes of a store divides 16
+    address = call.arrays["qy_t"].ptr % 16  # the alignment of qy_t decides the size of its stores
 
     def plan() -> Planned:
         plan = forward_plan(limits(call.device), call.rows, call.columns, QB)

@@ -161,7 +161,8 @@ def all_gather(
         _check_codes(quantisation, sources[0], scales)
     found = [_rows(group, "outputs", outputs, counts, sources, queues)]
     if scales is not None and (quantisation is None or quantisation.layout == "row"):
-        factors = operands.rows_of_ranks(group, "scales", scales, counts, why="a row for each row of the inputs")
+        why = "a row for each row of the inputs" + (" where no quantisation is given" if quantisation is None else "")
+        factors = operands.rows_of_ranks(group, "scales", scales, counts, why=why)
         if quantisation is not None:
             _check_scales(quantisation, factors, sources)
         found.append(_rows(group, "gathered_scales", gathered_scales, counts, factors, queues))

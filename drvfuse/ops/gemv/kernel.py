@@ -97,7 +97,7 @@ class Call:
         self.key = ("gemv", shapes, types, alignment, scaled, then, level.value, planted())
 
     def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
-        """The plan for these facts, and a planned launch. With `trace`, a section of the trace is reserved for the
+        """The plan of this call, and a planned launch. With `trace`, a section of the trace is reserved for the
         launch."""
         bounds, size = limits(self.device), self.dtypes[1].itemsize
         plan = Plan.of(bounds, self.m, self.n, self.k, size, self.n_normed, self.access)

@@ -99,7 +99,7 @@ def rmsnorm_fp8(
     `output`, `scales` and `residual_output` are allocated where None; `residual_output` may be `residual`. All arrays
     are C-contiguous; those that begin at a multiple of 16 bytes, with rows of whole 16 bytes, are read and written
     fastest. With a `pdl_level` other than OFF gamma and beta are fetched before the previous kernel has finished, so
-    that kernel must not write them. The kernel behind may start when every block has stored its last row (ON), or when
+    that kernel must not write them. The next kernel may start when every block has stored its last row (ON), or when
     every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's
     own stream, "current" for the stream of the inputs' framework, or a stream. The call does not block and needs no
     workspace. It can be captured if all results are given.
@@ -171,7 +171,7 @@ def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
 
 
 def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand:
-    """The operand of an input. It must have that shape, and the dtype of `x` or float32."""
+    """The operand of an input, which must have the shape `shape`, and the dtype of `x` or float32."""
     kinds = (x.dtype.name,) if x.dtype.name == "float32" else (x.dtype.name, "float32")
     found = operands.whole(name, value, x.device.driver, kinds)
     operands.require_shape(found, shape, "as the inputs require")

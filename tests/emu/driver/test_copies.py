@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of layers, of batches and between contexts, and fills of rows: directly, and with calls written as bytes."""
+"""Copies of layers, batches of copies, copies between contexts, and fills of rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read(cuda: Any, pointer: Any, *shape: int) -> np.ndarray:
 
 
 def _end(p: Any, end: str, kind: Any, address: int, at: tuple[int, int, int], pitch: int, height: int) -> None:
-    """One end of a copy: x, y and z of its first byte, bytes of a row and rows of a layer."""
+    """The source or the target of a copy: x, y and z of its first byte, bytes of a row and rows of a layer."""
     fields = dict(zip(("XInBytes", "Y", "Z"), at, strict=True)) | {"MemoryType": kind, "Pitch": pitch, "Height": height}
     fields["Host" if kind == HOST else "Device"] = int(address)
     for name, value in fields.items():

@@ -104,7 +104,7 @@ def test_addresses_that_are_not_code_are_never_called(cuda: Any, pointer: Any, c
 
 
 class Nowhere:
-    """An object with `getPtr`, as those of the bindings, whose address is not mapped."""
+    """An object with `getPtr`, like the structures of the bindings; the address that it returns is not mapped."""
 
     def getPtr(self) -> int:
         return 5
@@ -122,7 +122,7 @@ def test_structures_at_unmapped_addresses_are_refused(cuda: Any, pointer: Any) -
 
 
 def test_addresses_of_kernel_parameters_are_checked(cuda: Any, pointer: Any) -> None:
-    """An object without memory, and a small structure after which nothing is mapped."""
+    """The parameter is an object without memory, or a small structure after which nothing is mapped."""
 
     class Small(ctypes.Structure):
         _fields_ = (("value", ctypes.c_int32),)

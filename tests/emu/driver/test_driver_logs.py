@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of errors: by an iterator, in a file, in memory, by a callback."""
+"""The driver's log of errors can be read by an iterator, as a file, in memory and by a callback."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def test_host_arguments_are_addresses_or_buffers(cuda: Any, rng: np.random.Gener
         cuda.cuMemcpyHtoD(pointer, object(), 64)
 
 
-def test_copies_of_no_host_memory_are_refused(cuda: Any) -> None:
-    """A copy beyond the end of pinned memory is refused as well as one beyond the window."""
+def test_copies_of_host_addresses_that_are_not_mapped_are_refused(cuda: Any) -> None:
+    """The addresses lie beyond the end of pinned memory, or beyond all addresses of a process."""
     primary(cuda)
     pinned, end = ok(cuda.cuMemAllocHost(64)), 1 << 56
     device = ok(cuda.cuMemAlloc(64))
@@ -212,7 +212,7 @@ def test_one_attribute_of_an_unknown_pointer_is_refused_and_several_are_empty(cu
 # Peer access ----------------------------------------------------------------------------------------------------------
 
 
-def test_peer_access_of_contexts_opens_plain_memory(machine: Machine, cuda: Any) -> None:
+def test_contexts_with_peer_access_can_access_plain_allocations(machine: Machine, cuda: Any) -> None:
     owner = primary(cuda, 1)
     before = int(ok(cuda.cuMemAlloc(64)))
     primary(cuda, 0)
@@ -390,7 +390,7 @@ def test_vmm_calls_with_wrong_sizes_and_addresses_are_refused(cuda: Any) -> None
 
 
 def _mapped(cuda: Any, address: int, flags: Any) -> None:
-    """Fresh memory of device 0 at an address."""
+    """Map new memory of device 0 at an address. Without `flags` no device gets access to it."""
     size = ok(cuda.cuMemGetAllocationGranularity(_prop(0), types.CUmemAllocationGranularity_flags(0)))
     handle = ok(cuda.cuMemCreate(size, _prop(0), 0))
     ok(cuda.cuMemMap(address, size, 0, handle, 0))

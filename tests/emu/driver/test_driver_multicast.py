@@ -25,7 +25,7 @@ def _memory(cuda: Any, device: int, nbytes: int = PIECE) -> Any:
 
 
 def _alone(machine: Machine) -> Any:
-    """The driver of a machine, initialised."""
+    """The driver API of a machine, after cuInit."""
     ok(machine.driver.cuInit(0))
     return machine.driver
 
@@ -133,8 +133,8 @@ CALLS = {
 
 
 def _ready(cuda: Any) -> tuple[Any, Any, int]:
-    """A multicast object that lacks device 1, memory of device 0, and the address of this memory, which free addresses
-    follow."""
+    """Returns a multicast object to which only device 0 of two is added, memory of device 0, and the memory's address.
+    The reserved addresses after it are free."""
     primary(cuda)
     handle = ok(cuda.cuMulticastCreate(object_prop(2)))
     ok(cuda.cuMulticastAddDevice(handle, 0))
@@ -199,7 +199,7 @@ def test_if_all_threads_wait_each_of_them_reports_a_deadlock(cuda: Any, machine:
     thread = threading.Thread(target=lambda: results.append(CALLS["cuMemMap"](cuda, handle, memory, at)))
     thread.start()
     results.append(CALLS["cuMulticastBindMem"](cuda, handle, memory, at))
-    with machine.threads.waiting():  # makes no calls meanwhile, as a thread inside the driver
+    with machine.threads.waiting():  # as a thread that is inside the driver and makes no calls
         thread.join()
     assert {code(r) for r in results} == {R.CUDA_ERROR_TIMEOUT}
     assert {r.kind for r in machine.reports} == {"deadlock"}

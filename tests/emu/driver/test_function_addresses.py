@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of functions: in initial values, in registers, in tables of virtual functions; calls by them."""
+"""Addresses of functions, in initial values, registers and tables of virtual functions, and indirect calls."""
 
 from __future__ import annotations
 

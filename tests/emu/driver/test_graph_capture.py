@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures into existing graphs, of pageable memory, of graph launches, and with external events."""
+"""Captures into existing graphs, and of copies of pageable memory, graph launches and external events."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_changes_of_an_executable_leave_queued_launches_and_the_graph_alone(cuda
     ok(cuda.cuGraphLaunch(executable, g.stream))
     ok(cuda.cuStreamSynchronize(g.stream))
     assert g.read() == 20
-    g.run()  # a new executable has the current graph
+    g.run()  # a new executable is made from the unchanged graph
     assert g.read() == 21
     clone = ok(cuda.cuGraphClone(g.graph))
     twin = ok(cuda.cuGraphNodeFindInClone(node, clone))
@@ -177,7 +177,7 @@ def test_an_update_that_does_not_fit_says_why_and_changes_nothing(cuda: Any, nam
 
 
 def test_an_update_pairs_nodes_by_their_edges(cuda: Any) -> None:
-    """Nodes that were added in another order, with the same edges in the same order, are the same graph."""
+    """A graph with the same edges in the same order fits, even if its nodes were added in another order."""
     g = Graphs(cuda, start=1)
     g.launch(g.scale, 2, g.launch(g.add, 1))
     executable = g.instantiate()
@@ -219,7 +219,7 @@ def test_freed_host_memory_is_found_before_a_graph_launch(cuda: Any) -> None:
     g.run(executable)
     del words
     memory.close()
-    if type(cuda).__name__ == "EmulatedDriver":  # the memory of a client is requested when the node runs
+    if type(cuda).__name__ == "EmulatedDriver":  # a client's memory is requested only when the node runs
         assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_VALUE
         assert "not mapped any more" in _why(cuda)
 

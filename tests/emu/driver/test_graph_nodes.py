@@ -48,7 +48,7 @@ def test_a_kernel_node_accepts_a_parameter_buffer_and_a_library_kernel(cuda: Any
     extra = (ctypes.c_uint64 * 5)(1, ctypes.addressof(block), 2, ctypes.addressof(size), 0)
     p = g.kernel(g.add, 0)
     p.extra = ctypes.addressof(extra)
-    # the call is refused in both forms
+    # kernelParams and extra exclude each other
     assert code(cuda.cuGraphAddKernelNode(g.graph, None, 0, p)) == R.CUDA_ERROR_INVALID_VALUE
     p.kernelParams = 0
     first = ok(cuda.cuGraphAddKernelNode(g.graph, None, 0, p))

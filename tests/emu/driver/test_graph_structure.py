@@ -125,8 +125,8 @@ def test_wrong_edges_are_refused_and_change_nothing(cuda: Any) -> None:
         g.connect(a, a),
         g.connect(a, other),
         g.connect(a, T.CUgraphNode(7)),
-        g.connect(b, a, _edge(from_port=1)),  # needs the programmatic kind
-        g.connect(b, a, _edge(kind=1)),  # needs a port
+        g.connect(b, a, _edge(from_port=1)),  # only a programmatic edge may begin at port 1
+        g.connect(b, a, _edge(kind=1)),  # a programmatic edge must begin at port 1 or 2
         g.connect(b, a, _edge(from_port=3, kind=1)),
         g.connect(b, a, _edge(to_port=1)),
         g.connect(a, empty, _edge(from_port=1, kind=1)),  # the end of the edge is not a kernel node

@@ -185,7 +185,7 @@ def _lz4(content: bytes) -> bytes:
 
 
 def _fat(*images: tuple[int, int, int, bytes, bytes]) -> bytes:
-    """A fat binary of (kind, arch, flags, content as it is written, content)."""
+    """A fat binary of these images: (kind, arch, flags, stored content, uncompressed content)."""
     body = b""
     for kind, arch, flags, written, content in images:
         padded = -(-len(written) // 8) * 8

@@ -303,7 +303,7 @@ def test_writes_release_and_waits_acquire(race: str, seed: int) -> None:
 
 
 def test_a_write_without_its_memory_barrier_orders_nothing() -> None:
-    for flags, kinds in ((0, []), (1, ["race"] * 2)):  # races of its load and of its store
+    for flags, kinds in ((0, []), (1, ["race"] * 2)):  # flag 1: the load and the store of the kernel race
         with _racing("hardware") as machine:
             cuda = machine.driver
             words, (first, second), launch = _words(cuda), _two_streams(cuda), _kernels(cuda)

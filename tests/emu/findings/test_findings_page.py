@@ -54,6 +54,6 @@ def test_the_table_lists_each_kind_with_the_error_that_its_example_gets() -> Non
     assert list(rows) == list(sections())
     for kind, text in sections().items():
         shown = re.findall(r"```python\n.*?```\n\n```text\n(.*?)```", text, re.DOTALL)
-        codes = re.findall(r"^CUDA_ERROR_(\w+)$", "".join(shown), re.M)  # of calls: <CUresult.CUDA_ERROR_...>
+        codes = re.findall(r"^CUDA_ERROR_(\w+)$", "".join(shown), re.M)  # refused calls print <CUresult...>
         assert not codes or rows[kind].split(";")[0] in codes, kind
         assert ("no finding" in rows[kind]) == (kind in reports.NO_FINDINGS), kind

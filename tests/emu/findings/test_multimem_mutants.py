@@ -11,7 +11,7 @@ from emu.multicast_helpers import launch, read, shared, write
 from drvfuse.emu import Machine
 
 RANKS, WORDS = 3, 768
-STAGING, RESULT, FLAGS = 0, 4096, 8192  # words of each rank's memory
+STAGING, RESULT, FLAGS = 0, 4096, 8192  # offsets in each rank's memory, in words of 32 bits
 BODY = f"""
 u32 part = {WORDS} / t.ranks, first = t.rank * part, v;
 for (u32 i = threadIdx.x; i < {WORDS}; i += blockDim.x) t.own[t.rank][i] = t.out[t.rank][i];
@@ -30,13 +30,13 @@ SECOND_FENCE = f"ALIAS\nmeet(t, {FLAGS} + 32, 1);"
 LOAD = "REDUCE(v, relaxed.sys, add.u32, t.mc + i)"
 MUTANTS = {
     "no fence before the loads": (FIRST_FENCE, FIRST_FENCE.replace("ALIAS", ""), {"race"}),
-    "no fence behind the stores": (SECOND_FENCE, SECOND_FENCE.replace("ALIAS", ""), {"race"}),
+    "no fence after the stores": (SECOND_FENCE, SECOND_FENCE.replace("ALIAS", ""), {"race"}),
     "no barrier before the loads": (f"meet(t, {FLAGS}, 1);", "", {"race", "uninitialised"}),
-    "no barrier behind the stores": (f"meet(t, {FLAGS} + 32, 1);", "", {"race", "uninitialised"}),
+    "no barrier after the stores": (f"meet(t, {FLAGS} + 32, 1);", "", {"race", "uninitialised"}),
     "red where st is meant": ("MST(", "MRED(", {"uninitialised"}),
     "a plain load of the multicast address": (LOAD, "v = t.mc[i];", {"multicast_plain"}),
     "a reduced load of the memory's own address": ("add.u32, t.mc + i", "add.u32, t.own[0] + i", {"no_multicast"}),
-    "stores to the own memory alone": ("MST(relaxed.sys, t.mc", "ST(relaxed.sys, t.own[t.rank]", {"uninitialised"}),
+    "stores to the rank's memory alone": ("MST(relaxed.sys, t.mc", "ST(relaxed.sys, t.own[t.rank]", {"uninitialised"}),
 }  # fmt: skip
 
 

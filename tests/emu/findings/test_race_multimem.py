@@ -16,8 +16,8 @@ FLAGS = 128
 
 
 def races(body: str, *, devices: int = 2, threads: int = 32, seeds: range = range(3)) -> set[tuple[str, str]]:
-    """The races of a kernel body under these seeds, each as the marks (`// @mark`) of its two lines. Seed 0 has the
-    strict profile.
+    """The races of a kernel body under these seeds, each as the marks (`// @mark`) of its two lines. Seed 0 runs with
+    the strict profile.
     """
     found: set[tuple[str, str]] = set()
     for seed, profile in ((seed, "hardware" if seed else "strict") for seed in seeds):

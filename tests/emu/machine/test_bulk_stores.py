@@ -30,8 +30,8 @@ def words(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def copied(rig: Rig, program: str, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Run a program of one thread. Return the global memory `y`, which was OLD, as the thread reads it afterwards, and
-    its final contents. The shared memory `s` has the source."""
+    """Run a program of one thread. The shared memory `s` holds `source`, and the global memory `y` holds OLD before.
+    Returns `y` as the thread reads it after the program, and as the host reads it after the launch."""
     body = f"""{TOP}
 KERNEL k(const u32* x, u32* y, u32* out) {{
     __shared__ alignas(16) u32 s[{len(source)}];

@@ -53,9 +53,9 @@ def _run(
     delay: bool = True,
     race: bool = False,
 ) -> list[int]:
-    """The array of zeros that kernel `k` was given, after launches on all devices, one after another.
+    """Launch kernel `k` on an array of zeros, on one device after another. Returns the array.
 
-    With `race`, returns the array and the number of reports; otherwise there must be no report.
+    With `race`, returns the array and the number of reports. Otherwise a report fails the test.
     """
     with Machine(devices=devices, seed=seed, delay_stores=delay, race=race) as machine:
         cuda = machine.driver

@@ -349,7 +349,7 @@ def test_a_generic_write_out_of_bounds_is_reported_for_global_memory(rig):
 
 
 def test_a_global_write_to_released_memory_of_the_engine_is_out_of_bounds(rig):
-    """More shared memory than the engine keeps between launches."""
+    """The launch needs more shared memory than the engine keeps, so this memory is released when the launch ends."""
     out = rig.empty(400)
     large = rig.launch(STORE, out, 0, smem=200 << 10, grid=400)
     gone = lent(rig, abi.Kind.SHARED) + 4096

@@ -219,7 +219,7 @@ def test_the_seed_draws_the_order_of_the_members_for_each_access() -> None:
         assert not np.array_equal(sums[0], sums[1])
 
 
-def test_special_values_of_sums_and_extrema(machine: Machine, cuda: Any) -> None:
+def test_sums_and_extrema_of_special_values_are_those_of_a_gpu(machine: Machine, cuda: Any) -> None:
     made = shared(cuda, 2)
     nan, inf = np.float32(np.nan), np.float32(np.inf)
     write(cuda, made.own[0], np.array([nan, inf, 3.0, -0.0], np.float32))

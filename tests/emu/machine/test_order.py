@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the order of calls, and runs that repeat one."""
+"""The order of calls of a run can be recorded, and later runs repeat it."""
 
 from __future__ import annotations
 

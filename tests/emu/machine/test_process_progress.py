@@ -105,7 +105,7 @@ def pair(machine: Machine) -> tuple[Rank, Rank]:
 
 
 def shared_word(one: Rank, other: Rank) -> tuple[int, int]:
-    """The addresses of a word that both reach and that is 0."""
+    """A word that both processes share and that is 0: its address in each process."""
     ok(one.cuda.cuCtxSetCurrent(one.context))
     handle = ok(one.cuda.cuMemCreate(PIECE, exportable(0), 0))
     theirs = imported(other.cuda, ok(one.cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0)))

@@ -131,7 +131,7 @@ def test_a_name_is_a_printable_string(machine: Machine, name: Any, refused: Call
     refused(lambda: machine.process(name), "name", "a printable string")
 
 
-def test_two_live_processes_have_two_names(machine: Machine, refused: Callable[..., None]) -> None:
+def test_two_live_processes_cannot_have_the_same_name(machine: Machine, refused: Callable[..., None]) -> None:
     with machine.process("worker"):
         refused(lambda: machine.process("worker"), "name", "no other live process")
     machine.process("worker")

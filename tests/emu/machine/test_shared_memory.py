@@ -63,7 +63,7 @@ def imported(cuda: Any, descriptor: int) -> Any:
 
 
 def run(cuda: Any, name: str, *pointers: int, threads: int = 64) -> Any:
-    """The result of a kernel, waited for."""
+    """Launch a kernel and wait for it. Returns the CUresult of the wait."""
     kernel = function(cuda, SOURCE, name)
     params = pointers, (ctypes.c_void_p,) * len(pointers)
     ok(cuda.cuLaunchKernel(kernel, 1, 1, 1, threads, 1, 1, 0, 0, params, 0))
@@ -133,7 +133,7 @@ def test_a_descriptor_travels_through_a_socket(pair: tuple[Process, Process], rn
 
 
 @pytest.mark.parametrize("last", ["handle", "mapping", "import", "descriptor", "copy"])
-def test_memory_lives_until_its_last_holder_goes(machine: Machine, pair: tuple[Process, Process], last: str) -> None:
+def test_memory_lives_until_nothing_holds_it(machine: Machine, pair: tuple[Process, Process], last: str) -> None:
     a, b = (process.driver for process in pair)
     before = machine.held()
     handle, descriptor = exported(a)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about memory of this process that are answered without touching it."""
+"""Whether memory of this process can be read, written or executed is found without touching it."""
 
 from __future__ import annotations
 

@@ -135,5 +135,5 @@ def is_nan(a: int, fmt: str) -> bool:
 
 
 def rounded(f: Callable, fmt: str, mode: str = "rn") -> Callable[..., int]:
-    """`f` on bits of a format: the bits of the exact result, rounded once."""
+    """A function from the bits of operands to the bits of the exact result of `f`, rounded once to the format."""
     return lambda *v: encode(exact(f, *(decode(x, fmt) for x in v), mode=mode), fmt, mode)

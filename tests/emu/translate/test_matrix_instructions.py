@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix instructions as text: what is refused, by what name, and that only modules with one need the library."""
+"""The translation of matrix instructions: refused forms are named, and only modules with one need the library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registers keep their values across suspends: random programs with suspends
-between definitions, on branches and in loops, beside the same programs in Python."""
+between definitions, on branches and in loops are compared with the same programs in Python."""
 
 from __future__ import annotations
 

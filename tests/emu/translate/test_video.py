@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalar video instructions as the PTX manual has them, on every type and selector: newer GPUs have none of their own,
-and the code that their assembler makes differs in places (`tools/fidelity/forms_video.py`)."""
+"""Scalar video instructions have the results of the PTX manual, for every type and selector. They are not compared with
+GPUs: newer ones have no such instructions, and ptxas replaces some with code that differs from the manual
+(`tools/fidelity/forms_video.py`)."""
 
 from __future__ import annotations
 

@@ -139,8 +139,10 @@ def cases(made: Coder, at: int, values: tuple[Any, ...]) -> Iterator[tuple[Any, 
 
 
 def compare(made: Coder, at: int, values: tuple[Any, ...]) -> int:
-    """Check that the bindings and drvfuse accept the same values and raise the same errors. Return their number.
-    Messages, and for some kinds of arguments types, of errors are not compared, as releases of the bindings differ.
+    """Check that the bindings and drvfuse accept the same values and raise the same errors. Return how many were tried.
+
+    The texts of errors are not compared, and for some kinds of arguments their types are not either, as releases of the
+    bindings differ.
     """
     function, item = getattr(real, made.signature.name), made.inputs[at]
     wordless = isinstance(item.scalar, Enumeration) or isinstance(item, WORDLESS)

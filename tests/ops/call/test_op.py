@@ -41,6 +41,11 @@ def test_help_shows_what_a_call_and_what_prepare_return(name):
             r"^allreduce_rmsnorm_fp8\(\) missing .*'epsilon'",
         ),
         (lambda: df.allreduce("group", "inputs", colour=1), r"^allreduce\(\) .*'colour'"),
+        (
+            lambda: df.allreduce_rmsnorm_fp8("group", "inputs", "gammas", eps=1),
+            r"unexpected .* 'eps'.*mean 'epsilon'\?",
+        ),
+        (lambda: df.gemv_partial_norm("act", "weight", "gamma", epsilon=1), r"unexpected .* 'epsilon'.*mean 'eps'\?"),
         (lambda: df.allreduce.prepare("group"), r"^allreduce\.prepare\(\) missing .*'inputs'"),
     ],
 )

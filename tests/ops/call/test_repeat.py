@@ -52,7 +52,7 @@ def filled(where: Any, value: float, shape: Any = (3, 64), dtype: Any = BF16) ->
 
 
 def each(group: df.Group, *values: float, shape: Any = (3, 64), dtype: Any = BF16) -> list[df.Array]:
-    """An array per rank of these values, the last of which are repeated."""
+    """An array per rank, filled with the rank's value. Ranks beyond the last value have the last one."""
     return [filled(rank, values[min(i, len(values) - 1)], shape, dtype) for i, rank in enumerate(group)]
 
 
@@ -62,7 +62,7 @@ def repeats(owner: Any) -> list[Any]:
 
 
 def launched(prepared: Any) -> Any:
-    """The parameters of the last launch, with the layout of those of a prepared call of the same op."""
+    """The parameters of the last launch, as a structure of the type that `prepared`, of the same op, has."""
     (*_, (_, (_, _, packed), _)) = (entry for entry in calls.ring if entry[0] == "cuLaunchKernelEx")
     return type(prepared._ready[0].parameters).from_buffer_copy(packed)
 

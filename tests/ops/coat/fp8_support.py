@@ -80,8 +80,7 @@ def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5
 
 def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> None:
     """Check the results of a forward whose qy_t begins `shift` bytes after a multiple of 16, and that no byte outside
-    the outputs is
-    written."""
+    the outputs is written."""
     shape = rows, columns = values.x.shape
     x, s_x, w, _ = place(device, values)
     made = [guarded(device, *one) for one in ((shape, "float8_e4m3fn"), ((), "bfloat16"), ((rows,), "float32"))]

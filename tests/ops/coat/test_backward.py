@@ -184,8 +184,8 @@ def test_launches_of_different_shapes_can_share_a_workspace(monkeypatch, device,
 def test_rings_of_buffers_that_wrap_around_have_the_bits_of_the_reference(
     monkeypatch, rng, columns, teams, count, kept
 ):
-    """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. Sums of a
-    segment are published before dx of its last row is stored, or dx of its last two rows.
+    """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. A team
+    publishes the sums of a segment while dx of its last row, or of its last two rows, is still to be stored.
     """
     for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
         monkeypatch.setattr(coat_backward, name, value)

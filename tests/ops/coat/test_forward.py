@@ -259,8 +259,8 @@ def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
         plan = forward_plan(limits(device), rows, columns, 16)
     elements = rows * columns
     assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
-    # Half of the warps that reduce hold the weights of 512 columns, the other half those of 128; each row of lanes
-    # loads one tile.
+    # Weights are read by the warps that reduce rows, half of which have 512 columns and the others 128, and by the rows
+    # of lanes, each of which has one tile.
     reducing = min(plan.warps, 2 * plan.block_rows // 4)
     weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)

@@ -90,7 +90,7 @@ def test_slices_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
     x, s_x, _, g = place(device, wide)
     b, w = device.array(other), device.array(wide.w[48:144])
     with df.config.override(driver=device.driver):
-        for first in (48, 40):  # 40 elements have a multiple of 16 bytes as bfloat16, but not as FP8
+        for first in (48, 40):  # 40 elements take a multiple of 16 bytes as bfloat16, but not as FP8
             columns = slice(first, first + 96)
             cut = [Strided(a, (33, 96), (192, 1), first) for a in (x, g, b)]
             scales = Strided(s_x, (33, 6), (12, 1), 3)

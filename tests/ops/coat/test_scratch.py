@@ -49,9 +49,8 @@ class Op:
     """An op with operands: `run` queues a call, `check` compares its results with the reference."""
 
     def __init__(self, name, device, values) -> None:
-        copies = {"forward": 5, "backward": 16, "division": 1}[
-            name
-        ]  # copies of the rows, as many as make blocks wait for one another
+        # With so many copies of the rows, blocks wait for one another.
+        copies = {"forward": 5, "backward": 16, "division": 1}[name]
         values = values._replace(**{part: np.tile(getattr(values, part), (copies, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)

@@ -19,8 +19,8 @@ __all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
 ON_GPUS = os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda"
 LEAST = {algo: 8192 if algo == "push_two_shot" else 4096 for algo in ALL_ALGOS}
-"""The least workspace_bytes that serve 3 ranks with any number of elements, or rows of 264: the slots of push_two_shot
-hold a unit of every rank."""
+"""By algorithm, the least workspace_bytes of 3 ranks for any number of elements, or for rows of 264 columns. The slots
+of push_two_shot hold a unit of every rank."""
 
 
 def ranks(*numbers: int) -> list[Any]:
@@ -29,8 +29,8 @@ def ranks(*numbers: int) -> list[Any]:
 
 
 def every_number_of_ranks(forms: Sequence[Any], least: int = 1) -> list[Any]:
-    """Parameters (number of ranks, form). On the emulated driver, each form has one of the numbers 5, 6 and 7, and all
-    others: every number needs a kernel of its own, which takes long to compile."""
+    """Parameters (number of ranks, form). On the emulated driver a form has only one of the numbers 5, 6 and 7, as
+    every number needs a kernel of its own, which takes long to compile."""
     return [
         pytest.param(n, form, marks=pytest.mark.gpus(n))
         for n in range(least, 9)
@@ -121,7 +121,7 @@ def _helpers(driver: Any) -> df.Module:
 
 
 def helper(group: df.Group, name: str) -> Any:
-    """A kernel of HELPERS, loaded on the devices of the group: nothing is loaded between the launches of two ranks."""
+    """A kernel of HELPERS, loaded on all devices of the group, so that no launch of a rank loads it."""
     module = group.driver.part(_helpers)
     for rank in group:
         module[name].load(rank.device)

@@ -14,7 +14,7 @@ from drvfuse import dtypes, reference
 from drvfuse.trace import decode, layout
 
 PLACES = ("staged", "direct", "to_outputs")
-"""Inputs elsewhere than in multicast memory; there; and outputs there too."""
+"""Inputs in other memory; inputs in multicast memory; inputs and outputs in multicast memory."""
 
 
 class Arrays:

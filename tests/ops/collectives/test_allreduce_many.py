@@ -21,7 +21,7 @@ def hosts_of(rng, n, shapes, dtype="bfloat16"):
 
 
 def placed(group, hosts):
-    """Arrays by rank, from host arrays by tensor."""
+    """For each rank a list with an array per tensor. `hosts` has, for each tensor, the values of all ranks."""
     return [list(of_rank) for of_rank in zip(*(place(group, of_tensor) for of_tensor in hosts), strict=True)]
 
 

@@ -41,7 +41,7 @@ def launch(calls_of_rank):
 
 
 def differ(group, kind, odd):
-    """Launch calls in which rank `odd` differs from the others. Returns one call of each kind."""
+    """Launch calls in which rank `odd` differs from the others. Returns the call of the others and that of `odd`."""
     usual, other = DIFFERENCES[kind](Differing(group))
     launch([other if rank == odd else usual for rank in range(group.size)])
     return usual[0], other[0]

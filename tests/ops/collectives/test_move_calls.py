@@ -31,7 +31,7 @@ def test_auto_pushes_small_calls_and_not_large_ones(open_group):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_prepared_calls_replay_alone_and_in_a_graph(new_group, rng, algo):
-    """Rounds of odd and even number between calls of other kinds; a replay reads new contents."""
+    """Calls take odd and even numbers of rounds, between calls of other kinds; a replay reads new contents."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     xs = [[rank.empty(size, "uint8") for rank in group] for size in (300, 5000)]
     ys = [garbage(group, SEVERAL * x[0].size, "uint8") for x in xs]
@@ -152,7 +152,7 @@ def _moved(group: df.Group, op: str, algo: str) -> Any:
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALGOS)
 def test_remote_bytes_agree_with_the_formula(algo):
-    """By `put` and `pull` only the moved bytes travel; by `push` also a key of 4 bytes for each 512 bytes."""
+    """With `put` and `pull` only the moved bytes travel; with `push` also a key of 4 bytes for each 512 bytes."""
     with df.emu.Machine(devices=3) as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
         for op, nbytes in (("all_gather", 6 * 3072), ("all_to_all", 6 * 1024), ("broadcast", 2 * 4096)):
             call = _moved(group, op, algo)

@@ -124,7 +124,7 @@ def test_the_seed_decides_the_order_of_the_sum_and_two_stages_give_all_ranks_the
 
 
 @forms
-def test_auto_is_two_stages_and_each_form_has_its_name(open_group, rng, algo, where):
+def test_auto_takes_two_stages_and_prepared_calls_name_their_algorithm(open_group, rng, algo, where):
     group, hosts = open_group(3), exact_inputs(rng, 3, 256, "bfloat16")
     arrays = Arrays(group, hosts, where)
     options = {"use_multimem": True}

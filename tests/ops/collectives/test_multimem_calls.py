@@ -239,7 +239,7 @@ def counts(machine, group, prepared):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_requested_bytes_of_allreduce_agree_with_the_formulas(machine, rng, n, dtype, algo, where):
-    """One stage: S reduced per rank. Two stages: S / n reduced and S / n broadcast per rank."""
+    """Inputs have S bytes. In one stage each rank reduces S bytes; in two it reduces S / n and broadcasts S / n."""
     with df.Group.local(n, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
         arrays = Arrays(group, exact_inputs(rng, n, 16 * n * 77, dtype), where)
         prepared = df.allreduce.prepare(group, arrays.inputs, arrays.outputs, algo=algo, use_multimem=True)
@@ -265,7 +265,7 @@ def assert_traffic(prepared, found, gamma: int = 0) -> None:
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("n", [2, 4])
 def test_requested_bytes_of_the_fused_op_agree_with_the_formulas(machine, rng, n, residual, where):
-    """S / n reduced per rank, and as much broadcast of residual_out, or else of FP8 and scales."""
+    """Inputs have S bytes. Each rank reduces S / n, and broadcasts its rows of residual_out or of FP8 and scales."""
     rows, columns = 4 * n, 512
     with df.Group.local(n, driver=machine, max_blocks=4, workspace_bytes=1 << 18) as group:
         arrays = Arrays(group, exact_inputs(rng, n, (rows, columns), "bfloat16"), where)

@@ -171,8 +171,8 @@ def test_random_sums_are_within_the_bound_and_their_norm_has_the_bits_of_the_ref
 @places
 @pytest.mark.parametrize("n", [3, 8])
 def test_without_residual_ranks_have_equal_bits_and_results_are_within_the_bound(open_group, rng, n, where):
-    """y = x g f: to first order an error d of x changes y by g f d and, through f, by |y| sum(|x d|) / sum(x^2). The
-    other operations make fewer than 2 (columns + 8) roundings.
+    """y = x g f for a sum x, gamma g and the row's factor f. To first order an error d of x changes y by g f d and,
+    through f, by |y| sum(|x d|) / sum(x^2). The other operations make fewer than 2 (columns + 8) roundings.
     """
     group, shape = open_group(n), (9, 264)
     hosts = cancelling_inputs(rng, n, shape, "float32")

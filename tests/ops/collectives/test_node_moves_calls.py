@@ -290,7 +290,7 @@ def test_scales_larger_than_the_workspace_cross_in_chunks(open_nodes, rng, made,
     )
 
 
-def test_scales_by_column_or_tile_with_a_rank_for_each_node(open_nodes, rng):
+def test_scales_by_column_or_tile_arrive_with_one_rank_per_node(open_nodes, rng):
     for rows in ([1, 200, 3], [0, 0, 5]):
         gather_quantised(open_nodes(3, 3), rng, rows, *reversed(LAYOUTS["MXFP8, tiles"]))
 

@@ -24,7 +24,7 @@ def machine():
 
 @pytest.fixture
 def open_nodes(machine):
-    """`open_nodes(n, nodes)`: a group of n ranks in so many nodes, under the race detector."""
+    """`open_nodes(n, nodes)`: a group of n ranks in `nodes` nodes, under the race detector."""
     groups = []
 
     def make(n, nodes, **options):
@@ -370,7 +370,7 @@ def test_kernels_move_the_bytes_that_prepared_reports(machine, open_nodes, stage
     totals = [record.counters.total for record in list(machine.launches)[ended:]]
     local = sum(total.local_read + total.local_written for total in totals)
     remote = sum(total.remote_read + total.remote_written for total in totals)
-    of_exchange = 2 * 4 * elements, 2 * 4 * elements  # local: sums that it writes; remote: sums that it sends
+    of_exchange = 2 * 4 * elements, 2 * 4 * elements  # the bytes that the exchange writes, and those that it sends
     expected = prepared.traffic[0] - (of_exchange[0] if order == "fixed" else 0), prepared.traffic[1] - of_exchange[1]
     assert expected[0] <= local <= expected[0] + 30_000
     assert expected[1] <= remote <= expected[1] + 2_000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The barrier protocol: many schedules, changing grids, large ordinals, large tensors."""
+"""Barriers between ranks work under many schedules, with changing grids, after 2^32 barriers and for large tensors."""
 
 from __future__ import annotations
 

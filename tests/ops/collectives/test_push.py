@@ -22,7 +22,7 @@ SMALL = 16 << 10  # bytes of a workspace whose slots hold only a part of what th
 
 
 def epochs(group: df.Group) -> list[int]:
-    """The epoch of every rank in units; the shares that warps add sum to whole units."""
+    """The epoch of every rank, in units. Each warp adds a share of a unit, and after a call all shares sum to units."""
     group.synchronize()
     words = [
         int(df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device).numpy()[0])
@@ -33,7 +33,7 @@ def epochs(group: df.Group) -> list[int]:
 
 
 def slots_are_empty(group: df.Group) -> None:
-    """Whether every word of the slots that calls may use is empty, as it must be between calls."""
+    """Check that every word of the slots that calls may use is empty, as it must be between calls."""
     group.synchronize()
     for pointer, rank in zip(group.workspace.pointers, group, strict=True):
         for half in range(2):
@@ -47,7 +47,7 @@ def gamma_of(columns: int, dtype: Any = BF16) -> np.ndarray:
 
 
 def fused(group: df.Group, hosts: list[np.ndarray], algo: str, **options: Any) -> Any:
-    """A prepared call with its own results, and the results of the reference."""
+    """A prepared call, which allocates its outputs, and the results that it must have."""
     columns = hosts[0].shape[-1]
     gamma = gamma_of(columns, hosts[0].dtype)
     residual = options.pop("residual", None)
@@ -117,7 +117,7 @@ def test_ranks_without_rows_take_part(new_group, rng, residual):
     for result, (_, expected) in zip(results, calls, strict=True):
         assert_norm(result, expected)
     slots_are_empty(group)
-    for count in (1, 8 * 64, 8 * 64 + 1, 8 * 64 * 3 + 8, 8 * 64 * 4):  # 1 to 4 units, of 64 packs
+    for count in (1, 8 * 64, 8 * 64 + 1, 8 * 64 * 3 + 8, 8 * 64 * 4):  # 1 to 4 units of 64 packs each
         hosts = random_inputs(rng, 4, count, "bfloat16")
         assert_bits(df.allreduce(group, place(group, hosts), algo="push_two_shot"), reference.allreduce(hosts))
     slots_are_empty(group)
@@ -338,7 +338,7 @@ def test_the_first_use_of_the_slots_may_be_in_a_capture(new_group, rng):
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_chain_of_dependent_launches_waits_for_a_late_producer(driver, algo, level):
-    """The second call begins while the first runs, and reads the epoch and its input only when that has ended."""
+    """The second call begins while the first runs, and reads the epoch and its input only after the first has ended."""
     one = 0x3F80
     for seed in (0, 1, 3) if driver == "emu" else (0,):
         with df.emu.Machine(devices=2, seed=seed, race="strict") if driver == "emu" else _Opened(driver) as machine:

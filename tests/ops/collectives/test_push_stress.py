@@ -81,7 +81,7 @@ def special(rng: np.random.Generator, hosts: list[np.ndarray]) -> list[np.ndarra
 
 
 class Calls:
-    """Calls of several kinds of a group, with their checks; `wrong` counts by the number of the call, on each rank."""
+    """Calls of several kinds of a group, each with a check. On each rank `wrong` has the wrong bytes by call number."""
 
     def __init__(self, group: df.Group, rng: np.random.Generator, kinds: Any, numbers: int) -> None:
         self.group = group

@@ -47,9 +47,7 @@ def assert_rows(result, expected, what=""):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_bits_are_those_of_the_fused_all_reduce(open_group, rng, algo, residual):
-    """Rows are whole packs; each rank has as many, some have none, or one has all; and inputs have leading
-    dimensions.
-    """
+    """Ranks own about equally many rows, or some own none, or one owns all. Some inputs have leading dimensions."""
     group = open_group(3)
     for shape, splits in (((7, 264), None), ((2, 264), None), ((5, 264), [0, 5, 0]), ((2, 3, 264), [1, 2, 3])):
         check(group, rng, shape, splits=splits, algo=algo, residual=residual)

@@ -17,12 +17,12 @@ FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and the granul
 
 
 class Chosen(Exception):
-    """Raised with the specialisation that a call would compile and the threads of a block."""
+    """Raised in place of a launch: the specialisation that the launch needs, and the threads of a block."""
 
 
 @pytest.fixture(scope="module")
 def group():
-    """Eight devices, whose kernels have most packs in registers, as large as an H200; on them nothing runs."""
+    """Eight devices as large as an H200, on which nothing runs. Kernels of eight ranks need the most registers."""
     with df.emu.Machine(devices=8, sm_count=132) as machine, df.Group.local(8, driver=machine, max_blocks=16) as found:
         yield found
 

@@ -118,7 +118,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
         call.launch()
         with pytest.raises((ArgumentError, CaptureError)):
             opened(machine, [1, 2])
-    with pytest.raises(ArgumentError, match=r"open group of devices \[0, 1\], with a graph of calls") as caught:
+    with pytest.raises(ArgumentError, match=r"open group of devices \[0, 1\], and a graph holds calls") as caught:
         opened(machine, [1, 2])
     assert caught.value.argument == "devices" and triggers(call)
     opened(machine, [2]).close()
@@ -185,7 +185,7 @@ def test_a_graph_of_another_library_with_an_early_launch_blocks_other_groups_for
     first = opened(machine, [0, 1])
     call, _ = call_of(first, random_inputs(rng, 2, 100, "bfloat16"))
     first.alone.captured(None)
-    with pytest.raises(ArgumentError, match="with a graph of another library of calls"):
+    with pytest.raises(ArgumentError, match="and a graph of another library holds calls"):
         opened(machine, [1])
     assert triggers(call)
     first.close()

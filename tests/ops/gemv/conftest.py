@@ -20,8 +20,8 @@ def device(driver: str) -> Iterator[df.Device]:
 
 @pytest.fixture(autouse=True)
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make plans copy rows to shared memory wherever this is possible; they would load the tests' short rows to
-    registers.
+    """Make plans copy rows to shared memory wherever this is possible. By default the tests' short rows would be loaded
+    to registers.
     """
     monkeypatch.setattr(gemv_plan, "COPIED_ROW_BYTES", 0)
     monkeypatch.setattr(gemv_plan, "MANY_COPIED_ROW_BYTES", 0)

@@ -30,10 +30,10 @@ BF16 = dtypes.get("bfloat16").numpy
         (5, 1024, 3),  # fewer rows than multiprocessors
         (6, 1024, 5),
         (43, 1032, 30),  # normed and other rows in one step
-        (200, 264, 131),  # several steps, packs of the norm are ragged
+        (200, 264, 131),  # several steps, and 131 normed columns, which end within a pack
         (31, 7168, 24),  # a row of 28 groups
         (13, 8448, 9),  # more groups than lanes
-        (9, 33000, 5),  # a team has a row in several steps
+        (9, 33000, 5),  # a team loads a row in several steps
     ],
 )
 def test_every_shape_has_the_bits_of_the_reference(device, rng, n, k, n_normed):
@@ -225,7 +225,7 @@ def test_zero_and_negative_gammas_have_the_bits_of_the_reference(device, rng):
 
 
 def test_nans_and_infinities_have_the_bits_of_the_reference(device, rng):
-    """A NaN or an infinity in a normed row makes its norm NaN or zero; other rows keep theirs. NaN are canonical."""
+    """A NaN or an infinity in a normed row makes its norm NaN or zero, and no other. NaN results are canonical."""
     for place, value in ((2, np.nan), (2, np.inf), (8, np.nan), (8, -np.inf)):
         values = case(rng, None, 11, 520, 6)
         values.weight[place, 77] = value

@@ -220,7 +220,7 @@ def state(device, arrays):
 def test_launch_numbers_may_wrap_around(device, rng, values, arrays, state):
     more = case(rng, M, 9, K, 7)
     words = device.part(Scratch).own[device.stream.handle, "gemv"].array
-    words.copy_from(np.zeros(words.shape, np.uint8))  # an earlier test's launch on this device may have left its number
+    words.copy_from(np.zeros(words.shape, np.uint8))  # an earlier test may have left the same launch number in them
     state(0, 2**32 - 1)
     check(run(device, more), expected(more))  # the words of this shape were never written
     state(0, 2**32 - 3)

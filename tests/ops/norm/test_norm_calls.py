@@ -66,8 +66,8 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_dependent_launch_waits_for_a_late_producer(device, driver, rng, level, rows):
-    """The kernel in front triggers at once and writes the inputs at its end; each call reads what was written for it.
-    Its own dependent is the next producer, which writes inputs only after its own wait.
+    """The preceding kernel triggers at once and writes the inputs of a call at its end; the call must read these. The
+    dependent of the call is the producer of the next call, which writes inputs only after its own wait.
     """
     steps = [call(rng, (rows, COLUMNS)) for _ in range(3)]
     steps = [one._replace(arrays=one.arrays | {"gamma": steps[0].arrays["gamma"]}) for one in steps]

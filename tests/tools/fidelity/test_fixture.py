@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of recorded results: it names a differing word with the GPU's value, notices changed forms, and has
-bounds."""
+"""Comparisons with the file of recorded results: they name a differing word with the GPU's value, notice changed forms,
+and accept results within bounds."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_nans_compare_equal_where_ptx_leaves_their_bits_open(tmp_path: Path) -> 
 def test_another_version_of_the_generator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fixture.save(tmp_path / "old.npz", {}, {})
     monkeypatch.setattr(fixture, "VERSION", fixture.VERSION + 1)
-    with pytest.raises(ValueError, match="record it again"):
+    with pytest.raises(ValueError, match="record the file again"):
         fixture.load(tmp_path / "old.npz")
 
 

@@ -294,7 +294,7 @@ class Lab:
         ok(self.cuda.cuCtxSetCurrent(self.contexts[device]))
 
     def zeros(self, device: int = 0, words: int = WORDS) -> int:
-        """Fresh memory, which the host has written."""
+        """New memory that the host has set to 0."""
         self.use(device)
         pointer = ok(self.cuda.cuMemAlloc(4 * words))
         ok(self.cuda.cuMemcpyHtoD(pointer, np.zeros(words, np.uint32), 4 * words))
@@ -412,7 +412,7 @@ def grid(blocks: Any, threads: Any, **options: Any) -> Drive:
 
 
 def place(name: str, roles: int) -> Drive:
-    """Roles in one warp, in warps of one block, in blocks of one grid, in streams of one device, on devices."""
+    """Where roles run: in one warp, one block, one grid, in streams of one device, or on several devices."""
     where: dict[str, Callable[[int], At]] = {
         "warp": lambda i: At(thread=i),
         "block": lambda i: At(thread=32 * i + i),

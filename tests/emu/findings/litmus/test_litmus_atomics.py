@@ -86,7 +86,7 @@ suite.add(
     "a-link-of-narrow-scope-breaks-the-chain",
     fill(CHAIN, first=FIRSTS["store"], seen="relaxed.gpu", second="ATOM(relaxed.cta, add.u32, f, 1)", more=""),
     place("gpu", 3),
-    races="second~a w0~r0",  # but the reader has observed the first operation
+    races="second~a w0~r0",  # not first~a: the reader has observed that store
 )
 suite.add(
     "a-failed-compare-and-swap-leaves-the-chain",

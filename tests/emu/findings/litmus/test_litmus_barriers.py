@@ -26,7 +26,8 @@ GLOBAL = ("ST(weak, x, 1)", "LD(weak, x)")
 BACK = ("LD(weak, x)", "ST(weak, x, 1)")
 TWICE = ("ST(weak, x, 1)", "ST(weak, x, 2)")
 ACCESSES = {"shared": SHARED, "global": GLOBAL, "read-then-write": BACK, "write-then-write": TWICE}
-# The code between them, and which of the threads 1 and 70 of 96 it orders after thread 0.
+# Thread 0 of a block of 96 makes the first access of ACCESSES, and thread 1 or 70 the second. By name: the code between
+# the two accesses, and for which of the threads 1 and 70 it orders them.
 BETWEENS = {
     "nothing": ("", ()),
     "syncthreads": ("BAR", (1, 70)),

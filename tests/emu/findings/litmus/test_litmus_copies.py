@@ -126,7 +126,7 @@ if (t == at.a) { LATE(1) $after  // @r
 }
 """
 WAITED = "no barrier is between the copying thread's wait"
-# whether the parts order another thread of the same warp, and a thread of another warp
+# `close` and `far`: whether accesses of another thread of the warp, and of another warp, are ordered after the copy
 for name, parts, close, far, edge in (
     ("wait-and-barrier", ("WAIT(0)", "BAR", "", ""), True, True, None),
     ("wait-all-and-barrier", ("WAIT_ALL", "BAR", "", ""), True, True, None),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of one block store the same value to one word: no race in the hardware profile, a race in the strict one. And
-lanes that store different elements.
+"""Threads of one block that store the same value to one word race in the strict profile only. In other cases lanes
+store different elements.
 
 Lanes whose elements lie side by side share entries of the detector: an access that conflicts with one lane's element
 does not conflict with those of the others.
